@@ -38,8 +38,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig

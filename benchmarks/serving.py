@@ -63,7 +63,7 @@ def asked(num: int) -> list[str]:
 
 
 _DIFFUSION = """
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from repro.serving import DllmModel
 model = DllmModel.of(system='dllm-serve', platform='cpu-tiny',
                      knobs={'gen_length': 32, 'block_length': 16, 'steps': 32}, name=None)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -31,8 +31,7 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.hardware.catalogue import Gpu
 from engines.hardware.roofline import Roofline
@@ -232,7 +231,7 @@ def main() -> None:
         parser.error(f"--length must be at most {model.config.max_sequence_length} on this model")
 
     shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=subject.dtype.itemsize)
-    rows = Rows(options.json, {**subject.facts, "block": options.block, "shape": asdict(shape)})
+    rows = Rows(options.json, {**subject.facts, "block": options.block, "shape": shape.dimensions})
     asked = [(size, length, kind) for size in options.batch for length in options.length for kind in options.kind]
     for size, length, kind in asked:
         if kind == "mixed" and size < 2:

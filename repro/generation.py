@@ -10,9 +10,8 @@ from typing import Any
 from baselines.dllm.registry import method
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.method import Method, Sampler, check_ties
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request, check_request
+from engines.dllm.method import Method, Sampler
+from engines.dllm.plan import Request, StepRecord, check_request
 from engines.errors import RunError
 from engines.models.checkpoint import checkpoint_dir, config_of
 
@@ -59,8 +58,7 @@ def prepare_generation(options: GenerateOptions) -> Prepared:
     """Check the options against the checkpoint's family; nothing is loaded but its config."""
     family, chosen = config_of(options.model).family, method(options.system)
     sampler = chosen.sampler(family, options.knobs)
-    generation = chosen.generation(family, options.knobs, options.generation)
-    check_ties(generation, options.tie_policy)
+    generation = chosen.generation(family, options.knobs, options.generation, tie_policy=options.tie_policy)
     return Prepared(options=options, method=chosen, sampler=sampler, generation=generation)
 
 

@@ -41,10 +41,10 @@ class FastDllm(PublishedMethod):
         """Without a cache it runs Dream's own loop."""
         return family != "dream" or options.get("cache") != "none"
 
-    def _with_defaults(self, options: Options, generation: GenerationConfig) -> GenerationConfig:
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
         if options.get("alg") == "confidence_threshold" and generation.threshold is None:
-            return replace(generation, threshold=THRESHOLD)
-        return generation
+            generation = replace(generation, threshold=THRESHOLD)
+        return super()._run_as(family, options, generation)
 
 
 def _uncached_dream(alg: str, options: Options) -> DecodeConfig:

@@ -9,7 +9,7 @@ from baselines.dllm.static.memory import StaticFootprint, base_bytes
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS
-from engines.dllm.method import Method, Sampler
+from engines.dllm.method import Method, Options, Sampler
 from engines.errors import require
 from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
@@ -29,7 +29,7 @@ class PublishedMethod(Method):
         "static": "baselines.dllm.static.executor:padded_executor",
     }
 
-    def _check_generation(self, family: str, generation: GenerationConfig) -> None:
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
         """What the published samplers assert, in words: whole blocks and whole steps per block."""
         length, block = generation.gen_length, generation.block_length
         require(
@@ -43,6 +43,7 @@ class PublishedMethod(Method):
             f"steps={generation.steps} is not a multiple of the {num_blocks} blocks, which system={self.name!r} needs: "
             f"change steps or block_length",
         )
+        return generation
 
     # ---- padded static batches ------------------------------------------------------------
 

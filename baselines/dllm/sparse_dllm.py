@@ -26,7 +26,7 @@ class SparseDllm(PublishedMethod):
         decode = timestep_decode(own.alg, first_step="first_position") if family == "dream" else DecodeConfig()
         return Sampler(rule=DelayedCache(delay=1), sparsity=sparsity, decode=decode)
 
-    def _check_generation(self, family: str, generation: GenerationConfig) -> None:
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
         if family == "dream":
             require(
                 generation.block_length == 32,
@@ -39,7 +39,7 @@ class SparseDllm(PublishedMethod):
                 f"steps={generation.steps} leaves a block one step, in which sparse-dllm on a dream model commits its first "
                 f"token alone: use at least {2 * num_blocks}",
             )
-        super()._check_generation(family, generation)
+        return super()._run_as(family, options, generation)
 
 
 SPARSE_DLLM = SparseDllm()

@@ -70,7 +70,7 @@ class WorkerCost:
         self._kv_s = shape.kv_bytes_per_token / bandwidth
         self._logit_s = shape.logits_flops_per_row / flops
         self._head_s = shape.streamed_weight_bytes_head / bandwidth
-        self._logit_traffic_s = LOGIT_PASSES * shape.logits_bytes_per_row() / bandwidth
+        self._logit_traffic_s = LOGIT_PASSES * shape.logits_bytes_per_row / bandwidth
         self._launch_s = shape.n_layers * constants.layer_launch_s
         self._prefill_overhead_s = constants.prefill_overhead_s + (
             constants.remote_prefill_overhead_s if is_remote else 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Fixed, Only, Proportion, Range, Seed, Tokens, check_fields
+from engines.knobs import Checked, Fixed, Only, Proportion, Range, Seed, Tokens, check_fields
 
 Selection = Literal["head", "uniform", "dense"]
 SCHEDULER_NAMES = ("phase", "request", "lookahead")
@@ -127,7 +127,7 @@ class SparsityConfig(Retention):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(Checked):
     """How a system ranks and counts the tokens it commits; the defaults are LLaDA's sampler.
 
     ``quota``: ``even`` shares a block's masks over its steps, ``timestep`` follows Dream's schedule,
@@ -143,9 +143,6 @@ class DecodeConfig:
     confidence_dtype: ConfidenceDtype = "native"
     quota: Quota = "even"
     first_step: FirstStep = "ranked"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

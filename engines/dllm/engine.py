@@ -7,9 +7,17 @@ from contextlib import suppress
 from time import perf_counter
 
 from engines.dllm.ledger import Ledger
-from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
-from engines.dllm.record import Completion, Occupancy, PlanFacts, StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import (
+    Completion,
+    Executor,
+    ExecutorError,
+    Occupancy,
+    PlanFacts,
+    Request,
+    StepOutcome,
+    StepPlan,
+    StepRecord,
+)
 from engines.dllm.scheduling.scheduler import Scheduler
 from engines.named import asked
 
@@ -67,11 +75,12 @@ class Engine:
         ledger.begin(plan)
         # A static batch reserves more than its members need.
         num_running, kv_rows_used = ledger.num_running, max(pool.used_rows, ledger.kv_rows_used)
-        ran = plan.items
+        num_refresh, num_ran = sum([item.phase.is_refresh for item in plan.items]), len(plan.items)
         try:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
-            ran, outcome, done = (), NOTHING_RUN, self._fail(plan, str(error))
+            num_refresh = num_ran = 0
+            outcome, done = NOTHING_RUN, self._fail(plan, str(error))
         else:
             self._executed[self._num_executed] = self.num_steps
             self._num_executed += 1
@@ -83,10 +92,15 @@ class Engine:
         return StepRecord(
             step=self.num_steps - 1,
             duration_s=duration,
-            plan=PlanFacts.of(plan, ran),
+            plan=PlanFacts(
+                num_refresh=num_refresh,
+                num_reuse=num_ran - num_refresh,
+                scheduled_tokens=plan.scheduled_tokens,
+                admitted=tuple([request.request_id for request in plan.admitted]),
+            ),
             outcome=outcome,
             done=done,
-            occupancy=Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
+            occupancy=Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, ledger.num_waiting),
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
-from engines.dllm.record import Completion
-from engines.dllm.request import Request
+from engines.dllm.plan import Completion, PlanItem, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.dllm.scheduling.scheduler import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together

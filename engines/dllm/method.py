@@ -17,10 +17,10 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig, TiePolicy
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.request import Request
+from engines.dllm.memory.budget import rows_for_request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.scheduling.scheduler import PhaseScheduler
-from engines.dllm.sequence import cache_rows
 from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline
 from engines.knobs import given_to, knobs_of
@@ -73,14 +73,7 @@ class Sampler:
 
     def rows_of_request(self, total_len: int, generation: GenerationConfig) -> int:
         """Cache rows a request of ``total_len`` tokens holds for life; 0 without a cache."""
-        if not self.rule.caches:
-            return 0
-        require(
-            total_len >= generation.gen_length,
-            f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt",
-        )
-        request = Request(request_id=0, prompt_len=total_len - generation.gen_length, generation=generation)
-        return cache_rows(request, self.sparsity, self.rule.window)
+        return rows_for_request(total_len, generation, self.sparsity, self.rule.window) if self.rule.caches else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,25 +92,23 @@ class Method(ABC):
     torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.packed:packed_executor"}
     """By batching, as ``module:NAME``: a simulation never loads one, nor depends on its code."""
 
-    def check_options(self, family: str, options: Options) -> None:
-        if family not in self.heeds:
-            raise UserError(
-                f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.heeds)} checkpoint"
-            )
-        for name, value in options.items():
-            require(
-                name in self.heeds[family] or name in knobs_of(self.own),
-                f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
-            )
-
     def options_in(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What of the given knobs only some methods heed."""
         names = (knobs_of(GenerationConfig).keys() - EVERYONES) | knobs_of(self.own).keys()
         return {name: value for name, value in given.items() if name in names}
 
     def sampler(self, family: str, options: Options) -> Sampler:
-        self.check_options(family, options)
-        given = {name: value for name, value in options.items() if name in knobs_of(self.own)}
+        if family not in self.heeds:
+            raise UserError(
+                f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.heeds)} checkpoint"
+            )
+        own = knobs_of(self.own)
+        for name, value in options.items():
+            require(
+                name in self.heeds[family] or name in own,
+                f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
+            )
+        given = {name: value for name, value in options.items() if name in own}
         return self._sampler(family, given_to(self.own(), given, family=family), options)
 
     @abstractmethod
@@ -128,7 +119,9 @@ class Method(ABC):
         """Whether it denoises block by block, and not the whole answer at once."""
         return True
 
-    def generation(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+    def generation(
+        self, family: str, options: Options, generation: GenerationConfig, *, tie_policy: str | None = None
+    ) -> GenerationConfig:
         """What the method makes of the settings of a generation, checked."""
         if not self.has_blocks(family, options):
             require(
@@ -137,21 +130,21 @@ class Method(ABC):
                 f"leave it out",
             )
             generation = replace(generation, block_length=generation.gen_length)
-        generation = self._with_defaults(options, generation)
         require(
             not generation.stop_at_eos or generation.num_blocks > 1,
             f"stop_at_eos=True has no effect on a single block of gen_length={generation.gen_length}, where nothing "
             f"follows: leave it out or use a smaller block_length",
         )
-        self._check_generation(family, generation)
+        generation = self._run_as(family, options, generation)
+        require(
+            not (generation.is_parallel and tie_policy == "parity"),
+            "tie_policy='parity' has no effect with parallel decoding, which commits by level: leave it out",
+        )
         return generation
 
-    def _with_defaults(self, options: Options, generation: GenerationConfig) -> GenerationConfig:
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        """The settings with the method's own defaults; refuses what its code does not run."""
         return generation
-
-    def _check_generation(self, family: str, generation: GenerationConfig) -> None:
-        """Refuse what the method's code does not run."""
-        return
 
     # ---- packed steps, logits in chunks ---------------------------------------------------
 
@@ -197,10 +190,3 @@ class Method(ABC):
     def torch_executor(self, batching: str) -> Any:
         module, _, name = self.torch_executors[batching].partition(":")
         return getattr(import_module(module), name)
-
-
-def check_ties(generation: GenerationConfig, tie_policy: str | None) -> None:
-    require(
-        not (generation.is_parallel and tie_policy == "parity"),
-        "tie_policy='parity' has no effect with parallel decoding, which commits by level: leave it out",
-    )

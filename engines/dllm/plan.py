@@ -1,16 +1,62 @@
-"""What a scheduler decides for one iteration, and what an executor answers. Plain data."""
+"""What a workload asks, what a scheduler decides for one iteration, what an executor answers, and what the engine reports.
+
+Plain data: a workload makes ``Request``; a scheduler turns live requests into a ``StepPlan``; an executor, real or simulated,
+answers it with a ``StepOutcome``; the engine reports the step as a ``StepRecord``, and a driver stamps the times of requests from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engines.dllm.request import Request
+from engines.dllm.config import GenerationConfig
 from engines.dllm.scheduling.phase import Phase
-from engines.errors import RunError
+from engines.errors import RunError, require
 from engines.runtime.step_timer import StepTimes
+
+if TYPE_CHECKING:
+    from engines.models.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """``prompt_ids`` may be None on a simulated executor, which needs only the length."""
+
+    request_id: int
+    prompt_len: int
+    generation: GenerationConfig
+    prompt_ids: tuple[int, ...] | None = None
+    arrival_s: float = 0.0
+
+    @property
+    def total_len(self) -> int:
+        return self.prompt_len + self.generation.gen_length
+
+
+def check_request(request: Request, model: ModelConfig) -> None:
+    """Refuse what a model cannot run, from its config alone."""
+    ids = request.prompt_ids
+    require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
+    require(
+        ids is not None and len(ids) == request.prompt_len,
+        f"request {request.request_id} has no prompt_ids of length prompt_len={request.prompt_len}: give the token ids",
+    )
+    assert ids is not None
+    require(
+        request.total_len <= model.max_sequence_length,
+        f"prompt of {request.prompt_len} tokens + gen_length={request.generation.gen_length} exceeds the model's "
+        f"max_sequence_length={model.max_sequence_length}: shorten the prompt or the generation",
+    )
+    require(
+        min(ids) >= 0 and max(ids) < model.vocab_size,
+        f"prompt_ids of request {request.request_id} hold ids outside [0, {model.vocab_size}): use this model's tokenizer",
+    )
+    require(
+        model.mask_token_id not in ids,
+        f"prompt_ids of request {request.request_id} hold the mask id {model.mask_token_id}: remove it from the prompt",
+    )
 
 
 class PlanItem(NamedTuple):
@@ -83,6 +129,59 @@ class StepOutcome(NamedTuple):
     @property
     def committed_tokens(self) -> int:
         return sum(self.committed)
+
+
+class PlanFacts(NamedTuple):
+    """What stays of a plan: its items would outgrow a long run's memory."""
+
+    num_refresh: int
+    num_reuse: int
+    scheduled_tokens: int
+    """Query tokens charged against max_num_batched_tokens."""
+    admitted: tuple[int, ...] = ()
+
+
+class Completion(NamedTuple):
+    """What became of requests in a step."""
+
+    first_block: tuple[int, ...] = ()
+    """Requests whose first block completed (what a client can see first)."""
+    finished: tuple[int, ...] = ()
+    stopped: tuple[tuple[int, int], ...] = ()
+    """The finished requests that a stop token ended, each with its tokens up to and including it."""
+    failed: tuple[tuple[int, str], ...] = ()
+    """Requests given up, each with one sentence why."""
+
+    def without(self, lost: Mapping[int, str]) -> Completion:
+        """Requests that finished with an output that may not be used failed; ``lost`` says why of each."""
+        return self._replace(
+            finished=tuple(i for i in self.finished if i not in lost),
+            stopped=tuple((i, length) for i, length in self.stopped if i not in lost),
+            failed=(*self.failed, *lost.items()),
+        )
+
+
+class Occupancy(NamedTuple):
+    """While the step ran, what it finished is still there; ``num_waiting`` is counted at its end."""
+
+    kv_rows_used: int
+    kv_rows_total: int
+    num_running: int
+    num_waiting: int
+
+
+class StepRecord(NamedTuple):
+    """One engine iteration. Times of requests are stamped at the END of the step they happen in,
+    except admission, which is stamped at its start."""
+
+    step: int
+    duration_s: float
+    """Wall seconds (torch) or charged seconds (roofline) of the whole step."""
+    plan: PlanFacts
+    outcome: StepOutcome
+    """Its times are settled by ``Engine.settled`` where a device is not waited for."""
+    done: Completion
+    occupancy: Occupancy
 
 
 class ExecutorError(RunError):

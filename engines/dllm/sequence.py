@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import Phase, RefreshRule, Window
 
 

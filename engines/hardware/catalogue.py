@@ -8,7 +8,7 @@ share); driver and context take some back. A memory plan adds its own guard band
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from engines.errors import UserError, require
@@ -30,20 +30,14 @@ class Gpu:
     """x16 slot, both directions together."""
     source: str
 
-    @property
-    def peak_flops(self) -> float:
-        """FLOP per second."""
-        return self.bf16_tflops * 1e12
+    peak_flops: float = field(init=False, repr=False, compare=False)
+    """FLOP per second."""
+    bandwidth: float = field(init=False, repr=False, compare=False)
+    """Bytes per second."""
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second."""
-        return self.memory_bandwidth_gb_s * 1e9
-
-    @property
-    def ridge_flop_per_byte(self) -> float:
-        """Arithmetic intensity above which the card is compute-bound."""
-        return self.peak_flops / self.bandwidth
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak_flops", self.bf16_tflops * 1e12)
+        object.__setattr__(self, "bandwidth", self.memory_bandwidth_gb_s * 1e9)
 
 
 RTX4090 = Gpu(

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from engines.errors import UserError
 from engines.hardware.catalogue import Gpu
+from engines.knobs import Checked, Proportion, Range
 from engines.models.shape import ModelShape
 
 Bound = Literal["compute", "memory"]
@@ -56,31 +56,19 @@ class StepWork(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Checked):
     """The constants of a GPU, the same for every system. Efficiencies are fractions of the datasheet peaks; fits give
     matrix products and attention one share, and assume the rest."""
 
     gpu: str
-    matmul_efficiency: float
-    attention_efficiency: float
-    bandwidth_efficiency: float
-    step_overhead_s: float
+    matmul_efficiency: Proportion
+    attention_efficiency: Proportion
+    bandwidth_efficiency: Proportion
+    step_overhead_s: Annotated[float, Range(0)]
     """What every step takes that hardware does not explain (launches, Python)."""
     fitted_on: tuple[str, ...]
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str
-
-    def __post_init__(self) -> None:
-        for name in ("matmul_efficiency", "attention_efficiency", "bandwidth_efficiency"):
-            value = getattr(self, name)
-            if not 0 < value <= 1:
-                raise UserError(f"calibration of {self.gpu}: {name}={value} must be in (0, 1]")
-        if not (math.isfinite(self.step_overhead_s) and self.step_overhead_s >= 0):
-            raise UserError(f"calibration of {self.gpu}: step_overhead_s={self.step_overhead_s} must not be negative")
-
-    @property
-    def is_fitted(self) -> bool:
-        return bool(self.fitted_on)
 
     @staticmethod
     def datasheet(gpu: Gpu) -> Calibration:
@@ -102,16 +90,10 @@ class Calibration:
             raise UserError(
                 f"calibration has unknown keys {unknown} and lacks {missing}: give exactly {', '.join(names)}"
             )
-        for name, value in raw.items():
-            if name in ("gpu", "note"):
-                ok = isinstance(value, str)
-            elif name == "fitted_on":
-                ok = isinstance(value, (list, tuple)) and all(isinstance(cell, str) for cell in value)
-            else:
-                ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not ok:
-                raise UserError(f"calibration: {name}={value!r} has the wrong type: see a saved calibration")
-        return Calibration(**{**raw, "fitted_on": tuple(raw["fitted_on"])})
+        fitted_on = raw["fitted_on"]
+        if not isinstance(fitted_on, (list, tuple)) or not all(isinstance(cell, str) for cell in fitted_on):
+            raise UserError(f"calibration: fitted_on={fitted_on!r} has the wrong type: see a saved calibration")
+        return Calibration(**{**raw, "fitted_on": tuple(fitted_on)})
 
     @staticmethod
     def load(path: Path) -> Calibration:
@@ -124,16 +106,6 @@ class Calibration:
         if not isinstance(raw, dict):
             raise UserError(f"calibration file {path} holds a {type(raw).__name__}: it must be one JSON object")
         return Calibration.from_dict(raw)
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
-        try:
-            temporary.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +123,7 @@ class StepCost:
     bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
+class _Part(NamedTuple):
     flops: int
     bytes: int
 
@@ -207,10 +178,6 @@ class Roofline:
         parts = self._parts(work, logit_passes=1)
         return max(sum(p.flops for p in parts) / self.gpu.peak_flops, sum(p.bytes for p in parts) / self.gpu.bandwidth)
 
-    def lower_bound_bytes(self, work: StepWork) -> int:
-        """The traffic behind ``lower_bound_s``."""
-        return sum(part.bytes for part in self._parts(work, logit_passes=1))
-
     def _parts(
         self, work: StepWork, *, logit_passes: int, copied_bytes_per_logit: int = 0
     ) -> tuple[_Part, _Part, _Part]:
@@ -228,8 +195,7 @@ class Roofline:
         logits = _Part(
             flops=shape.logits_flops_per_row * work.logit_rows,
             bytes=shape.streamed_weight_bytes_head * work.logit_chunks
-            + (shape.logits_bytes_per_row() * logit_passes + shape.vocab_rows * copied_bytes_per_logit)
-            * work.logit_rows
+            + (shape.logits_bytes_per_row * logit_passes + shape.vocab_rows * copied_bytes_per_logit) * work.logit_rows
             if work.logit_rows
             else 0,
         )

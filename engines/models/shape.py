@@ -6,7 +6,8 @@ counted; norms, rotations, biases and activations are below one percent and are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from engines.errors import UserError
 from engines.models.config import ModelConfig
@@ -37,17 +38,71 @@ class ModelShape:
     experts_per_token: int = 1
     dtype_bytes: int = 2
 
+    # What follows from the dimensions.
+    q_width: int = field(init=False, repr=False, compare=False)
+    kv_width: int = field(init=False, repr=False, compare=False)
+    expert_weights: int = field(init=False, repr=False, compare=False)
+    """gate, up and down matrices of one expert of one layer."""
+    dense_weights: int = field(init=False, repr=False, compare=False)
+    """What else a layer holds: q, k, v and output matrices, router, norm weights and biases."""
+    weight_bytes: int = field(init=False, repr=False, compare=False)
+    """Resident bytes of all weights."""
+    streamed_weight_bytes_head: int = field(init=False, repr=False, compare=False)
+    """Bytes of the LM head, read once for every chunk of logit rows."""
+    linear_flops_per_token: int = field(init=False, repr=False, compare=False)
+    """All matrices of all layers for one query row; the LM head is counted apart."""
+    attention_flops_per_pair: int = field(init=False, repr=False, compare=False)
+    """Scores and weighted sum of one (query row, key row) pair over all layers and heads; bidirectional attention has all pairs."""
+    logits_flops_per_row: int = field(init=False, repr=False, compare=False)
+    logits_bytes_per_row: int = field(init=False, repr=False, compare=False)
+    kv_bytes_per_token: int = field(init=False, repr=False, compare=False)
+    """K and V of one token over all layers."""
+    activation_bytes_per_query_token: int = field(init=False, repr=False, compare=False)
+    """Residual, q, k, v, attention output, gate, up and their product of one layer, all alive at once: layers run in turn and
+    free their temporaries. No reuse inside a layer is assumed, so an executor's measured peak should stay below this."""
+
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in self.dimensions.items():
             if type(value) is int and value < 1:
-                raise UserError(f"{self.name}: {field.name}={value} must be at least 1")
+                raise UserError(f"{self.name}: {name}={value} must be at least 1")
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"{self.name}: n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
         if self.experts_per_token > self.num_experts:
             raise UserError(
                 f"{self.name}: experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}: lower it"
             )
+        q_width, kv_width = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        attention = 2 * self.d_model * (q_width + kv_width)
+        expert = 3 * self.d_model * self.mlp_hidden
+        router = self.d_model * self.num_experts if self.num_experts > 1 else 0
+        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
+        biases = q_width + 2 * kv_width if self.qkv_bias else 0
+        dense = attention + router + norms + biases
+        embedding = self.vocab_rows * self.d_model
+        embeddings_and_norm = self.d_model + embedding * (1 if self.tied else 2)
+        num_params = self.n_layers * (dense + self.num_experts * expert) + embeddings_and_norm
+        alive = self.d_model + 2 * (q_width + kv_width) + 3 * self.experts_per_token * self.mlp_hidden
+        figures = {
+            "q_width": q_width,
+            "kv_width": kv_width,
+            "expert_weights": expert,
+            "dense_weights": dense,
+            "weight_bytes": num_params * self.dtype_bytes,
+            "streamed_weight_bytes_head": embedding * self.dtype_bytes,
+            "linear_flops_per_token": 2 * self.n_layers * (attention + router + self.experts_per_token * expert),
+            "attention_flops_per_pair": 4 * q_width * self.n_layers,
+            "logits_flops_per_row": 2 * embedding,
+            "logits_bytes_per_row": self.vocab_rows * self.dtype_bytes,
+            "kv_bytes_per_token": 2 * kv_width * self.dtype_bytes * self.n_layers,
+            "activation_bytes_per_query_token": alive * self.dtype_bytes,
+        }
+        for name, value in figures.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def dimensions(self) -> dict[str, Any]:
+        """What the shape is made with."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     @staticmethod
     def from_config(config: ModelConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
@@ -65,50 +120,6 @@ class ModelShape:
             dtype_bytes=dtype_bytes,
         )
 
-    # ---- weights -------------------------------------------------------------------------------
-
-    @property
-    def q_width(self) -> int:
-        return self.n_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.n_kv_heads * self.head_dim
-
-    @property
-    def _attention_weights(self) -> int:
-        """q, k, v and output matrices of one layer."""
-        return 2 * self.d_model * (self.q_width + self.kv_width)
-
-    @property
-    def _expert_weights(self) -> int:
-        """gate, up and down matrices of one expert of one layer."""
-        return 3 * self.d_model * self.mlp_hidden
-
-    @property
-    def _router_weights(self) -> int:
-        return self.d_model * self.num_experts if self.num_experts > 1 else 0
-
-    @property
-    def _vectors(self) -> int:
-        """Norm weights and biases of one layer."""
-        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
-        return norms + (self.q_width + 2 * self.kv_width if self.qkv_bias else 0)
-
-    @property
-    def _embedding(self) -> int:
-        return self.vocab_rows * self.d_model
-
-    @property
-    def num_params(self) -> int:
-        layer = self._attention_weights + self.num_experts * self._expert_weights + self._router_weights + self._vectors
-        return self.n_layers * layer + self.d_model + self._embedding * (1 if self.tied else 2)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Resident bytes of all weights."""
-        return self.num_params * self.dtype_bytes
-
     def streamed_weight_bytes_layers(self, query_rows: int | None = None) -> int:
         """Bytes of layer weights (and final norm) one forward reads, once whatever the batch.
 
@@ -119,55 +130,8 @@ class ModelShape:
         experts = float(self.num_experts)
         if query_rows is not None and self.num_experts > 1:
             experts *= 1 - (1 - self.experts_per_token / self.num_experts) ** query_rows
-        dense = self._attention_weights + self._router_weights + self._vectors
-        return round((self.n_layers * (dense + experts * self._expert_weights) + self.d_model) * self.dtype_bytes)
-
-    @property
-    def streamed_weight_bytes_head(self) -> int:
-        """Bytes of the LM head, read once for every chunk of logit rows."""
-        return self._embedding * self.dtype_bytes
-
-    # ---- FLOPs ---------------------------------------------------------------------------------
-
-    @property
-    def linear_flops_per_token(self) -> int:
-        """All matrices of all layers for one query row; the LM head is counted apart."""
-        active = self._attention_weights + self._router_weights + self.experts_per_token * self._expert_weights
-        return 2 * self.n_layers * active
-
-    @property
-    def attention_flops_per_pair(self) -> int:
-        """Scores and weighted sum of one (query row, key row) pair over all layers and heads; bidirectional attention
-        has all pairs."""
-        return 4 * self.q_width * self.n_layers
-
-    @property
-    def logits_flops_per_row(self) -> int:
-        return 2 * self._embedding
-
-    # ---- bytes of state and activations ----------------------------------------------------------
-
-    @property
-    def kv_bytes_per_token_per_layer(self) -> int:
-        return 2 * self.kv_width * self.dtype_bytes
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """K and V of one token over all layers."""
-        return self.kv_bytes_per_token_per_layer * self.n_layers
-
-    @property
-    def activation_bytes_per_query_token(self) -> int:
-        """Residual, q, k, v, attention output, gate, up and their product, all alive at once.
-
-        One layer's worth: layers run in turn and free their temporaries. No reuse inside a layer
-        is assumed, so an executor's measured peak should stay below this.
-        """
-        attention = 2 * (self.q_width + self.kv_width)
-        return (self.d_model + attention + 3 * self.experts_per_token * self.mlp_hidden) * self.dtype_bytes
-
-    def logits_bytes_per_row(self, dtype_bytes: int | None = None) -> int:
-        return self.vocab_rows * (self.dtype_bytes if dtype_bytes is None else dtype_bytes)
+        layer = self.dense_weights + experts * self.expert_weights
+        return round((self.n_layers * layer + self.d_model) * self.dtype_bytes)
 
 
 LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")

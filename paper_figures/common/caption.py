@@ -130,7 +130,7 @@ def held_out_note(platform: Platform) -> list[str]:
     card = platform.gpu
     if card is None or platform.executor != "roofline":
         return []
-    if not load_calibration(card).is_fitted:
+    if not load_calibration(card).fitted_on:
         return [
             f"Uncalibrated: {card} is simulated from datasheet peaks without overhead. Real steps are slower; compare shapes, not values."
         ]

@@ -116,7 +116,7 @@ def panel(splits: Sequence[Split], scale: int, unit: str) -> Panel:
 def findings(runs: Runs) -> list[Finding]:
     where, shape = runs.view.platform, shape_of(runs.view.platform)
     standard, aware = (split.plan for split in splits_of(runs))
-    generation, logits = generation_of(where), shape.logits_bytes_per_row()
+    generation, logits = generation_of(where), shape.logits_bytes_per_row
     total_len = PROMPT_LEN + generation.gen_length
     half, quarter = (
         aware.kv_rows // rows_for_request(total_len, generation, SparsityConfig(retention_ratio=ratio))

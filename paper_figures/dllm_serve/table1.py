@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
 from engines.dllm.config import SparsityConfig
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.sequence import cache_rows
 from engines.models.shape import ModelShape
 from paper_figures.common.figure import Page, Table

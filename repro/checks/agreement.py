@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from repro.runs.statistics import wilson_interval
 
 if TYPE_CHECKING:

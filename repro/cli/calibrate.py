@@ -54,7 +54,7 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     from repro.reports.fitting import PROTOCOLS, protocol_of
     from repro.reports.predictions import report, write_report
     from repro.systems import platforms
-    from repro.systems.calibration import load_calibration
+    from repro.systems.calibration import load_calibration, save_calibration
 
     card = asked.platform
     if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not asked.sensitivity:
@@ -72,7 +72,7 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     else:
         writable_folder("calibration", CALIBRATION)
         calibration = Calibration.load(CALIBRATION / f"{card}.json") if asked.keep else _fit(protocol)
-        calibration.save(CALIBRATION / f"{card}.json")
+        save_calibration(calibration, CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
         found = report(calibration, _judged(card, result_dir or LOCAL))
         write_report(found)
@@ -123,7 +123,7 @@ def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -
     from repro.gpu_suite.adoption import constants, read_fit, report
     from repro.paths import CALIBRATION, IS_INSTALLED
     from repro.reports.predictions import medians_sentence, write_report
-    from repro.systems.calibration import load_calibration
+    from repro.systems.calibration import load_calibration, save_calibration
 
     require(not (write and dry_run), "dry_run and write: give one of them")
     require(write or dry_run, _unasked(card))
@@ -132,7 +132,7 @@ def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -
     calibration, found = constants(value), report(value)
     if write:
         writable_folder("calibration", CALIBRATION)
-        calibration.save(CALIBRATION / f"{card}.json")
+        save_calibration(calibration, CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
         write_report(found)
     if json:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from engines.dllm.engine import Engine
-from engines.dllm.request import Request, check_request
+from engines.dllm.plan import Request, check_request
 from engines.errors import RunError, UserError, require
 from engines.knobs import knobs_of
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows
-from engines.dllm.memory.budget import GUARD_FRACTION, MemoryPlan, concurrency, divide_memory, logit_rows_at_once
+from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory, logit_rows_at_once
 from engines.models.shape import ModelShape
 
 
@@ -36,14 +36,7 @@ class PlanRow:
 
 
 def compare_logit_budgets(
-    shape: ModelShape,
-    cases: Sequence[PlanCase],
-    *,
-    prompt_len: int = 300,
-    generation: GenerationConfig | None = None,
-    guard_fraction: float = GUARD_FRACTION,
-    logits_dtype_bytes: int | None = None,
-    logit_copies: int = 2,
+    shape: ModelShape, cases: Sequence[PlanCase], *, prompt_len: int = 300, generation: GenerationConfig | None = None
 ) -> list[PlanRow]:
     """Both logit budgets of every case (Figure 2 in numbers). A plan that does not fit is a row that says so."""
     generation = GenerationConfig() if generation is None else generation
@@ -51,15 +44,7 @@ def compare_logit_budgets(
     rows = []
     for case in cases:
         for mode in get_args(LogitRows):
-            plan = divide_memory(
-                shape,
-                case.memory_bytes,
-                case.config,
-                logit_rows=mode,
-                guard_fraction=guard_fraction,
-                logits_dtype_bytes=logits_dtype_bytes,
-                logit_copies=logit_copies,
-            )
+            plan = divide_memory(shape, case.memory_bytes, case.config, logit_rows=mode)
             requests = concurrency(plan, case.config, total_len, generation)
             if not plan.fits:
                 verdict = f"does not fit: {-plan.kv_bytes} bytes short before any KV"

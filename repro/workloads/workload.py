@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Range, Seed, check_fields
 from repro.workloads.arrivals import ArrivalConfig, arrival_times

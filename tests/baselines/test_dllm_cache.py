@@ -31,7 +31,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.memory.budget import REDUCTION_ROWS
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import NoCache
 from engines.errors import UserError
 from engines.hardware.catalogue import L40S, RTX4090

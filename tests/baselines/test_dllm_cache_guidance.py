@@ -31,7 +31,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import NoCache
 from engines.errors import UserError
 from engines.hardware.catalogue import L40S
@@ -157,7 +157,7 @@ def test_its_memory_is_planned() -> None:
         feature_cache_footprint(LLADA_8B, 10**11, 1024, generation, copied_bytes=2).per_request_bytes
         for generation in (shape, replace(shape, cfg_scale=1.0))
     )
-    assert with_guidance - plain == 1024 * memory_bytes_per_token(LLADA_8B) + 256 * LLADA_8B.logits_bytes_per_row()
+    assert with_guidance - plain == 1024 * memory_bytes_per_token(LLADA_8B) + 256 * LLADA_8B.logits_bytes_per_row
 
 
 def test_it_is_not_simulated() -> None:

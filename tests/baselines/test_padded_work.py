@@ -17,7 +17,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import step_work
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.sequence import cache_rows
 
 

@@ -94,7 +94,7 @@ def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
     assert [row.chunks for row in rows] == [8, 1]
     assert all(row.peak_bytes >= row.max_num_logits * GQA.vocab * 4 for row in rows)
     assert rows[0].peak_bytes < rows[1].peak_bytes
-    weights, whole = SHAPE.streamed_weight_bytes_head, 64 * SHAPE.logits_bytes_per_row()
+    weights, whole = SHAPE.streamed_weight_bytes_head, 64 * SHAPE.logits_bytes_per_row
     assert [row.chunked_ms for row in rows] == pytest.approx(
         [1e3 * (chunks * weights + whole) / L40S.bandwidth for chunks in (8, 1)]
     )

@@ -33,8 +33,7 @@ from engines.dllm.decode.vocabulary import vocabulary_reduction
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor, follow
-from engines.dllm.plan import Executor, StepOutcome, StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.errors import UserError
@@ -164,8 +163,9 @@ def loading(group: TensorParallel, folder: Path) -> None:
         held = sum(own.numel() for own in read.values())
         shape = ModelShape.from_config(config_of(name), name="")
         largest = max(group.gathered(held))
-        assert largest == rank_shape(shape, group.size).num_params or shape.vocab_rows % group.size
-        assert largest <= rank_shape(shape, group.size).num_params <= largest + 2 * group.size * shape.d_model
+        computed = rank_shape(shape, group.size).weight_bytes // shape.dtype_bytes
+        assert largest == computed or shape.vocab_rows % group.size
+        assert largest <= computed <= largest + 2 * group.size * shape.d_model
 
 
 def serving(group: TensorParallel, folder: Path) -> None:

@@ -31,7 +31,6 @@ LEAVES = {
 POLICIES = (
     "engines.dllm.config",
     "engines.dllm.plan",
-    "engines.dllm.request",
     "engines.dllm.sequence",
     "engines.dllm.engine",
     "engines.dllm.method",

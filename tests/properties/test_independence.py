@@ -23,7 +23,7 @@ from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.method import Sampler
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows

@@ -15,9 +15,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Executor
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, Request, StepRecord
 from engines.dllm.scheduling.phase import NoCache
 from engines.models.protocol import DiffusionModel
 

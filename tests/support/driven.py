@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.plan import StepOutcome
-from engines.dllm.record import Completion, Occupancy, PlanFacts, StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepOutcome, StepRecord
 from repro.runs.clock import Clock, VirtualClock
 from repro.runs.record import RunRecord
 from repro.systems.dllm.log import drive_engine

@@ -14,7 +14,7 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.method import Sampler
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.sequence import cache_rows

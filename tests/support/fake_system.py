@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from support.driven import FakeEngine, make_requests
 
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.clock import VirtualClock

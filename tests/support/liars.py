@@ -8,9 +8,7 @@ from types import MappingProxyType
 
 from engines.dllm import plan
 from engines.dllm.cache.kv_pool import KvPool
-from engines.dllm.plan import PlanItem
-from engines.dllm.record import Completion
-from engines.dllm.request import Request
+from engines.dllm.plan import Completion, PlanItem, Request
 from engines.dllm.scheduling.phase import Phase
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,7 +160,7 @@ def step_rows(calibration: Calibration = KNOWN, sizes: tuple[int, ...] = (1, 16,
         for size in sizes
         for row in (timed(kind, size, calibration) for kind in ("refresh", "reuse"))
     ]
-    return {"rows": rows, "shape": asdict(LLADA_8B), "flops_per_s": 1e12, "bytes_per_s": 1e10}
+    return {"rows": rows, "shape": LLADA_8B.dimensions, "flops_per_s": 1e12, "bytes_per_s": 1e10}
 
 
 def peak_rows(share: float) -> dict[str, Any]:

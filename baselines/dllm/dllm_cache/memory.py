@@ -34,7 +34,7 @@ def feature_cache_footprint(
     """
     guided = generation.cfg_scale > 0
     per_row = shape.activation_bytes_per_query_token + (1 + guided) * memory_bytes_per_token(shape)
-    logits = generation.gen_length * (1 + guided) * shape.logits_bytes_per_row()
+    logits = generation.gen_length * (1 + guided) * shape.logits_bytes_per_row
     copies = copied_bytes * shape.vocab_rows
     return StaticFootprint(
         fixed_bytes=base_bytes(shape, memory_bytes) + (0 if is_upstream else REDUCTION_ROWS * copies),

@@ -19,7 +19,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import NoCache
 from engines.errors import require
 from engines.hardware.roofline import Roofline

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from engines.dllm.plan import StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepPlan
 from engines.errors import require
-from engines.knobs import Only, Range, check_fields
+from engines.knobs import Checked, Only, Range
 
 Steps = Annotated[int, Range(1, 10**6)]
 GUIDED_STEPS = 5
@@ -54,7 +53,7 @@ class CacheStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureCacheConfig:
+class FeatureCacheConfig(Checked):
     """The defaults are those of the published demo, which the paper's comparison names (100 and 7)."""
 
     prompt_interval: Steps = 100
@@ -65,9 +64,6 @@ class FeatureCacheConfig:
     """dLLM-Cache: share of the response recomputed between its refreshes; 0 recomputes nothing there."""
     cfg_interval: Annotated[Steps, Only(family="llada")] = 1
     """dLLM-Cache: steps between forwards without the prompt, for cfg_scale."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def refresh_prompt(self, t: int) -> bool:
         return (t - 1) % self.prompt_interval == 0

@@ -17,8 +17,7 @@ from engines.dllm.executor.layout import HostRows
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.plan import PlanItem
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request
 from engines.errors import require
 from engines.models.protocol import DiffusionModel
 

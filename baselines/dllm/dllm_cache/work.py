@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.plan import PlanItem, StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request, StepPlan
 from engines.hardware.roofline import Roofline, StepWork
 from engines.models.shape import ModelShape
 

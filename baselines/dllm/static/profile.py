@@ -13,8 +13,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.torch import is_out_of_memory
 from engines.dllm.memory.profile import peak_bytes
 from engines.dllm.method import Sampler
-from engines.dllm.plan import Executor, ExecutorError
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, ExecutorError, Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.models.protocol import DiffusionModel
 

@@ -8,8 +8,7 @@ from itertools import islice
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.plan import StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling.phase import Phase, RefreshRule
 from engines.dllm.scheduling.scheduler import Scheduler, plan_item
 from engines.dllm.sequence import Sequence, hold_together

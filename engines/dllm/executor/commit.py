@@ -13,8 +13,7 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, choose, choose_parity
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Block, BlockTokens, Candidates
-from engines.dllm.plan import PlanItem
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request
 from engines.runtime.noise import row_keys, uniform
 from engines.runtime.staging import Staging
 

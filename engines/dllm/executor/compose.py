@@ -18,7 +18,7 @@ from engines.dllm.executor.layout import Layouts, RowLayout
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, Head
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.request import Request, check_request
+from engines.dllm.plan import Request, check_request
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import on
 from engines.runtime.pool import PoolTensors

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.step import Block, BlockTokens
-from engines.dllm.plan import ExecutorError, PlanItem
-from engines.dllm.request import Request
+from engines.dllm.plan import ExecutorError, PlanItem, Request
 from engines.models.config import ModelConfig
 from engines.runtime.staging import Staging
 

@@ -21,7 +21,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import logit_rows_at_once
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows

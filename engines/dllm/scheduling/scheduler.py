@@ -20,9 +20,7 @@ from types import MappingProxyType
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.plan import PlanItem, StepPlan
-from engines.dllm.record import Completion
-from engines.dllm.request import Request
+from engines.dllm.plan import Completion, PlanItem, Request, StepPlan
 from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.sequence import Sequence
 from engines.errors import require

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engines.dllm.engine import Engine
-from engines.dllm.plan import PlanItem
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request, StepRecord
 from engines.dllm.scheduling.scheduler import plan_item
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
 

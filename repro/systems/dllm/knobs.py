@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from engines.dllm.config import MEASURED, PACKED
-from engines.knobs import Memory, Only, Range, check_fields
+from engines.knobs import Checked, Memory, Only, Range
 from repro.systems.dllm.part import Dtype
 from repro.workloads.knobs import RequestKnobs
 
@@ -18,7 +18,7 @@ DEFAULT_BATCH_RULE: BatchRule = "workload"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(RequestKnobs):
+class Asked(RequestKnobs, Checked):
     """What the requests are: how many, of what lengths, from where, arriving how."""
 
     num_prompts: Annotated[int, Range(1, 10**5)]
@@ -30,12 +30,9 @@ class Asked(RequestKnobs):
     chat: bool = False
     """Ask a graded task's questions in a conversation."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Checked):
     """Where a measured run is made, and with what."""
 
     device: Annotated[str, MEASURED] = "cpu"
@@ -49,9 +46,6 @@ class Device:
     profile_every: Annotated[int, Range(1, 10**9), MEASURED] | None = None
     """Profile one measured step in this many, which slows it; none by default."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKnobs:
@@ -64,7 +58,7 @@ class ModelKnobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaselineKnobs:
+class BaselineKnobs(Checked):
     """What a baseline stands for, and how large its batches are; dLLM-Serve heeds none of it."""
 
     reading: ReadingName = "efficient"
@@ -74,6 +68,3 @@ class BaselineKnobs:
     batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
     """Static batch of a baseline: one, or the largest that holds the workload's longest request or one of max_model_len: workload
     or max_model_len."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from engines.dllm.engine import Engine
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepRecord
 from repro.runs.clock import Clock
 from repro.runs.drivers.steps import OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.runs.record import REQUESTS, RunRecord, Table

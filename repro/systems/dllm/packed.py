@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from engines.dllm.config import EngineConfig
-from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, logit_rows_at_once, plan_memory
-from engines.dllm.method import Sampler
+from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.scheduling.registry import scheduler_of
+from engines.errors import UserError
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.shapes import model_shape
 
@@ -35,22 +34,26 @@ def pool(deployment: Deployment, *, activations_measured_bytes: int | None = Non
     shape = model_shape(settings)
     per_request = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
     row_bytes = method.cache_row_bytes(shape)
-    plan = plan_memory(
+    # Whole buffers of a chunk of logits: itself, and what reducing it takes, rounded up.
+    rows = logit_rows_at_once(config, config.logit_rows)
+    reduced = min(rows, REDUCTION_ROWS) if deployment.sampler.decode.confidence_dtype == "float64" else rows
+    copied = reduced * deployment.sampler.reduction_bytes_per_value(shape.dtype_bytes)
+    plan = divide_memory(
         shape,
         settings.memory_limit,
         config,
         logit_rows=config.logit_rows,
-        logit_copies=_logit_copies(config, deployment.sampler, shape.dtype_bytes),
-        # Counted in KV rows; a method without a cache still needs its worst step to fit.
-        rows_of_one_request=max(1, -(-per_request * row_bytes // shape.kv_bytes_per_token)),
+        logit_copies=1 - (-copied // (rows * shape.dtype_bytes)),
         activations_measured_bytes=activations_measured_bytes,
     )
+    # Counted in KV rows; a method without a cache still needs its worst step to fit.
+    needed = max(1, -(-per_request * row_bytes // shape.kv_bytes_per_token))
+    if plan.kv_rows < needed:
+        knobs = ["max_num_batched_tokens", *(["max_num_logits"] if config.logit_rows == "decomposed" else [])]
+        raise UserError(
+            f"memory_bytes={settings.memory_limit}: budget too small for one request, which needs {needed} KV rows of "
+            f"{shape.kv_bytes_per_token} bytes while {plan.kv_bytes} bytes are left for KV: give more memory or lower "
+            f"{', '.join(f'{name}={getattr(config, name)}' for name in knobs)}"
+        )
     # More rows than all slots together can use would only cost memory.
     return min(plan.kv_bytes // row_bytes, config.max_num_seqs * per_request), plan
-
-
-def _logit_copies(config: EngineConfig, sampler: Sampler, dtype_bytes: int) -> int:
-    """Whole buffers of a chunk of logits: itself, and what reducing it takes, rounded up."""
-    rows = logit_rows_at_once(config, config.logit_rows)
-    reduced = min(rows, REDUCTION_ROWS) if sampler.decode.confidence_dtype == "float64" else rows
-    return 1 - (-reduced * sampler.reduction_bytes_per_value(dtype_bytes) // (rows * dtype_bytes))

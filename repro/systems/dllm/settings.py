@@ -10,7 +10,7 @@ from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.errors import UserError, require
-from engines.knobs import Fixed, check_fields, check_given, given_to
+from engines.knobs import Checked, Fixed, check_given, given_to
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
@@ -26,7 +26,7 @@ Executor = Literal["torch", "roofline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelKnobs):
+class Settings(ModelKnobs, Checked):
     """Everything a run needs besides its requests."""
 
     platform: Annotated[Platform, Fixed]
@@ -39,9 +39,6 @@ class Settings(ModelKnobs):
     on: Device = field(default_factory=Device)
     baseline: Annotated[BaselineKnobs, Fixed]
     """What a baseline stands for; of no effect on dLLM-Serve."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def is_simulated(self) -> bool:

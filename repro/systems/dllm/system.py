@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from baselines.dllm.published import PublishedMethod
-from engines.dllm.method import Method, check_ties
-from engines.dllm.needs import check_simulated, check_simulated_generation
+from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
+from engines.dllm.method import Method
 from engines.dllm.scheduling.phase import check_rule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import require
@@ -85,8 +85,9 @@ class DllmSystem:
         """The cell's, with what the method makes of a generation."""
         settings = resolve(cell, self.method)
         sampler = self.method.sampler(settings.family, settings.options)
-        generation = self.method.generation(settings.family, settings.options, settings.generation)
-        check_ties(generation, settings.engine.tie_policy)
+        generation = self.method.generation(
+            settings.family, settings.options, settings.generation, tie_policy=settings.engine.tie_policy
+        )
         if settings.is_simulated:
             require(
                 not generation.is_parallel and sampler.decode.quota != "origin",

@@ -102,7 +102,7 @@ def test_decode_step_of_llama_by_hand() -> None:
     bandwidth = 4e12 * 0.35 * 4
     weights = (LLAMA_3_1_70B.streamed_weight_bytes_layers() + LLAMA_3_1_70B.streamed_weight_bytes_head) / bandwidth
     kv = (8000 + 8) * 327_680 / bandwidth
-    logits = 8 * 2 * LLAMA_3_1_70B.logits_bytes_per_row() / bandwidth
+    logits = 8 * 2 * LLAMA_3_1_70B.logits_bytes_per_row / bandwidth
     reduces = 2 * 80 * (12e-6 + 8 * 8192 * 2 * 2 * (3 / 4) / (450e9 * 0.7))
     assert cost.decode_s(8, 8000) == pytest.approx(weights + kv + logits + 2e-3 + reduces, rel=1e-9)
     assert cost.decode_s(8, 8000) == pytest.approx(29.2e-3, rel=0.02)

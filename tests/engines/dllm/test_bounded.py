@@ -21,9 +21,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.bounded import BoundedExecutor
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
-from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.hardware.catalogue import H200
@@ -244,7 +242,7 @@ def test_whose_peaks_bound_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> No
         known = bound_of(monkeypatch, "NVIDIA H200", **profiled)
         assert known is not None
         assert known.gpu is H200
-        assert not known.calibration.is_fitted
+        assert not known.calibration.fitted_on
         assert known.shape.dtype_bytes == 4
     here = bound_of(monkeypatch, None, profile_every=1)
     assert here is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.memory.budget import concurrency, divide_memory, logit_rows_at_once, plan_memory, rows_for_request
+from engines.dllm.memory import budget
+from engines.dllm.memory.budget import concurrency, divide_memory, logit_rows_at_once, rows_for_request
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B
 
@@ -20,7 +20,7 @@ PAPER_REQUEST = GenerationConfig(gen_length=256, block_length=32)
 
 
 def test_decomposed_plan_of_24_gb_by_hand():
-    plan = plan_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
+    plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
     assert plan.weights_bytes == 16_031_162_368
     assert plan.activation_bytes == 4000 * 112 * 1024
     assert plan.logits_bytes == 2 * 2048 * 126_464 * 2
@@ -29,12 +29,10 @@ def test_decomposed_plan_of_24_gb_by_hand():
     assert plan.kv_rows == 10_059
 
 
-def test_logits_in_another_type_and_without_a_softmax_copy():
+def test_logits_without_a_softmax_copy():
     plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
-    double = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", logits_dtype_bytes=4)
     fused = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", logit_copies=1)
-    assert double.logits_bytes == 2 * plan.logits_bytes == 4 * fused.logits_bytes
-    assert plan.kv_bytes - double.kv_bytes == plan.logits_bytes
+    assert plan.logits_bytes == 2 * fused.logits_bytes == 2 * (fused.kv_bytes - plan.kv_bytes)
 
 
 def test_fewer_batched_tokens_than_max_num_logits_need_no_more_rows():
@@ -43,7 +41,7 @@ def test_fewer_batched_tokens_than_max_num_logits_need_no_more_rows():
 
 
 def test_measured_activations_replace_the_formula():
-    plan = plan_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", activations_measured_bytes=123)
+    plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", activations_measured_bytes=123)
     assert plan.activation_bytes == 123
     assert sum_of_parts(plan) == 24 * GB
 
@@ -55,12 +53,9 @@ def sum_of_parts(plan):
 CONFIGS = st.builds(EngineConfig, max_num_batched_tokens=st.integers(1, 40_000), max_num_logits=st.integers(1, 40_000))
 
 
-@given(CONFIGS, st.integers(1, 200 * GB), st.floats(0, 0.5), st.sampled_from([LLADA_8B, DREAM_7B]))
-def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory, guard, shape):
-    plans = {
-        mode: divide_memory(shape, memory, config, logit_rows=mode, guard_fraction=guard)
-        for mode in ("decomposed", "monolithic")
-    }
+@given(CONFIGS, st.integers(1, 200 * GB), st.sampled_from([LLADA_8B, DREAM_7B]))
+def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory, shape):
+    plans = {mode: divide_memory(shape, memory, config, logit_rows=mode) for mode in ("decomposed", "monolithic")}
     for plan in plans.values():
         assert sum_of_parts(plan) == memory
         assert plan.fits == (plan.kv_bytes >= 0)
@@ -69,65 +64,19 @@ def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory
         )
     freed = plans["decomposed"].kv_bytes - plans["monolithic"].kv_bytes
     rows = max(0, config.max_num_batched_tokens - config.max_num_logits)
-    assert freed == rows * shape.logits_bytes_per_row() * 2
+    assert freed == rows * shape.logits_bytes_per_row * 2
 
 
-def test_smallest_memory_that_is_accepted():
-    """The longest admitted request needs floor(r (L - 32)) + 32 rows, to the byte."""
-    config = EngineConfig(max_num_batched_tokens=16384, max_model_len=4096)
-    rows = 4064 // 2 + 32
+def test_a_row_is_had_from_its_last_byte_on(monkeypatch):
+    monkeypatch.setattr(budget, "GUARD_FRACTION", 0.0)
     needed = (
         LLADA_8B.weight_bytes
         + 16384 * LLADA_8B.activation_bytes_per_query_token
-        + 2 * 2048 * LLADA_8B.logits_bytes_per_row()
-        + rows * LLADA_8B.kv_bytes_per_token
+        + 2 * 2048 * LLADA_8B.logits_bytes_per_row
+        + 2064 * LLADA_8B.kv_bytes_per_token
     )
-    plan = plan_memory(LLADA_8B, needed, config, logit_rows="decomposed", guard_fraction=0.0)
-    assert plan.kv_rows == rows
-    with pytest.raises(
-        UserError,
-        match=rf"memory_bytes={needed - 1}: budget too small for one request.*{rows} KV rows.*max_model_len=4096",
-    ):
-        plan_memory(LLADA_8B, needed - 1, config, logit_rows="decomposed", guard_fraction=0.0)
-    smaller = plan_memory(
-        LLADA_8B, needed - 1, config, logit_rows="decomposed", guard_fraction=0.0, rows_of_one_request=rows - 1
-    )
-    assert smaller.kv_rows == rows - 1
-
-
-def test_a_request_longer_than_a_step_is_not_planned_for():
-    config = EngineConfig(max_num_batched_tokens=1000, max_model_len=4096)
-    base = LLADA_8B.weight_bytes + 1000 * LLADA_8B.activation_bytes_per_query_token
-    memory = base + 2 * 1000 * LLADA_8B.logits_bytes_per_row() + 516 * LLADA_8B.kv_bytes_per_token
-    assert plan_memory(LLADA_8B, memory, config, logit_rows="decomposed", guard_fraction=0.0).kv_rows == 968 // 2 + 32
-
-
-def test_a_card_below_the_weights_is_refused_with_the_fix():
-    with pytest.raises(
-        UserError,
-        match=r"budget too small for one request.*-\d+ bytes.*lower max_num_batched_tokens=4000, max_num_logits=2048",
-    ):
-        plan_memory(LLADA_8B, 16 * GB, CONFIG_4090, logit_rows="decomposed")
-    with pytest.raises(UserError) as caught:
-        plan_memory(LLADA_8B, 16 * GB, CONFIG_4090, logit_rows="monolithic")
-    assert "max_num_logits" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"logit_rows": "chunked"}, "logit_rows='chunked'"),
-        ({"guard_fraction": 1.0}, "guard_fraction=1.0"),
-        ({"logit_copies": 0}, "logit_copies=0"),
-        ({"logits_dtype_bytes": 0}, "logits_dtype_bytes=0"),
-        ({"activations_measured_bytes": -1}, "activations_measured_bytes=-1"),
-        ({"memory_bytes": 0}, "memory_bytes=0"),
-    ],
-)
-def test_bad_arguments_are_refused(change, message):
-    arguments = {"memory_bytes": 24 * GB, "logit_rows": "decomposed", **change}
-    with pytest.raises(UserError, match=re.escape(message)):
-        plan_memory(LLADA_8B, config=CONFIG_4090, **arguments)
+    plans = [divide_memory(LLADA_8B, each, EngineConfig(), logit_rows="decomposed") for each in (needed, needed - 1)]
+    assert [plan.kv_rows for plan in plans] == [2064, 2063]
 
 
 def test_rows_of_the_papers_request():
@@ -168,6 +117,6 @@ def test_total_length_includes_the_generation():
 
 
 def test_concurrency_is_capped_by_rows_and_by_slots():
-    plan = plan_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
+    plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
     assert concurrency(plan, CONFIG_4090, 556, PAPER_REQUEST) == 10_059 // 294 == 34
     assert concurrency(plan, replace(CONFIG_4090, max_num_seqs=8), 556, PAPER_REQUEST) == 8

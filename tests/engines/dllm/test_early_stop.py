@@ -30,9 +30,7 @@ from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.method import Sampler
-from engines.dllm.plan import StepOutcome, StepPlan
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import PhaseScheduler

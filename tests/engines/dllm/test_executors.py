@@ -20,9 +20,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.plan import Executor, PlanItem, StepPlan
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import Scheduler

@@ -17,7 +17,7 @@ from engines.dllm.decode.denoise import Reduction, Sampling, reduce_in_chunks, r
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows

@@ -18,9 +18,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, Sp
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.plan import StepPlan
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepPlan, StepRecord
 from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS

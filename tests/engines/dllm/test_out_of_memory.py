@@ -15,7 +15,7 @@ from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.step import Head
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from repro.runs.clock import WallClock

@@ -26,8 +26,7 @@ from engines.dllm.config import Confidence, EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, choose
 from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
-from engines.dllm.plan import Executor
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, Request
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 from engines.runtime.noise import row_keys

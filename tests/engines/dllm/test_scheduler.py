@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.plan import StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler

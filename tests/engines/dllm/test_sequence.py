@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baselines.dllm.registry import method
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block
 from engines.dllm.serve import DLLM_SERVE

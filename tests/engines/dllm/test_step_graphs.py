@@ -19,8 +19,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
+from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows

@@ -21,7 +21,7 @@ def test_peaks_are_the_datasheets():
 
 
 def test_ridge_points():
-    assert [round(g.ridge_flop_per_byte) for g in (RTX4090, L40S, H200, H20)] == [164, 419, 206, 37]
+    assert [round(g.peak_flops / g.bandwidth) for g in (RTX4090, L40S, H200, H20)] == [164, 419, 206, 37]
     assert RTX4090.peak_flops == 165.2e12
     assert RTX4090.bandwidth == 1008e9
 

@@ -131,7 +131,7 @@ def test_with_the_weights_read_the_boundary_falls_with_history() -> None:
     form = roofline_form(QWEN2_5_14B, H200)
     weights_s = QWEN2_5_14B.streamed_weight_bytes_layers() / H200.bandwidth
     floor = FloorForm(base_s=0, c=weights_s, beta=form.beta, alpha=form.alpha, gamma_r=form.gamma_r, mean_error=0)
-    assert floor.boundary == pytest.approx(H200.ridge_flop_per_byte, rel=1e-3)
+    assert floor.boundary == pytest.approx(H200.peak_flops / H200.bandwidth, rel=1e-3)
     found = [floor.boundary_over(history) for history in (0, 512, 2048, 8192, 32768)]
     assert found == pytest.approx([206, 203, 194, 167, 115], abs=1)
 

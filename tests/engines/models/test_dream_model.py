@@ -142,7 +142,7 @@ def test_dream_7b_has_the_published_number_of_parameters():
 def test_shapes_agree_with_the_module_and_the_catalogue():
     for config in (DREAM, MQA, FULL, TIED):
         counted = sum(parameter.numel() for parameter in build_model(config).parameters())
-        assert ModelShape.from_config(config, name="tiny").num_params == counted
+        assert ModelShape.from_config(config, name="tiny").weight_bytes == 2 * counted
     assert ModelShape.from_config(DREAM_7B, name="Dream-7B") == DREAM_7B_SHAPE
     # The body is Qwen2.5-7B's.
     assert replace(DREAM_7B_SHAPE, name=QWEN2_5_7B.name) == QWEN2_5_7B

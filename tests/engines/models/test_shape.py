@@ -56,7 +56,6 @@ def llada_config(**changes: object) -> LLaDAConfig:
 
 @pytest.mark.parametrize(("shape", "params"), PUBLISHED_PARAMS, ids=lambda x: getattr(x, "name", None))
 def test_parameter_counts_are_the_published_ones(shape, params):
-    assert shape.num_params == params
     assert shape.weight_bytes == 2 * params
 
 
@@ -73,10 +72,10 @@ def test_llada_8b_arithmetic():
     assert s.logits_flops_per_row == 1_035_993_088
     assert s.streamed_weight_bytes_layers() == 13_959_176_192
     assert s.streamed_weight_bytes_head == 1_035_993_088
-    assert (s.kv_bytes_per_token_per_layer, s.kv_bytes_per_token) == (16_384, 524_288)
-    assert [s.logits_bytes_per_row(b) for b in (2, 4, 8)] == [252_928, 505_856, 1_011_712]
-    assert s.logits_bytes_per_row() == 252_928
-    assert s.logits_bytes_per_row() * 16 * 2048 == 8_287_944_704
+    assert s.kv_bytes_per_token == 524_288
+    assert [replace(s, dtype_bytes=b).logits_bytes_per_row for b in (4, 8)] == [505_856, 1_011_712]
+    assert s.logits_bytes_per_row == 252_928
+    assert s.logits_bytes_per_row * 16 * 2048 == 8_287_944_704
     assert s.activation_bytes_per_query_token == (8 + 32 + 72) * 1024
 
 
@@ -87,7 +86,6 @@ def test_streamed_and_gathered_weights_are_all_the_weights():
 
 
 def test_grouped_query_attention_shrinks_kv_not_flops():
-    assert DREAM_7B.kv_bytes_per_token_per_layer == 2048
     assert DREAM_7B.kv_bytes_per_token == 56 * 1024
     assert DREAM_7B.attention_flops_per_pair == 4 * 3584 * 28
 
@@ -124,7 +122,7 @@ def test_num_params_is_the_modules_own(config):
 
     with torch.device("meta"):
         counted = sum(p.numel() for p in LLaDAModelLM(config).parameters())
-    assert ModelShape.from_config(config, name="small").num_params == counted
+    assert ModelShape.from_config(config, name="small").weight_bytes == 2 * counted
 
 
 def test_num_params_of_the_full_model_is_the_modules_own():
@@ -134,7 +132,7 @@ def test_num_params_of_the_full_model_is_the_modules_own():
 
     with torch.device("meta"):
         counted = sum(p.numel() for p in LLaDAModelLM(config).parameters())
-    assert counted == LLADA_8B.num_params
+    assert 2 * counted == LLADA_8B.weight_bytes
 
 
 @pytest.mark.parametrize("config", SMALL_CONFIGS)
@@ -162,7 +160,7 @@ def test_flops_are_those_torch_counts(config):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         logits = model.logits(hidden[:logit_rows])
     assert counter.get_total_flops() == logit_rows * shape.logits_flops_per_row
-    assert logits.numel() * logits.element_size() == logit_rows * shape.logits_bytes_per_row()
+    assert logits.numel() * logits.element_size() == logit_rows * shape.logits_bytes_per_row
 
 
 def test_lookup_and_bad_dimensions():

@@ -9,7 +9,7 @@ import torch
 from support.tiny_models import GQA, MHA, network, prompt_of
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from repro.checks.agreement import load_pair, top1_agreement
 
 GENERATION = GenerationConfig(gen_length=6, block_length=6, steps=6)

@@ -31,7 +31,7 @@ from repro.reports.stamp import save_claims
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.seal import sealed
-from repro.systems.calibration import load_calibration
+from repro.systems.calibration import load_calibration, save_calibration
 from repro.systems.dllm import graded
 
 CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
@@ -201,7 +201,7 @@ def test_another_fit_makes_reports_and_claims_stale(tmp_path: Path, monkeypatch:
     load_calibration.cache_clear()
     try:
         for card, fit in fits.items():
-            fit.save(tmp_path / f"{card}.json")
+            save_calibration(fit, tmp_path / f"{card}.json")
             write_report(report(fit, judged if card == "l40s" else []))
         assert statuses(tmp_path, answer(CELL)) == ["same"]
         assert {each.path.name: each.status for each in check_reports()} == {
@@ -210,7 +210,7 @@ def test_another_fit_makes_reports_and_claims_stale(tmp_path: Path, monkeypatch:
         }
         before = answer(CELL)
         changed: Calibration = replace(fits["l40s"], matmul_efficiency=0.123)
-        changed.save(tmp_path / "l40s.json")
+        save_calibration(changed, tmp_path / "l40s.json")
         load_calibration.cache_clear()
         assert [each.status for each in check_reports() if each.path.name.startswith("l40s")] == ["stale"]
         write_report(report(changed, judged))  # the constants agree, the runs are of the old ones

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from engines.dllm.memory import budget
-from paper_figures.dllm_serve import fig2
 from repro import paths
 from repro.checks.results import Checked, check_results, is_alike
 from repro.cli.main import app
@@ -131,7 +129,7 @@ def test_arithmetic_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = CliRunner().invoke(app, ["reproduce", "fig2", "--platform", "l40s", "--out-dir", str(out)])
     assert result.exit_code == 0, result.output
     assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "no runs, drawn again")
-    monkeypatch.setattr(fig2, "divide_memory", partial(budget.divide_memory, guard_fraction=0.25))
+    monkeypatch.setattr(budget, "GUARD_FRACTION", 0.25)
     found = only(tmp_path)
     assert (found.status, found.is_fault) == ("stale", True)
     assert found.reason.startswith("fig2-l40s.txt has ") or found.reason.startswith("fig2-l40s.csv has ")

@@ -17,6 +17,7 @@ from engines.hardware.roofline import Calibration
 from repro.gpu_suite.adoption import constants, read_fit, report
 from repro.gpu_suite.calibration import CALIBRATION, Calibrating, Fitted, card_with, fit, fitted_rows
 from repro.reports import predictions
+from repro.systems.calibration import save_calibration
 
 SIZES = (1, 16, 64, 256)
 
@@ -138,6 +139,6 @@ def test_no_fit_says_how_to_get_one(tmp_path: Path) -> None:
 
 def test_a_fit_is_a_calibration_that_can_be_stored(tmp_path: Path) -> None:
     found = fit([timed(kind, size, KNOWN) for size in (1, 256) for kind in ("refresh", "reuse")], H200)
-    found.save(tmp_path / "h200.json")
+    save_calibration(found, tmp_path / "h200.json")
     assert Calibration.load(tmp_path / "h200.json") == found
-    assert found.is_fitted
+    assert found.fitted_on

@@ -156,8 +156,8 @@ def test_the_papers_settings_are_the_ones_used_here():
 
 def test_stated_logit_bytes_agree_with_the_shape():
     by_id = {claim.id: claim for claim in CLAIMS}
-    assert by_id["dllm-logit-chunk"].expected.value == 2048 * LLADA_8B.logits_bytes_per_row()
-    assert by_id["dllm-logit-8p3gb"].recomputed.value == 16 * 2048 * LLADA_8B.logits_bytes_per_row()
+    assert by_id["dllm-logit-chunk"].expected.value == 2048 * LLADA_8B.logits_bytes_per_row
+    assert by_id["dllm-logit-8p3gb"].recomputed.value == 16 * 2048 * LLADA_8B.logits_bytes_per_row
 
 
 def test_cells_are_numbers_text_or_nothing():

@@ -16,8 +16,7 @@ from engines.dllm.executor.candidates import CandidateChoice
 from engines.dllm.executor.commit import Commit, Committed
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, StepLayout
-from engines.dllm.plan import PlanItem
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request
 from engines.dllm.scheduling.phase import Phase
 
 TOKEN = 3

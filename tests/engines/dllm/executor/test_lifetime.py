@@ -27,8 +27,7 @@ from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.plan import Executor
-from engines.dllm.request import Request
+from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
 from engines.hardware.catalogue import L40S

@@ -10,7 +10,7 @@ from support.tiny_models import GQA
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.state import RequestState
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.runtime.staging import Staging
 
 

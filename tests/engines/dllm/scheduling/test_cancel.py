@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.lookahead import LookaheadScheduler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS

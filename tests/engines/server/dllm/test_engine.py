@@ -7,7 +7,7 @@ from support.engine_runs import engine_for, run_together
 from support.tiny_models import GQA, prompt_of
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.server.dllm.engine import FORGET_EVERY, ServedDllm
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.driven import FakeEngine, drive, make_requests
 
-from engines.dllm.record import StepRecord
+from engines.dllm.plan import StepRecord
 from engines.errors import UserError
 from repro.runs.clock import Clock, VirtualClock, WallClock
 from repro.runs.drivers.steps import DriveProgress, EngineStalledError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.dllm.method import Options, Sampler
-from engines.dllm.request import Request
+from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, Phase, Window
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.serve import DllmServe

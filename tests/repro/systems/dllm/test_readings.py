@@ -20,8 +20,7 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.work import PackedFeatureCacheRooflineExecutor, packed_work, step_work
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.hardware.catalogue import L40S, RTX4090
