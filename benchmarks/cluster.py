@@ -25,20 +25,19 @@ from waits import Draw, deterministic, markov, sampled
 from engines.ampd.system import AmpdConfig
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
 from engines.ar.cost import DecodeLine
 from engines.ar.deployment import Deployment
-from engines.ar.metrics import observe
+from engines.ar.metrics import attainments, observe
+from engines.ar.record import ClusterRun
 from engines.ar.session import Arrivals, OpenLoop, Round, Session
-from engines.ar.slo import attainments
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.binding import LeastKvMemory
 from engines.policies.queue import PrefillQueue
 from engines.policies.routing import RemoteOnly
-from engines.policies.slo import Slo
 from engines.policies.step import Chunk
+from engines.policies.task import Slo
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, TracePanel, panel_of, panels
 from repro.runs.cell import Cell
 from repro.systems.ar.plans import Build, Ground
@@ -50,9 +49,6 @@ from repro.workloads.arrivals import ArrivalConfig
 @dataclass(frozen=True)
 class MicroCost:
     """A microsecond a token."""
-
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return tokens * 1e-6
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         return sum(chunk.tokens for chunk in chunks) * 1e-6
@@ -105,10 +101,10 @@ def _waits(draw: Draw, servers: int, rate: float, num: int, seed: int) -> tuple[
     times = np.cumsum(rng.exponential(1 / rate, num)).tolist()
     tokens = np.maximum(1, np.rint(1e6 * draw(rng, num))).astype(np.int64).tolist()
     simulation = Simulation(binder=LeastKvMemory(), router=RemoteOnly("shared"))
-    simulation.add_home(Sink(simulation, worker_id=0))
+    simulation.add(Sink(simulation, worker_id=0))
     shared = PrefillQueue()
     for index in range(servers):
-        simulation.add_prefill(
+        simulation.add(
             PrefillWorker(
                 simulation,
                 worker_id=1 + index,

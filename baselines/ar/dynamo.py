@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from engines.ar.cluster.cluster import Cluster, Hardware, Policies
+from engines.ar.cluster.cluster import Cluster, Policies
+from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.errors import require
 from engines.knobs import Fixed, Only, Range, check_fields

@@ -14,14 +14,14 @@ from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cluster.cluster import Cluster, Hardware
+from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.simulation import NEVER, StopRule
+from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
-from engines.ar.metrics import observe
+from engines.ar.metrics import Reading, attainment, observe
 from engines.ar.session import Arrivals
-from engines.ar.slo import Reading, attainment
 from engines.errors import require
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 
 _SHORTLIST = 12
 

@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Count, Range, Tokens, check_fields, check_value
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
 from engines.policies.batching import Chunked
@@ -31,11 +32,11 @@ _MAX_PADDING = 2.0
 class TokenBudget:
     """Prefill-first continuous batching: begun prompts, then waiting ones in order, up to the budget."""
 
-    chunked_prefill_size: int = CHUNKED_PREFILL_SIZE
-    max_running_requests: int = 256
+    chunked_prefill_size: Tokens = CHUNKED_PREFILL_SIZE
+    max_running_requests: Count = 256
 
     def __post_init__(self) -> None:
-        _ = self._chunked  # refuses wrong limits
+        check_fields(self)
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         # A prefill step holds decodes up; its budget is its own.
@@ -69,20 +70,14 @@ class CacheAware:
     least outstanding tokens where no prefix is worth following.
     """
 
-    cache_threshold: float = 0.3
+    cache_threshold: Annotated[float, Range(0, 1)] = 0.3
     """Least cached share of the prompt that decides."""
-    balance_abs_threshold: int = 64
-    balance_rel_threshold: float = 1.5
+    balance_abs_threshold: Annotated[int, Range(least=0)] = 64
+    balance_rel_threshold: Annotated[float, Range(least=1)] = 1.5
     """Out of balance: the largest number of requests exceeds the least by the one and times the other."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.cache_threshold <= 1, f"cache_threshold={self.cache_threshold} must be in [0, 1]")
-        require(
-            self.balance_abs_threshold >= 0, f"balance_abs_threshold={self.balance_abs_threshold} must not be negative"
-        )
-        require(
-            self.balance_rel_threshold >= 1, f"balance_rel_threshold={self.balance_rel_threshold} must be at least 1"
-        )
+        check_fields(self)
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         loads = [each.num_requests for each in instances]
@@ -104,8 +99,7 @@ _ROUTERS: dict[Routing, Callable[[], InstanceRouter]] = {
 
 
 def make_router(routing: Routing) -> Callable[[], InstanceRouter]:
-    if routing not in _ROUTERS:
-        raise UserError(f"routing={routing!r} is unknown: use one of {', '.join(_ROUTERS)}")
+    check_value(Routing, "routing", routing)
     return _ROUTERS[routing]
 
 

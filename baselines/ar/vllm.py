@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.ar.cluster.cluster import Cluster, Hardware, Policies
+from engines.ar.cluster.cluster import Cluster, Policies
+from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.errors import require
 from engines.knobs import Seconds, Tokens, check_fields

@@ -15,7 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engines.ampd.fitting import Floats, Piecewise, fit_piecewise
+from engines.ampd.fitting import Piecewise, fit_piecewise
+from engines.ar.cost import Hardware, Link
+from engines.ar.deployment import GPUS_PER_SERVER
 from engines.errors import require
 
 TOKENS = tuple(sorted({round(2 ** (power / 2)) for power in range(27)}))
@@ -84,8 +86,14 @@ def profile(
     require(bool(degrees), "degrees=(): profile at least one tensor-parallel degree")
     return PerformanceModel(
         prefill={degree: _fit_prefill(system, degree, tokens, histories) for degree in degrees},
-        decode={degree: _fit_decode(system, degree, batches, decode_context) for degree in degrees},
-        transfer={pair: _fit_transfer(system, *pair, tokens) for pair in product(degrees, degrees)},
+        decode={
+            degree: _fit_line(batches, [system.decode_s(batch, decode_context, degree) for batch in batches])
+            for degree in degrees
+        },
+        transfer={
+            pair: _fit_line(tokens, [system.transfer_s(length, *pair) for length in tokens])
+            for pair in product(degrees, degrees)
+        },
         decode_context=decode_context,
     )
 
@@ -95,27 +103,46 @@ def _fit_prefill(system: Profiled, degree: int, tokens: Sequence[int], histories
     history, incr = points.T
     features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
     times = np.array([system.prefill_s(int(h), int(t), degree) for h, t in points])
-    return _fitted(incr, features, times)
+    return _fitted(incr.tobytes(), features.tobytes(), times.tobytes())
 
 
-def _fit_decode(system: Profiled, degree: int, batches: Sequence[int], context: int) -> Piecewise:
-    batch = np.array(batches, dtype=np.float64)
-    times = np.array([system.decode_s(size, context, degree) for size in batches])
-    return _fitted(batch, np.stack([np.ones_like(batch), batch], axis=1), times)
-
-
-def _fit_transfer(system: Profiled, source: int, target: int, tokens: Sequence[int]) -> Piecewise:
-    context = np.array(tokens, dtype=np.float64)
-    times = np.array([system.transfer_s(length, source, target) for length in tokens])
-    return _fitted(context, np.stack([np.ones_like(context), context], axis=1), times)
-
-
-def _fitted(x: Floats, features: Floats, times: Floats) -> Piecewise:
-    return _fitted_once(x.tobytes(), features.tobytes(), times.tobytes())
+def _fit_line(sizes: Sequence[int], times_s: Sequence[float]) -> Piecewise:
+    x = np.array(sizes, dtype=np.float64)
+    return _fitted(x.tobytes(), np.stack([np.ones_like(x), x], axis=1).tobytes(), np.array(times_s).tobytes())
 
 
 @lru_cache(maxsize=1024)
-def _fitted_once(x: bytes, features: bytes, times: bytes) -> Piecewise:
+def _fitted(x: bytes, features: bytes, times: bytes) -> Piecewise:
     """Models of other lengths share most of their fits, which take longer than what they are fitted to."""
     numbers = np.frombuffer(x)
     return fit_piecewise(numbers, np.frombuffer(features).reshape(len(numbers), -1), np.frombuffer(times))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedProfile:
+    """Times of the simulated hardware; a live profiler implements the same three methods by timing workers."""
+
+    hardware: Hardware
+    link: Link
+
+    def prefill_s(self, history: int, tokens: int, degree: int) -> float:
+        """On a decode worker. What a remote prefill adds besides its transfers the model does not know (eqs. 1, 2)."""
+        return self.hardware.cost(degree).prefill_s(history, tokens)
+
+    def decode_s(self, batch: int, context: int, degree: int) -> float:
+        return self.hardware.cost(degree).decode_s(batch, batch * context)
+
+    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
+        return self.hardware.links.transfer_s(tokens, self.link, source_degree, target_degree)
+
+
+def profile_hardware(
+    hardware: Hardware, *, num_gpus: int, degrees: Sequence[int] | None = None, decode_context: int = 1024
+) -> PerformanceModel:
+    """Transfers are timed on the link that workers of a cluster of ``num_gpus`` use: theta names no server."""
+    links = hardware.links
+    return profile(
+        SimulatedProfile(hardware=hardware, link=links.intra if num_gpus <= GPUS_PER_SERVER else links.inter),
+        hardware.degrees() if degrees is None else degrees,
+        decode_context=decode_context,
+    )

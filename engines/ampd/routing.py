@@ -15,8 +15,7 @@ from typing import Annotated, Literal
 from engines.ampd.performance import PerformanceModel
 from engines.knobs import Range, check_fields
 from engines.policies.routing import Decision
-from engines.policies.slo import Slo
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView, QueueView
 
 RouteOrder = Literal["random", "load"]

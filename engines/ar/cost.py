@@ -1,4 +1,4 @@
-"""What a step of a worker costs: the ground truth of the simulated cluster.
+"""What a step of a worker and a transfer between two cost: the ground truth of the simulated cluster.
 
 Matrices, attention and the LM head each take the longer of their arithmetic and their traffic, as in
 ``engines.hardware.roofline`` (equal to it for one GPU without overheads), spread over the GPUs of a
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 from engines.ar.constants import CostConstants
+from engines.ar.deployment import DEGREES
 from engines.errors import require
 from engines.hardware.catalogue import Gpu
 from engines.hardware.roofline import LOGIT_PASSES
 from engines.models.shape import ModelShape
 from engines.policies.step import Chunk
-
-_TABLE_ROWS = 512
-"""Rows of one step whose matrix time is kept; larger steps are computed each time."""
 
 
 class DecodeLine(NamedTuple):
@@ -33,10 +32,6 @@ class DecodeLine(NamedTuple):
 
 class StepCost(Protocol):
     """What the cluster asks about a worker's speed. A measured table or a stub will do as well."""
-
-    def prefill_s(self, history: int, tokens: int) -> float:
-        """One prompt alone."""
-        ...
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         """One step that prefills ``chunks`` and advances ``decoding`` sequences of ``context`` tokens in all.
@@ -83,13 +78,11 @@ class WorkerCost:
             share = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
             self._comm_row_s = share / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
         self._weights_s = shape.streamed_weight_bytes_layers() / bandwidth
-        self._matrices = [0.0, *(self._matrix_s(rows) for rows in range(1, _TABLE_ROWS + 1))]
+        self._matrices = {0: 0.0}
         self._lines: dict[int, DecodeLine] = {}
 
     def prefill_s(self, history: int, tokens: int) -> float:
-        return self._charge(
-            tokens, tokens * history + tokens * (tokens + 1) // 2, history + 2 * tokens, 0, 0, num_prefills=1
-        )
+        return self.step_s((Chunk(history, tokens),), 0, 0)
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         require(mode is None, f"mode={mode!r}: this cost model knows one way to run a step")
@@ -97,14 +90,20 @@ class WorkerCost:
         for history, tokens in chunks:
             rows += tokens
             pairs += tokens * history + tokens * (tokens + 1) // 2
-            kv_rows += history + 2 * tokens
-        return self._charge(rows, pairs, kv_rows, decoding, context, num_prefills=len(chunks))
+            kv_rows += history + 2 * tokens  # read and written
+        attention = max(pairs * self._pair_s, kv_rows * self._kv_s)
+        if decoding:  # they read their context and write a row each
+            attention += context * max(self._pair_s, self._kv_s) + decoding * self._kv_s
+            rows += decoding
+        gpu_s = self._matrix_s(rows) + attention + self._logits_s(len(chunks) + decoding)
+        overhead_s = len(chunks) * self._prefill_overhead_s
+        return max(gpu_s, self._launch_s) + self._fixed_s + rows * self._comm_row_s + overhead_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
         line = self._lines.get(decoding)
         if line is None:
             fixed = self._fixed_s + decoding * self._comm_row_s
-            gpu_s = self._rows_s(decoding) + self._logits_s(decoding) + decoding * self._kv_s
+            gpu_s = self._matrix_s(decoding) + self._logits_s(decoding) + decoding * self._kv_s
             line = DecodeLine(gpu_s + fixed, max(self._pair_s, self._kv_s), self._launch_s + fixed)
             self._lines[decoding] = line
         return line
@@ -114,28 +113,14 @@ class WorkerCost:
         base, slope, floor = self.decode_line(decoding)
         return max(base + slope * context, floor)
 
-    def _charge(self, rows: int, pairs: int, kv_rows: int, decoding: int, context: int, *, num_prefills: int) -> float:
-        """``pairs`` and ``kv_rows`` (read and written) are of the prefills; decodes read ``context`` and write one each."""
-        attention = max(pairs * self._pair_s, kv_rows * self._kv_s)
-        if decoding:
-            attention += context * max(self._pair_s, self._kv_s) + decoding * self._kv_s
-            rows += decoding
-        gpu_s = self._rows_s(rows) + attention + self._logits_s(num_prefills + decoding)
-        return (
-            max(gpu_s, self._launch_s)
-            + self._fixed_s
-            + rows * self._comm_row_s
-            + num_prefills * self._prefill_overhead_s
-        )
-
-    def _rows_s(self, rows: int) -> float:
-        return self._matrices[rows] if rows <= _TABLE_ROWS else self._matrix_s(rows)
-
     def _matrix_s(self, rows: int) -> float:
-        weights_s = self._weights_s
-        if self.shape.num_experts > 1:
-            weights_s = self.shape.streamed_weight_bytes_layers(rows) / self._bandwidth
-        return max(rows * self._row_s, weights_s)
+        found = self._matrices.get(rows)
+        if found is None:
+            weights_s = self._weights_s
+            if self.shape.num_experts > 1:
+                weights_s = self.shape.streamed_weight_bytes_layers(rows) / self._bandwidth
+            found = self._matrices[rows] = max(rows * self._row_s, weights_s)
+        return found
 
     def _logits_s(self, rows: int) -> float:
         return max(rows * self._logit_s, self._head_s + rows * self._logit_traffic_s)
@@ -147,11 +132,74 @@ def link_bytes_per_s(gpu: Gpu) -> float:
     return both_gb_s * 1e9 / 2
 
 
-def kv_capacity_tokens(shape: ModelShape, gpu: Gpu, degree: int, constants: CostConstants) -> int:
-    """Tokens of K/V that fit beside the weights; below 1 where the weights alone do not fit."""
-    room = gpu.memory_bytes * degree * constants.memory_share - shape.weight_bytes
-    return math.floor(room / shape.kv_bytes_per_token)
+_LinkName = Literal["intra-server", "inter-server"]
 
 
-def fits(shape: ModelShape, gpu: Gpu, degree: int, constants: CostConstants, *, min_kv_tokens: int = 1) -> bool:
-    return shape.n_heads % degree == 0 and kv_capacity_tokens(shape, gpu, degree, constants) >= min_kv_tokens
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    name: _LinkName
+    latency_s: float
+    bytes_per_s: float
+    """Bandwidth of one GPU; ranks of a tensor-parallel group send in parallel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvLinks:
+    """T_kv of AMPD §3: Hockney's alpha-beta model over the slower of two ends (App. A.1). Transfers do not slow each other down:
+    every GPU has its own port."""
+
+    intra: Link
+    inter: Link
+    kv_bytes_per_token: int
+
+    def between(self, server: int, other_server: int) -> Link:
+        return self.intra if server == other_server else self.inter
+
+    def transfer_s(self, tokens: int, link: Link, degree: int, other_degree: int) -> float:
+        """Nothing to send takes no time; else latency + bytes over the ports of the smaller group."""
+        if tokens <= 0:
+            return 0.0
+        return link.latency_s + tokens * self.kv_bytes_per_token / (link.bytes_per_s * min(degree, other_degree))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """A model on a kind of GPU, under one reading of the constants."""
+
+    shape: ModelShape
+    gpu: Gpu
+    constants: CostConstants
+    _costs: dict[tuple[int, bool], WorkerCost] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def cost(self, degree: int, *, is_remote: bool = False) -> WorkerCost:
+        key = degree, is_remote
+        if key not in self._costs:
+            self._costs[key] = WorkerCost(self.shape, self.gpu, degree, self.constants, is_remote=is_remote)
+        return self._costs[key]
+
+    @property
+    def links(self) -> KvLinks:
+        constants, latency_s = self.constants, self.constants.transfer_latency_s
+        inside = link_bytes_per_s(self.gpu) * constants.nvlink_efficiency
+        between = constants.inter_server_gb_s * 1e9 * constants.inter_server_efficiency
+        return KvLinks(
+            intra=Link(name="intra-server", latency_s=latency_s, bytes_per_s=inside),
+            inter=Link(name="inter-server", latency_s=latency_s, bytes_per_s=between),
+            kv_bytes_per_token=self.shape.kv_bytes_per_token,
+        )
+
+    def kv_capacity(self, degree: int) -> int:
+        """Tokens of K/V that fit beside the weights; below 1 where the weights alone do not fit."""
+        room = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
+        return math.floor(room / self.shape.kv_bytes_per_token)
+
+    def degrees(self, *, min_kv_tokens: int = 1) -> tuple[int, ...]:
+        """Tensor-parallel degrees that leave room for so many tokens of K/V."""
+        heads = self.shape.n_heads
+        found = tuple(degree for degree in DEGREES if heads % degree == 0 and self.kv_capacity(degree) >= min_kv_tokens)
+        require(
+            bool(found),
+            f"model={self.shape.name!r} with {min_kv_tokens} tokens of K/V does not fit {max(DEGREES)} x {self.gpu.name}: "
+            "use a smaller model or a larger GPU",
+        )
+        return found

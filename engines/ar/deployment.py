@@ -29,10 +29,6 @@ class Pool:
             f"degree={self.degree}: a worker does not span servers of {GPUS_PER_SERVER} GPUs, use at most that many",
         )
 
-    @property
-    def gpus(self) -> int:
-        return self.degree * self.replicas
-
     def __str__(self) -> str:
         return f"TP{self.degree}x{self.replicas}"
 
@@ -61,24 +57,27 @@ class Deployment:
 
     @property
     def gpus(self) -> int:
-        return sum(pool.gpus for pool in (*self.prefill, *self.decode))
+        return sum(pool.degree * pool.replicas for pool in (*self.prefill, *self.decode))
 
     def __str__(self) -> str:
         decode = "+".join(map(str, self.decode))
         return f"P:{'+'.join(map(str, self.prefill))} D:{decode}" if self.prefill else decode
 
 
-def place(degrees: Sequence[int], gpus_per_server: int = GPUS_PER_SERVER) -> list[int]:
-    """The server of each worker: the largest first, each on the first server with room."""
+def place(decode: Sequence[int], prefill: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+    """The servers of workers of these degrees: the largest first, those of the two phases in turn so that each finds the other on
+    its own server, each on the first with room."""
     free: list[int] = []
-    servers = [0] * len(degrees)
-    for worker in sorted(range(len(degrees)), key=lambda index: (-degrees[index], index)):
-        degree = degrees[worker]
-        server = next((index for index, room in enumerate(free) if room >= degree), len(free))
+    servers = [0] * len(decode), [0] * len(prefill)
+    workers = [
+        (-degree, index, phase) for phase, each in enumerate((decode, prefill)) for index, degree in enumerate(each)
+    ]
+    for minus_degree, index, phase in sorted(workers):
+        server = next((place for place, room in enumerate(free) if room >= -minus_degree), len(free))
         if server == len(free):
-            free.append(gpus_per_server)
-        free[server] -= degree
-        servers[worker] = server
+            free.append(GPUS_PER_SERVER)
+        free[server] += minus_degree
+        servers[phase][index] = server
     return servers
 
 

@@ -77,12 +77,6 @@ class KvPool:
         self.held += entry.tokens
         return entry.tokens
 
-    def drop(self, session: int) -> None:
-        """Forget the session's idle prefix."""
-        entry = self._idle.pop(session, None)
-        if entry is not None:
-            self.idle -= entry.tokens
-
     def make_room(self, tokens: int, now: float, *, force: bool = False) -> bool:
         """Evict until ``tokens`` are free; whether they are. ``force`` takes protected prefixes too, last."""
         if self.free < tokens:

@@ -6,15 +6,14 @@ The batching policies and routers are the ones a real engine runs; only the cost
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from engines.ar.arrivals import Clients, OpenArrivals
-from engines.ar.cluster.events import EventLoop
+from engines.ar.events import Clients, EventLoop, OpenArrivals
+from engines.ar.record import table_of
 from engines.ar.session import ClosedLoop, OpenLoop, Session
-from engines.ar.table import table_of
 from engines.errors import RunError, UserError, require
 from engines.laps.controller import PressureController, Signals
 from engines.laps.instance import PrefillInstance
@@ -65,11 +64,7 @@ class PrefillCluster:
         return "short" if tokens < self.boundary else "long"
 
     def simulate(
-        self,
-        arrivals: PrefillArrivals | Sequence[PrefillArrivals],
-        *,
-        until_s: float = math.inf,
-        facts: Mapping[str, Any] | None = None,
+        self, arrivals: PrefillArrivals | Sequence[PrefillArrivals], *, until_s: float = math.inf
     ) -> PrefillRun:
         """One run from empty instances, until ``until_s`` or until all have finished. No chance is involved: the same
         arrivals give the same record, to the last bit."""
@@ -81,7 +76,7 @@ class PrefillCluster:
             spatial is None or spatial.controller is None or until_s < math.inf,
             f"until_s={until_s}: a controller never stops by itself, give an end",
         )
-        return _PrefillSimulation(self).run(streams, until_s, facts or {})
+        return _PrefillSimulation(self).run(streams, until_s)
 
 
 class _PrefillSimulation:
@@ -129,7 +124,7 @@ class _PrefillSimulation:
         if spatial is not None and spatial.controller is not None:
             self._controller = PressureController(spatial.controller)
 
-    def run(self, streams: Sequence[PrefillArrivals], until_s: float, facts: Mapping[str, Any]) -> PrefillRun:
+    def run(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun:
         for place, stream in enumerate(streams):
             begin = partial(self._begin, place)
             if isinstance(stream, ClosedLoop):
@@ -141,7 +136,7 @@ class _PrefillSimulation:
         if self._controller is not None:
             self.loop.at(self._controller.config.period_s, self._control)
         self.loop.run(until_s)
-        return self._record(until_s, facts)
+        return self._record()
 
     # ---- arrivals ------------------------------------------------------------------------------------------
 
@@ -199,8 +194,6 @@ class _PrefillSimulation:
         instance = self.instances[picked]
         if not self.shares_cache:
             missing = task.history - instance.cached_tokens(task)
-            task.history -= missing
-            task.tokens += missing
             self.owed.more(task, missing)
             row = self._requests[task.task_id]
             row.history, row.tokens, row.length_class = task.history, task.tokens, self._cluster.class_of(task.tokens)
@@ -288,32 +281,20 @@ class _PrefillSimulation:
 
     # ---- record ---------------------------------------------------------------------------------------------------
 
-    def _record(self, until_s: float, facts: Mapping[str, Any]) -> PrefillRun:
-        cluster, now = self._cluster, self.loop.now
+    def _record(self) -> PrefillRun:
+        now = self.loop.now
         for row in self._requests:
             if row.finished_s is None and row.deadline_s is not None and row.deadline_s < now:
                 row.violated = True
         steps = sorted(
             (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
         )
-        described: dict[str, Any] = {
-            "system": cluster.system.name,
-            "num_instances": cluster.num_instances,
-            "slo_s": cluster.slo_s,
-            "boundary": cluster.boundary,
-            "cache": cluster.cache,
-            "reprefills_answer": cluster.reprefills_answer,
-            "until_s": None if math.isinf(until_s) else until_s,
-            "end_s": now,
-            "num_events": self.loop.num_events,
-            **facts,
-        }
         return PrefillRun(
             requests=table_of(RequestRow, self._requests),
             steps=table_of(StepRow, steps),
             moves=table_of(MoveRow, self._moves),
-            instances=table_of(InstanceRow, [each.row(now) for each in self.instances]),
-            facts=described,
+            instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
+            facts={"end_s": now, "num_events": self.loop.num_events},
         )
 
 

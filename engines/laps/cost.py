@@ -80,9 +80,6 @@ class PrefillCost:
         """Reading all layer weights once."""
         return self._weights_s
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return self.step_s((Chunk(history, tokens),), 0, 0)
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         constants = self.constants
         fixed_s = constants.step_overhead_s + constants.request_overhead_s * len(chunks)

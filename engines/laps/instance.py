@@ -70,7 +70,7 @@ class PrefillInstance(Worker):
         self.late, self._signals_s, self._busy_before_s = [], now, busy_s
         return Signals(backlog_s, sum(late) / len(late) if late else 0.0, utilisation)
 
-    def row(self, now: float) -> InstanceRow:
+    def summary(self, now: float) -> InstanceRow:
         return InstanceRow(
             self.worker_id,
             self.pool,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engines.ar.table import Table
+from engines.ar.record import Table
 from engines.policies.instances import LengthClass
 from engines.policies.step import Bucket, Fallback, Rung
 
@@ -111,7 +111,7 @@ class PrefillRun:
     moves: Table
     instances: Table
     facts: Mapping[str, Any]
-    """system, model, gpu, num_instances, slo_s, boundary, cache, reprefills_answer, until_s, seed, num_events."""
+    """end_s and num_events."""
 
     @property
     def num_requests(self) -> int:

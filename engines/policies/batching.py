@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.errors import require
+from engines.knobs import Count, Tokens, check_fields
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 
 
@@ -29,14 +29,17 @@ ONE_BY_ONE = OneByOne()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillFirst:
-    """As many whole prefills as the token budget holds, at least one, before decoding (vLLM without chunking)."""
-
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
+class _Limited:
+    max_num_batched_tokens: Tokens = 8192
+    max_num_seqs: Count = 256
 
     def __post_init__(self) -> None:
-        _check_limits(self.max_num_batched_tokens, self.max_num_seqs)
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillFirst(_Limited):
+    """As many whole prefills as the token budget holds, at least one, before decoding (vLLM without chunking)."""
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         shares = [Share(task, task.left) for task in at.begun]
@@ -57,14 +60,10 @@ class PrefillFirst:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunked:
+class Chunked(_Limited):
     """Decodes first, prefills in what is left of the token budget, the last one in part (vLLM's chunked prefill)."""
 
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-
-    def __post_init__(self) -> None:
-        _check_limits(self.max_num_batched_tokens, self.max_num_seqs)
+    max_num_batched_tokens: Tokens = 2048
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         shares: list[Share] = []
@@ -88,8 +87,3 @@ class Chunked:
             room -= need
             places -= 1
         return StepPlan(shares, decodes=True) if shares else IDLE
-
-
-def _check_limits(max_num_batched_tokens: int, max_num_seqs: int) -> None:
-    require(max_num_batched_tokens >= 1, f"max_num_batched_tokens={max_num_batched_tokens} must be at least 1")
-    require(max_num_seqs >= 1, f"max_num_seqs={max_num_seqs} must be at least 1")

@@ -7,23 +7,17 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from engines.policies.task import PrefillTask
+from engines.policies.views import BacklogView
 
 LengthClass = Literal["short", "long"]
 
 
-class InstanceView(Protocol):
+class InstanceView(BacklogView, Protocol):
     """What a router may look at."""
 
     @property
-    def worker_id(self) -> int: ...
-    @property
     def num_requests(self) -> int:
         """Queued and running."""
-        ...
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Tokens left of the queued and the running requests."""
         ...
 
     @property
@@ -61,10 +55,12 @@ class LeastRequests:
 
 @dataclass(frozen=True, kw_only=True)
 class LeastTokens:
-    """Least outstanding tokens, those counted that an instance would prefill again for want of the history."""
+    """Least outstanding tokens, those counted that an instance would prefill again for want of the history; of equal ones the
+    lowest id."""
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
-        return _with_least_tokens(instances, task)
+        # What the task has of tokens and history is the same everywhere.
+        return min([(each.backlog_tokens - each.cached_tokens(task), each.worker_id) for each in instances])[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +70,6 @@ class LeastTokensInPool:
     boundary: int
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
-        short = [each for each in instances if each.pool == "short" and _tokens_to_prefill(each, task) < self.boundary]
-        return _with_least_tokens(short or [each for each in instances if each.pool == "long"], task)
-
-
-def _with_least_tokens(instances: Sequence[InstanceView], task: PrefillTask) -> int:
-    """Counting the task's own; of equal ones the lowest id."""
-    # What the task has of tokens and history is the same everywhere.
-    return min([(each.backlog_tokens - each.cached_tokens(task), each.worker_id) for each in instances])[1]
-
-
-def _tokens_to_prefill(instance: InstanceView, task: PrefillTask) -> int:
-    return task.tokens + task.history - instance.cached_tokens(task)
+        tokens = task.history + task.tokens
+        short = [i for i in instances if i.pool == "short" and tokens - i.cached_tokens(task) < self.boundary]
+        return LeastTokens().pick(task, short or [i for i in instances if i.pool == "long"], now)

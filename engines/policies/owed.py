@@ -64,7 +64,9 @@ class Owed:
         self._open[task.task_id] = _Due(task, task.order, task.ready_s, task.history + task.tokens, task.tokens)
 
     def more(self, task: PrefillTask, missing: int) -> None:
-        """So many tokens of its history are prefilled again."""
+        """So many tokens of its history, which are not there, are prefilled again."""
+        task.history -= missing
+        task.tokens += missing
         due = self._open.get(task.task_id)
         if due is not None:
             due.left += missing

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol
 
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import check_value
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
 
@@ -51,8 +52,7 @@ class RemoteOnly:
     """Which prefill worker gets a task, where all prefills go to prefill workers."""
 
     def __init__(self, dispatch: Dispatch = "shortest", *, seed: int = 0) -> None:
-        if dispatch not in get_args(Dispatch):
-            raise UserError(f"dispatch={dispatch!r} is unknown: use one of {', '.join(get_args(Dispatch))}")
+        check_value(Dispatch, "dispatch", dispatch)
         self.dispatch = dispatch
         self._rng = random.Random(seed)
         self._turn = 0

@@ -1,9 +1,12 @@
-"""The metadata of a prefill waiting in a queue: what routing and ordering policies see (AMPD §3, §6)."""
+"""What routing and ordering policies see: the metadata of a prefill waiting in a queue, and the objectives (AMPD §3, §6)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from engines.errors import require
 
 TaskKind = Literal["initial", "incremental", "recompute"]
 """recompute: the K/V of a decoding sequence was given up for lack of memory and is built again."""
@@ -35,3 +38,16 @@ class PrefillTask:
     @property
     def left(self) -> int:
         return self.tokens - self.computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slo:
+    """What a service is held to."""
+
+    ttft_s: float
+    itl_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "itl_s"):
+            value = getattr(self, name)
+            require(value > 0 and math.isfinite(value), f"{name}={value}: an objective is a positive number of seconds")

@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class QueueView(Protocol):
-    """The prefill queue of any worker."""
+class BacklogView(Protocol):
+    """A worker that prefills."""
 
     @property
     def worker_id(self) -> int: ...
+    @property
+    def backlog_tokens(self) -> int:
+        """Tokens left of the queued and of the running prefills."""
+        ...
+
+
+class QueueView(BacklogView, Protocol):
+    """The prefill queue of any worker."""
+
     @property
     def degree(self) -> int:
         """theta: the tensor-parallel degree."""
@@ -23,11 +32,6 @@ class QueueView(Protocol):
     @property
     def backlog_s(self) -> float:
         """Estimated time of the queued prefills, the running one left out (second term of AMPD eq. 1)."""
-        ...
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Tokens of the queued and of the running prefills."""
         ...
 
     def busy_s(self, now: float) -> float:

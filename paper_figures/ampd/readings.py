@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from engines.ar.constants import CONSTANTS
-from engines.ar.slo import READINGS
+from engines.ar.metrics import READINGS
 from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import grid
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text

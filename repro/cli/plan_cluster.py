@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
     from engines.ampd.planner.planner import Plan
     from engines.models.shape import ModelShape
-    from engines.policies.slo import Slo
+    from engines.policies.task import Slo
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_SEED = 10**6
@@ -67,7 +67,7 @@ class Sample:
         check_fields(self)
 
     def slo(self, model: str, trace: str) -> Slo:
-        from engines.policies.slo import Slo
+        from engines.policies.task import Slo
         from repro.systems.ar.part import PAPER_OBJECTIVES
 
         printed = PAPER_OBJECTIVES.get((model, trace))

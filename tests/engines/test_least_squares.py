@@ -15,9 +15,9 @@ from engines.least_squares import dot, least_squares, reduced
 from repro.paths import REPO
 
 FITTED = """
-from engines.ampd.profiler import SimulatedProfile
+from engines.ampd.performance import SimulatedProfile
 from engines.ampd.performance import profile
-from engines.ar.cluster.cluster import Hardware
+from engines.ar.cost import Hardware
 from engines.ar.constants import PHYSICAL
 from engines.hardware.catalogue import H20, H200
 from engines.laps.cost import PrefillCost

@@ -32,7 +32,7 @@ from engines.laps.temporal import TemporalConfig
 from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
 from engines.policies.batching import Chunked, PrefillFirst
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 QUEUE = partial(TwoClasses, rate=1.0, short_share=0.5, short_s=0.1, long_s=0.2)

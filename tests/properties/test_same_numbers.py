@@ -27,8 +27,8 @@ from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.laps.hol import TwoClasses, waits_s
 from engines.laps.latency import FloorForm, fit_floor_form, fit_paper_form, fit_paper_totals
-from engines.policies.slo import Slo
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
+from engines.policies.task import Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 

@@ -10,17 +10,14 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from engines.ampd.performance import PerformanceModel
-from engines.ampd.profiler import profile_hardware
-from engines.ar.cluster.cluster import Hardware
+from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import NEVER, Simulation, StopRule
 from engines.ar.constants import PHYSICAL, CostConstants
-from engines.ar.cost import DecodeLine
+from engines.ar.cost import DecodeLine, Hardware, KvLinks, Link
+from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Round, Session
-from engines.ar.transfer import KvLinks, Link
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, ModelShape
 from engines.policies.batching import ONE_BY_ONE
@@ -40,9 +37,6 @@ class LinearCost:
     decode_s: float = 10e-3
     slope_s: float = 0.0
     floor_s: float = 0.0
-
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return tokens * self.token_s
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         prefill = sum(chunk.tokens for chunk in chunks) * self.token_s
@@ -112,7 +106,7 @@ def simulation(
         stop=stop,
     )
     for index in range(homes):
-        built.add_home(
+        built.add(
             DecodeWorker(
                 built,
                 worker_id=index,
@@ -126,7 +120,7 @@ def simulation(
             )
         )
     for index in range(prefills):
-        built.add_prefill(
+        built.add(
             PrefillWorker(
                 built,
                 worker_id=100 + index,

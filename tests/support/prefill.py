@@ -26,9 +26,6 @@ LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, a
 class TokenCost:
     """A step takes a millisecond a token, whatever its mode."""
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return tokens * 1e-3
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         return sum(chunk.tokens for chunk in chunks) * 1e-3
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.stored_runs import told_of
 
-from engines.ar.slo import READINGS
+from engines.ar.metrics import READINGS
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, Table, empty_table
 from repro.runs.store import StoredRun

@@ -15,7 +15,7 @@ from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
 from engines.ampd.performance import PerformanceModel
-from engines.ar.cluster.record import ClusterRun
+from engines.ar.record import ClusterRun
 from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts
 from engines.least_squares import least_squares

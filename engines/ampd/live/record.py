@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from engines.ampd.live.store import Store, held
-from engines.ar.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow
+from engines.ar.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow, table_of
 from engines.ar.session import Session
-from engines.ar.table import table_of
 
 _LINK = "tcp"
 _TIMES = ("ready_s", "started_s", "finished_s", "landed_s")

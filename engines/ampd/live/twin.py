@@ -9,11 +9,10 @@ from engines.ampd.fitting import Piecewise
 from engines.ampd.live.profile import LiveProfile
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
-from engines.ar.cost import DecodeLine
+from engines.ar.cost import DecodeLine, KvLinks, Link
+from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
-from engines.ar.transfer import KvLinks, Link
 from engines.ar.window import WINDOW_S
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.binding import Binder
@@ -40,13 +39,13 @@ class _FittedCost:
     prefill: Piecewise
     profile: LiveProfile
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        a, b, c, d = self.prefill.at(tokens)
-        return max(a + b * tokens + c * tokens * (history + 0.5 * tokens) + d * history, 0.0)
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         """Workers run one prefill a step, before decoding."""
-        return sum(self.prefill_s(history, tokens) for history, tokens in chunks)
+        total_s = 0.0
+        for history, tokens in chunks:
+            a, b, c, d = self.prefill.at(tokens)
+            total_s += max(a + b * tokens + c * tokens * (history + 0.5 * tokens) + d * history, 0.0)
+        return total_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
         fit = self.profile.decode
@@ -77,7 +76,7 @@ def simulate_live(
         links=_LiveLinks(intra=there, inter=back, kv_bytes_per_token=1),
     )
     for worker in range(num_homes):
-        simulation.add_home(
+        simulation.add(
             DecodeWorker(
                 simulation,
                 worker_id=worker,
@@ -90,7 +89,7 @@ def simulate_live(
             )
         )
     for worker in range(num_homes, num_homes + num_prefills):
-        simulation.add_prefill(
+        simulation.add(
             PrefillWorker(
                 simulation,
                 worker_id=worker,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.queueing import erlang_c
+from engines.errors import require
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,19 +27,23 @@ _SERVICES = 48
 _BISECTIONS = 30
 
 
-class Latency(NamedTuple):
+class PhaseLatency(NamedTuple):
+    """P95 over the rounds of a phase."""
+
     seconds: float
+    """Prefill: TTFT. Decode: from the first to the last token of a round."""
     of_slo: float
+    """Prefill: TTFT over its objective. Decode: mean ITL of a round over its objective."""
 
 
 class ClosedForm:
     def __init__(self, model: PerformanceModel, workload: PlanningWorkload) -> None:
         self._model, self._workload = model, workload
-        decoding = workload.decode_tokens - 1
+        decoding = np.array([entry.decode_tokens for entry in workload.rounds], dtype=np.int64) - 1
         self._mean_decode = float(decoding.mean())
         self._long_decode = float(np.quantile(decoding, _QUANTILE))
 
-    def prefill(self, degree: int, replicas: Sequence[int]) -> list[Latency]:
+    def prefill(self, degree: int, replicas: Sequence[int]) -> list[PhaseLatency]:
         """P95 of wait + service for each number of replicas: an independent wait before each round's service time."""
         each = np.sort(self._workload.prefill_s(self._model, degree))
         services = np.array([part.mean() for part in np.array_split(each, min(_SERVICES, len(each)))])
@@ -61,16 +65,16 @@ class ClosedForm:
             middle = (low + high) / 2
             above = exceeds(middle)
             low, high = np.where(above, middle, low), np.where(above, high, middle)
-        return [Latency(seconds, seconds / workload.slo.ttft_s) for seconds in high.tolist()]
+        return [PhaseLatency(seconds, seconds / workload.slo.ttft_s) for seconds in high.tolist()]
 
-    def decode(self, degree: int, replicas: int) -> Latency:
+    def decode(self, degree: int, replicas: int) -> PhaseLatency:
         workload = self._workload
         tokens_per_s = workload.rounds_per_s * self._mean_decode / replicas
         batch = self._batch(degree, tokens_per_s, most=max(1.0, len(workload.sessions) / replicas))
         # The number of sequences scatters like a Poisson variable around its mean.
         typical_s = self._decode_s(degree, max(1.0, batch))
         busy_s = self._decode_s(degree, max(1.0, batch + 1.645 * math.sqrt(batch)))
-        return Latency(self._long_decode * typical_s, busy_s / workload.slo.itl_s)
+        return PhaseLatency(self._long_decode * typical_s, busy_s / workload.slo.itl_s)
 
     def _batch(self, degree: int, tokens_per_s: float, most: float) -> float:
         """b = tokens a second x T_dec(b), by bisection; ``most`` where tokens come faster than any batch makes them."""
@@ -122,6 +126,20 @@ def backlog_exceeds(
     beyond += np.where(z >= 0, joined, apart)
     found: Floats = np.where(limits_s < 0, 1.0, waits[:, None] * np.clip(beyond, 0.0, 1.0).mean(axis=2))
     return found
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Probability that an arrival of M/M/k waits; ``offered`` is lambda E[S], below k."""
+    require(servers >= 1, f"servers={servers} must be at least 1")
+    require(
+        0 <= offered < servers,
+        f"offered load {offered:.3g} needs more than {servers} servers: the queue grows without bound, lower the rate",
+    )
+    blocked = 1.0  # Erlang B, by its recursion: no factorials to overflow
+    for count in range(1, servers + 1):
+        blocked = offered * blocked / (count + offered * blocked)
+    load = offered / servers
+    return blocked / (1 - load + load * blocked)
 
 
 def _upper_tail(x: Floats) -> Floats:

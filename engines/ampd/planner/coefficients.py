@@ -7,7 +7,7 @@ computed from the fitted performance model: the planner sees no more of the trut
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Literal
@@ -15,11 +15,10 @@ from typing import Literal
 import numpy as np
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.planner.closed_form import ClosedForm
+from engines.ampd.planner.closed_form import ClosedForm, PhaseLatency
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
 from engines.ar.cluster.worker import Parts
@@ -40,16 +39,6 @@ _DIRECT_UP_TO_GPUS = 32
 _CACHED_UP_TO_GPUS = 64
 _CACHED_PER_OCTAVE = 2
 _UNBOUNDED_KV = 10**15
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseLatency:
-    """P95 over the rounds of a phase."""
-
-    seconds: float
-    """Prefill: TTFT. Decode: from the first to the last token of a round."""
-    of_slo: float
-    """Prefill: TTFT over its objective. Decode: mean ITL of a round over its objective."""
 
 
 Key = tuple[int, int]
@@ -85,7 +74,15 @@ def coefficients(
     method = method or default_method(num_gpus)
     replicas = {degree: range(1, most // degree + 1) for degree in degrees if degree <= most}
     if method == "closed":
-        return _closed(ClosedForm(model, workload), replicas)
+        form = ClosedForm(model, workload)
+        return Coefficients(
+            prefill={
+                (degree, k): latency
+                for degree, counts in replicas.items()
+                for k, latency in zip(counts, form.prefill(degree, counts), strict=True)
+            },
+            decode={(degree, k): form.decode(degree, k) for degree, counts in replicas.items() for k in counts},
+        )
     found = []
     for phase in (simulate_prefill, simulate_decode):
         table: dict[Key, PhaseLatency] = {}
@@ -97,22 +94,12 @@ def coefficients(
     return Coefficients(prefill=found[0], decode=found[1])
 
 
-def _closed(closed: ClosedForm, replicas: Mapping[int, Sequence[int]]) -> Coefficients:
-    prefill: dict[Key, PhaseLatency] = {}
-    decode: dict[Key, PhaseLatency] = {}
-    for degree, counts in replicas.items():
-        for k, latency in zip(counts, closed.prefill(degree, counts), strict=True):
-            prefill[degree, k] = PhaseLatency(**latency._asdict())
-            decode[degree, k] = PhaseLatency(**closed.decode(degree, k)._asdict())
-    return Coefficients(prefill=prefill, decode=decode)
-
-
 def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
     """k prefill workers before a decode side without contention; tasks join the shortest queue, first come first served."""
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
-    simulation.add_home(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
+    simulation.add(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
     for index in range(replicas):
-        simulation.add_prefill(PrefillWorker(simulation, **_parts(1 + index, degree, ModelCost(model, degree))))
+        simulation.add(PrefillWorker(simulation, **_parts(1 + index, degree, ModelCost(model, degree))))
     ttft_s = observe(simulation.run(OpenLoop(sessions=workload.at_rate()))).ttft_s
     p95_s = float(np.percentile(ttft_s, 95))
     return PhaseLatency(seconds=p95_s, of_slo=p95_s / workload.slo.ttft_s)
@@ -123,13 +110,14 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     for index in range(replicas):
         parts = _parts(index, degree, ModelCost(model, degree))
-        simulation.add_home(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, **parts))
-    simulation.add_prefill(PrefillWorker(simulation, **_parts(replicas, degree, _NoCost())))
+        simulation.add(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, **parts))
+    simulation.add(PrefillWorker(simulation, **_parts(replicas, degree, ModelCost(None, degree))))
     run = simulation.run(OpenLoop(sessions=workload.at_rate()))
     itl_s = observe(run).round_itl_s["mean"]
     known = itl_s[~np.isnan(itl_s)]
+    decode_s = np.array(run.rounds["finished_s"]) - np.array(run.rounds["first_token_s"])
     return PhaseLatency(
-        seconds=float(np.percentile(_decode_times(run), 95)),
+        seconds=float(np.percentile(decode_s, 95)),
         of_slo=float(np.percentile(known, 95)) / workload.slo.itl_s if len(known) else 0.0,
     )
 
@@ -138,38 +126,19 @@ def _parts(worker_id: int, degree: int, cost: StepCost) -> Parts:
     return Parts(worker_id=worker_id, degree=degree, cost=cost, queue=PrefillQueue(), batching=ONE_BY_ONE)
 
 
-def _decode_times(run: ClusterRun) -> np.ndarray:
-    return np.array(run.rounds["finished_s"]) - np.array(run.rounds["first_token_s"])
-
-
 @dataclass(frozen=True)
 class ModelCost:
-    """The performance model as the cost of a worker."""
+    """The performance model as the cost of a worker; without one nothing takes time."""
 
-    model: PerformanceModel
+    model: PerformanceModel | None
     degree: int
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return self.model.prefill_s(history, tokens, self.degree)
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        return fsum(self.prefill_s(*chunk) for chunk in chunks)
+        model = self.model
+        return 0.0 if model is None else fsum(model.prefill_s(*chunk, self.degree) for chunk in chunks)
 
     def decode_line(self, decoding: int) -> DecodeLine:
-        return DecodeLine(self.model.decode_s(decoding, self.degree), 0.0, 0.0)
-
-
-class _NoCost:
-    """Prefills in no time."""
-
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return 0.0
-
-    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        return 0.0
-
-    def decode_line(self, decoding: int) -> DecodeLine:
-        return DecodeLine(0.0, 0.0, 0.0)
+        return DecodeLine(0.0 if self.model is None else self.model.decode_s(decoding, self.degree), 0.0, 0.0)
 
 
 def _thinned(replicas: range) -> list[int]:

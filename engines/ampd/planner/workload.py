@@ -11,10 +11,9 @@ import numpy.typing as npt
 from engines.ampd.performance import PerformanceModel
 from engines.ar.session import Round, Session
 from engines.errors import require
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +32,6 @@ class PlanningWorkload:
     def rounds(self) -> list[Round]:
         return [entry for session in self.sessions for entry in session.rounds]
 
-    @cached_property
-    def histories(self) -> Ints:
-        """l_hist of every round."""
-        found = []
-        for session in self.sessions:
-            history = 0
-            for prefill, decode, _ in session.rounds:
-                found.append(history)
-                history += prefill + decode
-        return np.array(found, dtype=np.int64)
-
-    @cached_property
-    def prefill_tokens(self) -> Ints:
-        return np.array([entry.prefill_tokens for entry in self.rounds], dtype=np.int64)
-
-    @cached_property
-    def decode_tokens(self) -> Ints:
-        return np.array([entry.decode_tokens for entry in self.rounds], dtype=np.int64)
-
     @property
     def span_s(self) -> float:
         """How long the sample takes to arrive."""
@@ -63,8 +43,13 @@ class PlanningWorkload:
 
     def prefill_s(self, model: PerformanceModel, degree: int) -> Floats:
         """T_pre of every round, seconds."""
-        pairs = zip(self.histories.tolist(), self.prefill_tokens.tolist(), strict=True)
-        return np.array([model.prefill_s(history, tokens, degree) for history, tokens in pairs])
+        found = []
+        for session in self.sessions:
+            history = 0
+            for prefill, decode, _ in session.rounds:
+                found.append(model.prefill_s(history, prefill, degree))
+                history += prefill + decode
+        return np.array(found)
 
     def at_rate(self) -> tuple[Session, ...]:
         """The sessions with their arrivals stretched to the planning rate."""

@@ -8,12 +8,13 @@ of the batch, which are logged once, from its second token on.
 from __future__ import annotations
 
 import math
-from heapq import heappop, heappush
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from engines.ar.cluster.hub import Live
-from engines.ar.cluster.record import Stay
 from engines.ar.cost import DecodeLine
+from engines.ar.record import Stay, TokenLog
 from engines.ar.window import TokenRun
 
 
@@ -29,10 +30,6 @@ class Run(NamedTuple):
         """Duration of the first ``steps``."""
         return steps * self.first_s + self.growth_s * (steps * (steps - 1) // 2)
 
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.after_s(self.steps)
-
     def steps_by(self, now: float) -> int:
         """Steps that have ended by ``now``."""
         elapsed = now - self.start_s
@@ -47,16 +44,12 @@ class Run(NamedTuple):
             guess -= 1
         return min(guess, self.steps)
 
-    def first(self, steps: int) -> Run:
-        """The same run up to so many steps."""
-        return Run(self.start_s, self.first_s, self.growth_s, steps)
-
     def cut_at(self, now: float) -> Run:
         """The same run up to the next token boundary: a step that has begun is finished."""
         done = self.steps_by(now)
         if done == 0 or self.start_s + self.after_s(done) < now:
             done += 1
-        return self.first(min(done, self.steps))
+        return self._replace(steps=min(done, self.steps))
 
 
 class DecodeBatch:
@@ -68,9 +61,7 @@ class DecodeBatch:
         """Tokens of the members, summed."""
         self.token_s = 0.0
         """End of the last step."""
-        self.gaps: list[float] = []
-        self.counts: list[int] = []
-        """The log: counts[i] consecutive gaps of gaps[i] seconds (their mean)."""
+        self.log = TokenLog()
         self._members: dict[int, Live] = {}
         self._finish: list[tuple[int, int]] = []
         self._joined: list[Live] = []
@@ -88,37 +79,34 @@ class DecodeBatch:
 
     def next_finish(self) -> int:
         """Steps until the first member has all its tokens."""
-        while self._is_stale():
-            heappop(self._finish)
         return self._finish[0][0] - self.steps
 
-    def finished(self) -> list[Live]:
-        """Members that have all their tokens, those that came first to their end first, then the older."""
-        done: list[Live] = []
-        while self._finish and (self._is_stale() or self._finish[0][0] <= self.steps):
-            is_stale = self._is_stale()
-            live = self._members.get(heappop(self._finish)[1])
-            # A member that left and came back to the same last step is in the heap twice.
-            if live is not None and not is_stale and live not in done[-1:]:
-                done.append(live)
-        return done
+    def finished(self) -> Iterator[Live]:
+        """Members that have all their tokens leave, those that came first to their end first, then the older."""
+        while self._finish and self._finish[0][0] <= self.steps:
+            live = self._members[heappop(self._finish)[1]]
+            self.leave(live)
+            yield live
 
     def youngest(self) -> Live:
         return self._members[max(self._members)]
 
-    def leave(self, live: Live) -> Stay | None:
-        """Bring the member's state up to date and let it go; None where it had no token here."""
+    def leave(self, live: Live) -> None:
+        """Bring the member's state up to date and let it go."""
         del self._members[live.order]
+        if live.finish_step > self.steps:
+            self._finish.remove((live.finish_step, live.order))
+            heapify(self._finish)
         steps = self.steps - live.joined_step
         live.context += steps
         live.left -= steps
         self.context -= live.context
         self.size -= 1
         if live.stay_start < 0:
-            self._joined.remove(live)
-            return None
-        live.token_s = self.token_s
-        return Stay(live.row, live.first_gap_s, live.stay_start, len(self.gaps))
+            self._joined.remove(live)  # it had no token here
+        else:
+            live.token_s = self.token_s
+            self.log.stays.append(Stay(live.row, live.first_gap_s, live.stay_start, len(self.log.gaps)))
 
     def run(self, start_s: float, steps: int, line: DecodeLine) -> Run:
         """At most ``steps`` steps, fewer where the context outgrows the line's floor on the way."""
@@ -131,46 +119,36 @@ class DecodeBatch:
 
     def advance(self, run: Run, end_s: float) -> tuple[TokenRun, ...]:
         """Log the run; what it means for the windowed ITL."""
-        parts = even = self.token_runs(run)
-        if self._begins_unevenly(run):
+        gaps, counts = self.log.gaps, self.log.counts
+        parts = even = self.token_runs(run, run.steps)
+        if self._joined or run.start_s != self.token_s:
             first_end = run.start_s + run.first_s
-            self.gaps.append(first_end - self.token_s)
-            self.counts.append(1)
+            gaps.append(first_end - self.token_s)
+            counts.append(1)
             for live in self._joined:
                 live.first_gap_s = first_end - live.token_s
-                live.stay_start = len(self.gaps)
+                live.stay_start = len(gaps)
             self._joined.clear()
             even = parts[1:]
         for part in even:
-            self.gaps.append(part.gap_s)
-            self.counts.append(part.steps)
+            gaps.append(part.gap_s)
+            counts.append(part.steps)
         self.steps += run.steps
         self.context += run.steps * self.size
         self.token_s = end_s
         return parts
 
-    def token_runs(self, run: Run) -> tuple[TokenRun, ...]:
-        """The run's tokens for a windowed mean; the first step apart where someone joined or the batch stood still."""
+    def token_runs(self, run: Run, steps: int) -> tuple[TokenRun, ...]:
+        """The tokens of its first ``steps`` for a windowed mean; the first step apart where someone joined or the batch stood
+        still: its gap differs from the next ones, or between members."""
         first_end = run.start_s + run.first_s
-        if not self._begins_unevenly(run):
-            gap = run.after_s(run.steps) / run.steps
-            return (TokenRun(run.start_s, gap, run.steps, self.size, gap),)
+        if not self._joined and run.start_s == self.token_s:
+            gap = run.after_s(steps) / steps
+            return (TokenRun(run.start_s, gap, steps, self.size, gap),)
         waited = (self.size - len(self._joined)) * (first_end - self.token_s)
         waited += math.fsum(first_end - live.token_s for live in self._joined)
         first = TokenRun(run.start_s, run.first_s, 1, self.size, waited / self.size)
-        if run.steps == 1:
+        if steps == 1:
             return (first,)
-        gap = (run.after_s(run.steps) - run.first_s) / (run.steps - 1)
-        return first, TokenRun(first_end, gap, run.steps - 1, self.size, gap)
-
-    def _begins_unevenly(self, run: Run) -> bool:
-        """Whether the first gap differs from the next ones, or between members."""
-        return bool(self._joined) or run.start_s != self.token_s
-
-    def _is_stale(self) -> bool:
-        """Whether the first entry of the heap is of a member that has left, or left and came back."""
-        if not self._finish:
-            return False
-        step, order = self._finish[0]
-        live = self._members.get(order)
-        return live is None or live.finish_step != step
+        gap = (run.after_s(steps) - run.first_s) / (steps - 1)
+        return first, TokenRun(first_end, gap, steps - 1, self.size, gap)

@@ -7,11 +7,10 @@ Where the policy names no prefill, the decode batch runs until something interru
 from __future__ import annotations
 
 import sys
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
 from engines.ar.cluster.hub import Hub, Live
-from engines.ar.cluster.record import WorkerRow
 from engines.ar.cluster.worker import Parts, Worker
 from engines.ar.kv import KvPool
 from engines.ar.window import WINDOW_S, TokenWindow
@@ -20,6 +19,10 @@ from engines.policies.task import PrefillTask
 
 
 class DecodeWorker(Worker):
+    role: ClassVar[str] = "decode"
+    kv: KvPool
+    kv_capacity: int
+
     def __init__(
         self,
         hub: Hub,
@@ -34,9 +37,8 @@ class DecodeWorker(Worker):
         super().__init__(hub, **parts)
         self.kv, self.kv_capacity = KvPool(kv_capacity), kv_capacity
         self.batch = DecodeBatch()
+        self.log = self.batch.log
         self.num_sessions = 0
-        self.busy_decode_s = 0.0
-        self.num_preemptions = 0
         self._hub = hub
         self._decode_line = parts["cost"].decode_line
         self._keep_s, self._max_run_steps = keep_s, max_run_steps
@@ -58,7 +60,7 @@ class DecodeWorker(Worker):
         done = run.steps_by(now) if run is not None else 0
         if run is None or done == 0:
             return self._itl.mean(now)
-        return self._itl.mean(now, self.batch.token_runs(run.first(done)))
+        return self._itl.mean(now, self.batch.token_runs(run, done))
 
     def token_age_s(self, now: float) -> float:
         if not self.batch.size:
@@ -67,30 +69,7 @@ class DecodeWorker(Worker):
         done = run.steps_by(now) if run is not None else 0
         return now - (run.start_s + run.after_s(done) if run is not None and done else self.batch.token_s)
 
-    @property
-    def log(self) -> tuple[list[float], list[int]]:
-        return self.batch.gaps, self.batch.counts
-
-    def row(self) -> WorkerRow:
-        return WorkerRow(
-            self.worker_id,
-            "decode",
-            self.degree,
-            self.server,
-            self.busy_prefill_s,
-            self.busy_decode_s,
-            self.num_prefills,
-            self.prefilled_tokens,
-            self.kv_capacity,
-            self.kv.peak,
-            self.kv.evicted,
-            self.num_preemptions,
-        )
-
     # ---- what the hub tells it ---------------------------------------------------------------------
-
-    def bind(self, live: Live) -> None:
-        self.num_sessions += 1
 
     def lend(self, live: Live) -> int:
         live.lent = self.kv.resume(live.order)
@@ -103,21 +82,16 @@ class DecodeWorker(Worker):
         else:
             self._land_complete(live, tokens)
 
-    def end(self, live: Live) -> None:
-        self.num_sessions -= 1
-        self.kv.drop(live.order)
-
     # ---- between steps ------------------------------------------------------------------------------
 
     def poke(self) -> None:
         """Something may have changed: end the decode run at the next token, or plan a step if none runs."""
-        if self._run is not None:
-            run = self._run.cut_at(self._loop.now)
-            if run.steps < self._run.steps:
-                self.kv.release((self._run.steps - run.steps) * self.batch.size)
-                self._schedule_run(run)
-        else:
+        if self._run is None:
             super().poke()
+            return
+        run = self._run.cut_at(self._loop.now)
+        if run.steps < self._run.steps:
+            self._schedule_run(run, self._run.steps)
 
     def _boundary(self) -> None:
         now = self._loop.now
@@ -142,12 +116,12 @@ class DecodeWorker(Worker):
         self.is_busy = False
         self._idle(plan)
 
-    def _planned(self, start_s: float) -> StepPlan:
+    def _situation(self, start_s: float) -> Situation:
         if self.batch.size or self.begun:
             room, need_of = self.kv.free + self.kv.evictable(start_s), self._need
         else:
             room, need_of = self.kv.capacity - self.kv.held, _whole_need  # nothing runs: protected prefixes may go
-        return self._asked(Situation(self.queue, self.begun, self.batch.size, room, need_of), start_s)
+        return Situation(self.queue, self.begun, self.batch.size, room, need_of)
 
     def _need(self, task: PrefillTask) -> int:
         """A prefix that counts as evictable is part of the room: the task takes it from there."""
@@ -168,10 +142,7 @@ class DecodeWorker(Worker):
         if task.computed:
             return share
         is_whole = tokens == task.tokens
-        missing = task.history - self.kv.resume(task.order)
-        task.history -= missing
-        task.tokens += missing
-        self._hub.owed.more(task, missing)
+        self._hub.owed.more(task, task.history - self.kv.resume(task.order))
         need = task.tokens + 1
         self.kv.make_room(need, now, force=True)
         self.kv.hold(need)
@@ -183,12 +154,9 @@ class DecodeWorker(Worker):
         self._settle(shares)
         self._boundary()
 
-    def _prefilled(self, task: PrefillTask) -> None:
-        self._join(self._hub.prefilled(task, self.worker_id))
-
     # ---- decoding ---------------------------------------------------------------------------------------
 
-    def _join(self, live: Live) -> None:
+    def join(self, live: Live) -> None:
         """``live`` has a new token and holds its K/V."""
         if live.left:
             self.batch.join(live)
@@ -210,7 +178,7 @@ class DecodeWorker(Worker):
                 return
         self.kv.hold(need)
         live.lent = 0
-        self._join(live)
+        self.join(live)
 
     def _land_complete(self, live: Live, tokens: int) -> None:
         """A round of one token never joins the batch: its K/V is cached if there is room."""
@@ -237,13 +205,12 @@ class DecodeWorker(Worker):
             self._preempt(self.batch.youngest())
         return 0
 
-    def _schedule_run(self, run: Run, reserved: int | None = None) -> None:
-        """``reserved`` steps hold K/V; a run that is cut by its cost line gives back the rest."""
-        if reserved is not None and reserved > run.steps:
-            self.kv.release((reserved - run.steps) * self.batch.size)
+    def _schedule_run(self, run: Run, reserved: int) -> None:
+        """``reserved`` steps hold K/V; a run that is cut gives back the rest."""
+        self.kv.release((reserved - run.steps) * self.batch.size)
         self._run = run
         self._version += 1
-        self._loop.at(run.end_s, self._end_run, self._version)
+        self._loop.at(run.start_s + run.after_s(run.steps), self._end_run, self._version)
 
     def _end_run(self, version: int) -> None:
         if version != self._version or self._run is None:
@@ -257,13 +224,7 @@ class DecodeWorker(Worker):
     def _advance(self, run: Run) -> None:
         self._itl.extend(self.batch.advance(run, self._loop.now))
         for live in self.batch.finished():
-            self._leave(live)
             self._round_done(live)
-
-    def _leave(self, live: Live) -> None:
-        stay = self.batch.leave(live)
-        if stay is not None:
-            self._hub.stayed(self.worker_id, stay)
 
     def _round_done(self, live: Live) -> None:
         if self._hub.round_done(live):
@@ -274,7 +235,7 @@ class DecodeWorker(Worker):
     def _preempt(self, live: Live) -> None:
         """Recompute later: the sequence's K/V is dropped (vLLM's preemption)."""
         self.num_preemptions += 1
-        self._leave(live)
+        self.batch.leave(live)
         self.kv.release(live.context)
         self._hub.preempted(live)
 

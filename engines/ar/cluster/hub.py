@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.record import Stay, WorkerRow
+from engines.ar.events import EventLoop
+from engines.ar.record import TokenLog, WorkerRow
 from engines.ar.session import Session
 from engines.policies.owed import Owed
 from engines.policies.task import PrefillTask
@@ -39,18 +38,6 @@ class Live:
     first_gap_s: float = 0.0
 
 
-Log = tuple[Sequence[float], Sequence[int]]
-"""gaps and counts of a ``DecodeBatch``."""
-
-
-class Read(NamedTuple):
-    """History of a task on its way to the worker that prefills it."""
-
-    missing: int
-    """Tokens of the history the home no longer has; they are computed again."""
-    end_s: float
-
-
 class Host(Protocol):
     """The run that any worker is part of."""
 
@@ -59,7 +46,7 @@ class Host(Protocol):
 
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None: ...
 
-    def prefilled(self, task: PrefillTask, worker_id: int) -> object:
+    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         """The task's last token is computed."""
         ...
 
@@ -67,12 +54,9 @@ class Host(Protocol):
 class Hub(Host, Protocol):
     """The run of a cluster whose sessions live on decode workers."""
 
-    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> Read:
-        """A lazy read (AMPD §6): the home holds the history until the increment is back."""
-        ...
-
-    def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
-        """The task's last token is computed; of a local one, its first token is out."""
+    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
+        """When it is here. A lazy read (AMPD §6): the home holds the history until the increment is back; what it no longer has
+        of it is prefilled again."""
         ...
 
     def round_done(self, live: Live) -> bool:
@@ -83,27 +67,24 @@ class Hub(Host, Protocol):
         """Its K/V is gone: it needs a prefill of all its tokens."""
         ...
 
-    def stayed(self, worker_id: int, stay: Stay) -> None: ...
-
 
 class Home(DecodeView, Protocol):
     """Holds the K/V of its sessions and decodes them."""
 
     server: int
-
-    @property
-    def log(self) -> Log:
-        """Gaps of its batch, for the stays in it."""
-        ...
+    num_sessions: int
+    log: TokenLog
 
     def row(self) -> WorkerRow:
         """Its line in the workers table."""
         ...
 
-    def bind(self, live: Live) -> None: ...
-
     def enqueue(self, task: PrefillTask) -> None:
         """A local prefill."""
+        ...
+
+    def join(self, live: Live) -> None:
+        """A local prefill's token is out, its K/V is here."""
         ...
 
     def lend(self, live: Live) -> int:
@@ -112,8 +93,4 @@ class Home(DecodeView, Protocol):
 
     def land(self, live: Live, tokens: int) -> None:
         """K/V of ``tokens`` tokens arrived behind the lent history; decoding can go on."""
-        ...
-
-    def end(self, live: Live) -> None:
-        """The session is over."""
         ...

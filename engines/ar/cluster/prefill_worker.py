@@ -6,11 +6,11 @@ The next step is chosen when the current one begins to compute, so that its hist
 
 from __future__ import annotations
 
+from math import fsum
 from typing import NamedTuple, Unpack
 
 from engines.ar.cluster.hub import Hub
-from engines.ar.cluster.record import WorkerRow
-from engines.ar.cluster.worker import Parts, Worker, estimate_s
+from engines.ar.cluster.worker import Parts, Worker
 from engines.ar.window import WINDOW_S, Window
 from engines.policies.step import Share, StepPlan
 
@@ -26,7 +26,8 @@ class PrefillWorker(Worker):
     def __init__(self, hub: Hub, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
         super().__init__(hub, **parts)
         self._hub, self._overlaps = hub, overlaps
-        self._ttft = Window(window_s)
+        self.ttft = Window(window_s)
+        """TTFT of the prefills that it ran."""
         self._staged: _Staged | None = None
         """The step after this one."""
 
@@ -43,23 +44,7 @@ class PrefillWorker(Worker):
         return super().backlog_tokens + staged
 
     def windowed_ttft_s(self, now: float) -> float:
-        return self._ttft.mean(now)
-
-    # ---- what the hub tells it ---------------------------------------------------------------------
-
-    def row(self) -> WorkerRow:
-        return WorkerRow(
-            self.worker_id,
-            "prefill",
-            self.degree,
-            self.server,
-            busy_prefill_s=self.busy_prefill_s,
-            num_prefills=self.num_prefills,
-            prefilled_tokens=self.prefilled_tokens,
-        )
-
-    def record_ttft(self, now: float, ttft_s: float) -> None:
-        self._ttft.add(now, ttft_s)
+        return self.ttft.mean(now)
 
     def poke(self) -> None:
         if self.is_busy and self._staged is None and self._overlaps:
@@ -69,21 +54,29 @@ class PrefillWorker(Worker):
     # ---- steps -----------------------------------------------------------------------------------------
 
     def _boundary(self) -> None:
-        if self._staged is not None:
-            staged, self._staged = self._staged, None
-            self._start_at(staged.plan, staged.ready_s)
-        else:
+        if self._staged is None:
             super()._boundary()
+            return
+        (plan, ready_s, _), self._staged = self._staged, None
+        self._start(plan, ready_s)
 
-    def _start(self, plan: StepPlan) -> None:
-        self._start_at(*self._with_history(plan))
+    def _start(self, plan: StepPlan, ready_s: float | None = None) -> None:
+        """``ready_s`` of a staged step is when its history is here."""
+        if ready_s is None:
+            plan, ready_s = self._with_history(plan)
+        self.is_busy = True
+        if ready_s > self._loop.now:
+            self._end_s = ready_s
+            self._loop.at(ready_s, self._run, plan)
+        else:
+            self._run(plan)
 
     def _stage(self) -> None:
         """Choose the next step now, as of when it can start, and have its history read."""
         plan = self._planned(max(self._end_s, self._loop.now))
         if plan.shares:
             ready, ready_s = self._with_history(plan)
-            self._staged = _Staged(ready, ready_s, estimate_s(ready.shares))
+            self._staged = _Staged(ready, ready_s, fsum([task.estimate_s for task, _ in ready.shares]))
 
     def _with_history(self, plan: StepPlan) -> tuple[StepPlan, float]:
         """The step and the time all history it needs is here; what its home has lost is prefilled again."""
@@ -91,22 +84,11 @@ class PrefillWorker(Worker):
         shares = []
         for task, tokens in plan.shares:
             if task.computed == 0 and task.history > 0:
-                missing, ready_s = self._hub.read_history(task, self.worker_id, ready_s)
-                if missing:
-                    tokens += missing if tokens == task.tokens else 0
-                    task.history -= missing
-                    task.tokens += missing
-                    self._hub.owed.more(task, missing)
+                is_whole = tokens == task.tokens
+                ready_s = self._hub.read_history(task, self.worker_id, ready_s)
+                tokens = task.tokens if is_whole else tokens
             shares.append(Share(task, tokens))
         return StepPlan(shares, plan.decodes, plan.wake_s, plan.mode), ready_s
-
-    def _start_at(self, plan: StepPlan, ready_s: float) -> None:
-        self.is_busy = True
-        if ready_s > self._loop.now:
-            self._end_s = ready_s
-            self._loop.at(ready_s, self._run, plan)
-        else:
-            self._run(plan)
 
     def _run(self, plan: StepPlan) -> None:
         super()._start(plan)

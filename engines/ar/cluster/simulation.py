@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.ar.arrivals import Clients, OpenArrivals
-from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.hub import Home, Live, Read
+from engines.ar.cluster.hub import Home, Live
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun, RoundRow, SessionRow, Stay, TaskRow, TransferRow, WorkerRow, gaps_of
+from engines.ar.cost import KvLinks
+from engines.ar.events import Clients, EventLoop, OpenArrivals
+from engines.ar.record import ClusterRun, RoundRow, SessionRow, Stay, TaskRow, TransferRow, WorkerRow, gaps_of, table_of
 from engines.ar.session import Arrivals, ClosedLoop, Session
-from engines.ar.table import table_of
-from engines.ar.transfer import KvLinks
 from engines.errors import RunError, require
 from engines.named import asked
 from engines.policies.binding import Binder
@@ -69,18 +67,18 @@ class Simulation:
         self._rounds: list[RoundRow] = []
         self._tasks: list[TaskRow] = []
         self._transfers: list[TransferRow] = []
-        self._stays: list[tuple[int, Stay]] = []
 
-    def add_home(self, home: Home) -> None:
-        self._homes.append(home)
-        self._home_of[home.worker_id] = home
+    def add(self, worker: Home | PrefillWorker) -> None:
+        """Homes first."""
+        if isinstance(worker, PrefillWorker):
+            self._prefills.append(worker)
+            self._prefill_of[worker.worker_id] = worker
+        else:
+            self._homes.append(worker)
+            self._home_of[worker.worker_id] = worker
 
-    def add_prefill(self, worker: PrefillWorker) -> None:
-        self._prefills.append(worker)
-        self._prefill_of[worker.worker_id] = worker
-
-    def run(self, arrivals: Arrivals, facts: Mapping[str, Any] | None = None) -> ClusterRun:
-        """Until every session has ended, or ``stop`` says so. ``facts`` are kept with the record."""
+    def run(self, arrivals: Arrivals) -> ClusterRun:
+        """Until every session has ended, or ``stop`` says so."""
         require(bool(self._homes), "no decode workers: add at least one")
         if isinstance(arrivals, ClosedLoop):
             self._clients = Clients(self.loop, arrivals, self._arrive)
@@ -89,7 +87,7 @@ class Simulation:
         self.loop.run(self._stop.until_s)
         if self._stop_reason is None and (self._lives or not (self._open is None or self._open.is_over)):
             self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
-        return self._record(facts or {})
+        return self._record()
 
     # ---- sessions --------------------------------------------------------------------------------------
 
@@ -97,7 +95,7 @@ class Simulation:
         limit = self._stop.max_live_sessions
         if limit is not None and len(self._lives) >= limit:
             self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
-            self.loop.stop()
+            self.loop.is_stopped = True
         bound = asked(self._binder.bind, self._homes, self.loop.now)
         home = self._home_of.get(bound)
         if home is None:
@@ -107,7 +105,7 @@ class Simulation:
         live = Live(session, self._num_arrived, home)
         self._num_arrived += 1
         self._lives[live.order] = live
-        live.home.bind(live)
+        home.num_sessions += 1
         self._sessions.append(
             SessionRow(
                 session.session_id,
@@ -163,18 +161,18 @@ class Simulation:
 
     # ---- what workers tell (Hub) -------------------------------------------------------------------------
 
-    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> Read:
+    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
         live, worker = self._lives[task.order], self._prefill_of[worker_id]
         cached = live.home.lend(live)
-        end_s = self._send("history", task, live.home, worker, cached, start_s)
-        return Read(task.history - cached, end_s)
+        self.owed.more(task, task.history - cached)
+        return self._send("history", task, live.home, worker, cached, start_s)
 
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
         row = self._tasks[task.task_id]
         row.started_s = now
         row.postponed = task.postponed
 
-    def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
+    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         now = self.loop.now
         self.owed.ended(task)
         live = self._lives[task.order]
@@ -184,13 +182,13 @@ class Simulation:
         worker = self._prefill_of.get(worker_id)
         if worker is None:
             self._token_out(live, task, now)
+            live.home.join(live)
         else:
             end_s = self._send("increment", task, worker, live.home, task.tokens, now)
             if end_s > now:
                 self.loop.at(end_s, self._land, live, task, worker)
             else:
                 self._land(live, task, worker)
-        return live
 
     def round_done(self, live: Live) -> bool:
         self._rounds[live.row].finished_s = self.loop.now
@@ -206,16 +204,13 @@ class Simulation:
     def preempted(self, live: Live) -> None:
         self._route(live, "recompute", 0, live.context)
 
-    def stayed(self, worker_id: int, stay: Stay) -> None:
-        self._stays.append((worker_id, stay))
-
     # ---- in between ----------------------------------------------------------------------------------------
 
     def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker) -> None:
         now = self.loop.now
         self._token_out(live, task, now)
         if task.kind != "recompute":
-            worker.record_ttft(now, now - task.ready_s)
+            worker.ttft.add(now, now - task.ready_s)
         live.home.land(live, task.tokens)
 
     def _token_out(self, live: Live, task: PrefillTask, now: float) -> None:
@@ -225,7 +220,7 @@ class Simulation:
         live.left -= 1
         if task.kind == "recompute":
             # Its gap goes with the batch it joins; a round that ends here has it as its last.
-            self._stays.append((live.home.worker_id, Stay(live.row, now - live.token_s, 0, 0)))
+            live.home.log.stays.append(Stay(live.row, now - live.token_s, 0, 0))
         else:
             self._rounds[live.row].first_token_s = now
         live.token_s = now
@@ -234,12 +229,12 @@ class Simulation:
         row = self._sessions[live.order]
         row.finished_s = self.loop.now
         row.status = "ok"
-        live.home.end(live)
+        live.home.num_sessions -= 1
         del self._lives[live.order]
         source = self._clients or self._open
         goes_on = self._clients is not None and self._clients.go_on(self.loop.now)
         if not goes_on and not self._lives and source is not None and source.is_over:
-            self.loop.stop()
+            self.loop.is_stopped = True
 
     def _send(
         self,
@@ -264,7 +259,7 @@ class Simulation:
         )
         return end_s
 
-    def _record(self, facts: Mapping[str, Any]) -> ClusterRun:
+    def _record(self) -> ClusterRun:
         workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
         return ClusterRun(
             sessions=table_of(SessionRow, self._sessions),
@@ -272,9 +267,8 @@ class Simulation:
             tasks=table_of(TaskRow, self._tasks),
             transfers=table_of(TransferRow, self._transfers),
             workers=table_of(WorkerRow, workers),
-            gaps=gaps_of(self._stays, {home.worker_id: home.log for home in self._homes}),
+            gaps=gaps_of([home.log for home in self._homes]),
             facts={
-                **facts,
                 "num_events": self.loop.num_events,
                 "end_s": self.loop.now,
                 "stop_reason": self._stop_reason,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from engines.ar.cluster.hub import Hub, Live
-from engines.ar.cluster.record import Stay, WorkerRow
+from engines.ar.record import Stay, TokenLog, WorkerRow
 from engines.policies.task import PrefillTask
 
 
@@ -20,8 +20,7 @@ class Sink:
         self.backlog_tokens = 0
         self.kv_tokens = 0
         self.kv_capacity = sys.maxsize
-        self.gaps: list[float] = []
-        self.counts: list[int] = []
+        self.log = TokenLog()
         self._hub, self._loop, self._itl_s = hub, hub.loop, itl_s
 
     def busy_s(self, now: float) -> float:
@@ -36,18 +35,14 @@ class Sink:
     def token_age_s(self, now: float) -> float:
         return 0.0
 
-    @property
-    def log(self) -> tuple[list[float], list[int]]:
-        return self.gaps, self.counts
-
     def row(self) -> WorkerRow:
         return WorkerRow(self.worker_id, "sink", self.degree, self.server)
 
-    def bind(self, live: Live) -> None:
-        self.num_sessions += 1
-
     def enqueue(self, task: PrefillTask) -> None:
         raise AssertionError("a sink prefills nothing: route every task to a prefill worker")
+
+    def join(self, live: Live) -> None:
+        raise AssertionError("a sink prefills nothing")
 
     def lend(self, live: Live) -> int:
         return live.context
@@ -60,19 +55,16 @@ class Sink:
         else:
             self._finish(live)
 
-    def end(self, live: Live) -> None:
-        self.num_sessions -= 1
-        self.kv_tokens -= live.context
-
     def _finish(self, live: Live) -> None:
         if live.left:
             live.token_s = self._loop.now
             self.kv_tokens += live.left
             live.context += live.left
-            start = len(self.gaps)
+            gaps, counts, start = self.log.gaps, self.log.counts, len(self.log.gaps)
             if live.left > 1:
-                self.gaps.append(self._itl_s)
-                self.counts.append(live.left - 1)
-            self._hub.stayed(self.worker_id, Stay(live.row, self._itl_s, start, len(self.gaps)))
+                gaps.append(self._itl_s)
+                counts.append(live.left - 1)
+            self.log.stays.append(Stay(live.row, self._itl_s, start, len(gaps)))
             live.left = 0
-        self._hub.round_done(live)
+        if not self._hub.round_done(live):
+            self.kv_tokens -= live.context

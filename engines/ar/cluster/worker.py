@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import fsum
-from typing import NotRequired, TypedDict
+from typing import ClassVar, NotRequired, TypedDict
 
 from engines.ar.cluster.hub import Host
 from engines.ar.cost import StepCost
+from engines.ar.kv import KvPool
+from engines.ar.record import WorkerRow
 from engines.named import asked
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
@@ -31,6 +33,13 @@ class Parts(TypedDict):
 
 
 class Worker:
+    role: ClassVar[str] = "prefill"
+    kv: KvPool | None = None
+    """The K/V of its sessions, where it decodes."""
+    kv_capacity: int | None = None
+    busy_decode_s = 0.0
+    num_preemptions = 0
+
     def __init__(
         self,
         host: Host,
@@ -70,7 +79,9 @@ class Worker:
         return self.queue.backlog_tokens + (self._tokens if self.is_busy else 0)
 
     def busy_s(self, now: float) -> float:
-        return max(0.0, self._start_s + estimate_s(self._shares) - now) if self.is_busy else 0.0
+        if not self.is_busy:
+            return 0.0
+        return max(0.0, self._start_s + fsum([task.estimate_s for task, _ in self._shares]) - now)
 
     def oldest_wait_s(self, now: float) -> float:
         oldest = self.queue.oldest_ready_s()
@@ -87,10 +98,24 @@ class Worker:
         if not self.is_busy:
             self._boundary()
 
-    @property
-    def busy_prefill_s(self) -> float:
-        """Time in steps with prefills, the one that runs counted whole."""
-        return self._busy_s + self._step_s
+    def row(self) -> WorkerRow:
+        """Its line in the workers table; the step that runs counts whole."""
+        kv = self.kv
+        peak, evicted = (None, None) if kv is None else (kv.peak, kv.evicted)
+        return WorkerRow(
+            self.worker_id,
+            self.role,
+            self.degree,
+            self.server,
+            self._busy_s + self._step_s,
+            self.busy_decode_s,
+            self.num_prefills,
+            self.prefilled_tokens,
+            self.kv_capacity,
+            peak,
+            evicted,
+            self.num_preemptions,
+        )
 
     # ---- between steps --------------------------------------------------------------------------------
 
@@ -105,12 +130,12 @@ class Worker:
 
     def _planned(self, start_s: float) -> StepPlan:
         """What the policy says of a step that can start then."""
-        return self._asked(Situation(self.queue, self.begun, 0, sys.maxsize, _needs_none), start_s)
-
-    def _asked(self, situation: Situation, start_s: float) -> StepPlan:
-        plan = asked(self._batching.next_step, situation, start_s)
+        plan = asked(self._batching.next_step, self._situation(start_s), start_s)
         self._host.owed.check(plan, self._batching)
         return plan
+
+    def _situation(self, start_s: float) -> Situation:
+        return Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
 
     def _idle(self, plan: StepPlan) -> None:
         if plan.wake_s is not None:
@@ -162,16 +187,4 @@ class Worker:
         for task, _ in shares:
             if task.computed == task.tokens:
                 self.num_prefills += 1
-                self._prefilled(task)
-
-    def _prefilled(self, task: PrefillTask) -> None:
-        self._host.prefilled(task, self.worker_id)
-
-
-def estimate_s(shares: Sequence[Share]) -> float:
-    """What policies believe the prefills take."""
-    return fsum([task.estimate_s for task, _ in shares])
-
-
-def _needs_none(task: PrefillTask) -> int:
-    return 0
+                self._host.prefilled(task, self.worker_id)

@@ -8,21 +8,21 @@ advances by one token.
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from engines.ar.arrivals import Clients, OpenArrivals
+from engines.ar.events import Clients, EventLoop, OpenArrivals
+from engines.ar.record import table_of
 from engines.ar.session import Arrivals, ClosedLoop, Session
-from engines.ar.table import table_of
 from engines.ar.torch.batch import Sequence
 from engines.ar.torch.clock import Clock, WallClock
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.run import EngineRun, Prompts, RoundRow, StepRow, random_prompts
+from engines.ar.torch.run import EngineRound, EngineRun, Prompts, StepRow, random_prompts
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.ar.torch.worker import Worker
 from engines.policies.queue import PrefillQueue
@@ -58,21 +58,20 @@ class _Run:
         self.clock, self.sampling = engine.clock, engine.sampling
         self.prompts = engine.prompts or random_prompts(engine.executor.model.config.vocab_size, 0)
         self.until_s = until_s
-        self.rounds: list[RoundRow] = []
+        self.rounds: list[EngineRound] = []
         self.steps: list[StepRow] = []
         self.answers: dict[int, list[list[int]]] = {}
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._num_events = 0
-        self._event_s = 0.0
+        self.loop = EventLoop()
+        """Arrivals, the environment, a policy's wake-up."""
         self._must_ask = False
         self._version = 0
         self._clients: Clients | None = None
 
     def run(self, arrivals: Arrivals) -> EngineRun:
         if isinstance(arrivals, ClosedLoop):
-            self._clients = Clients(self, arrivals, self._arrive)
+            self._clients = Clients(self.loop, arrivals, self._arrive)
         else:
-            OpenArrivals(self, arrivals, self._arrive)
+            OpenArrivals(self.loop, arrivals, self._arrive)
         worker, reason = self.worker, None
         try:
             while self._turn():
@@ -84,7 +83,7 @@ class _Run:
         finally:
             worker.close()
         return EngineRun(
-            rounds=table_of(RoundRow, self.rounds),
+            rounds=table_of(EngineRound, self.rounds),
             steps=table_of(StepRow, self.steps),
             answers=self.answers,
             facts={
@@ -95,15 +94,7 @@ class _Run:
             },
         )
 
-    # ---- events: arrivals, the environment, a policy's wake-up ------------------------------------------
-
-    def at(self, time_s: float, handler: Callable[..., None], *args: Any) -> None:
-        self._num_events += 1
-        heapq.heappush(self._events, (time_s, self._num_events, handler, args))
-
-    def _handle_next(self) -> None:
-        self._event_s, _, handler, args = heapq.heappop(self._events)
-        handler(*args)
+    # ---- events ---------------------------------------------------------------------------------------------
 
     def _arrive(self, session: Session) -> None:
         self._ready(self.worker.add(session, self.sampling))
@@ -112,12 +103,18 @@ class _Run:
         prefill, decode, _ = sequence.session.rounds[sequence.round_index]
         sequence.left, sequence.row = decode, len(self.rounds)
         self.rounds.append(
-            RoundRow(
-                sequence.session.session_id, sequence.round_index, self._event_s, sequence.context, prefill, decode
+            EngineRound(
+                sequence.session.session_id,
+                sequence.round_index,
+                self.loop.now,
+                sequence.context,
+                prefill,
+                decode,
+                is_local=True,
             )
         )
         kind: TaskKind = "incremental" if sequence.round_index else "initial"
-        self.worker.enqueue(sequence, kind, sequence.context, prefill, self._event_s)
+        self.worker.enqueue(sequence, kind, sequence.context, prefill, self.loop.now)
         self._must_ask = True
 
     def _wake(self, version: int) -> None:
@@ -127,7 +124,7 @@ class _Run:
         self.answers[sequence.session.session_id] = sequence.answers
         del self.worker.sequences[sequence.order]
         if self._clients is not None:
-            self._clients.go_on(self._event_s)
+            self._clients.go_on(self.loop.now)
 
     # ---- steps --------------------------------------------------------------------------------------------
 
@@ -146,10 +143,10 @@ class _Run:
         if decodes:
             return True  # all that decoded was preempted and waits for a prefill: ask again
         if plan.wake_s is not None:
-            self.at(max(plan.wake_s, now), self._wake, self._version)
-        while self._events and not self._must_ask:
-            self.clock.wait_until(self._events[0][0])
-            self._handle_next()
+            self.loop.at(max(plan.wake_s, now), self._wake, self._version)
+        while self.loop.next_s < math.inf and not self._must_ask:
+            self.clock.wait_until(self.loop.next_s)
+            self.loop.handle_next()
         return self._must_ask
 
     def _step(self, plan: StepPlan, now: float, decided_s: float) -> None:
@@ -171,9 +168,9 @@ class _Run:
                 None if size is None else "x".join(str(number) for number in size),
             )
         )
-        while self._events and self._events[0][0] <= end_s:
-            self._handle_next()
-        self._event_s = end_s
+        while self.loop.next_s <= end_s:
+            self.loop.handle_next()
+        self.loop.now = end_s
         self.worker.settle(step, end_s)
 
     # ---- what the worker asks and tells ----------------------------------------------------------------------
@@ -212,8 +209,8 @@ class _Run:
         sequence.round_index += 1
         if sequence.round_index < len(session.rounds):
             worker.memory.park(sequence.order, sequence.slot, context)
-            self.at(now + delay_s, self._ready, sequence)
+            self.loop.at(now + delay_s, self._ready, sequence)
         else:
             worker.executor.close_slot(sequence.slot)
             sequence.slot = -1
-            self.at(now, self._end, sequence)
+            self.loop.at(now, self._end, sequence)

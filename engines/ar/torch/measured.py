@@ -47,9 +47,6 @@ class MeasuredSteps:
         self.total_s = 0.0
         """Time of all measured runs."""
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return self.step_s([Chunk(history, tokens)], 0, 0)
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         return min(self.times_s(chunks, decoding, context, mode))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from engines.ar.record import RoundRow, Table
 from engines.ar.session import Session
-from engines.ar.table import Table
 from engines.runtime.rows import Ints
 
 Prompts = Callable[[Session, int], Ints]
@@ -27,18 +27,9 @@ def random_prompts(vocab_size: int, seed: int) -> Prompts:
 
 
 @dataclass(slots=True)
-class RoundRow:
-    """A round that became ready; TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
-
-    session_id: int
-    round: int
-    ready_s: float
-    history: int
-    prefill_tokens: int
-    decode_tokens: int
+class EngineRound(RoundRow):
     started_s: float | None = None
-    first_token_s: float | None = None
-    finished_s: float | None = None
+    """When its prefill was admitted."""
 
 
 @dataclass(slots=True)

@@ -249,8 +249,6 @@ class Worker:
         is_whole = tokens == task.tokens
         cached = self.memory.resume(task.order)
         missing = task.history - cached
-        task.history -= missing
-        task.tokens += missing
         self._owed.more(task, missing)
         sequence.computed = min(sequence.computed, cached)
         self._place(sequence)

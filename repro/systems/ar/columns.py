@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from engines.ar.cluster.record import RoundRow, TaskRow, TransferRow, WorkerRow
 from engines.ar.metrics import ItlStat
+from engines.ar.record import RoundRow, TaskRow, TransferRow, WorkerRow
 from repro.runs.record import Column, columns_of
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from engines.ar.metrics import ItlStat
-from engines.ar.slo import Scope, TtftRule
+from engines.ar.metrics import ItlStat, Scope, TtftRule
 from engines.knobs import Range, Seconds, check_fields
 from repro.workloads.knobs import ArrivalKnobs, Rate
 from repro.workloads.sessions.card import Lengths

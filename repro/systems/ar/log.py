@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.metrics import Floats, ItlStat, Observed, observe, observed, sessions_of_rounds
-from engines.ar.table import rows_of
+from engines.ar.record import ClusterRun, rows_of
 from repro.runs.metrics import floats
 from repro.runs.record import REQUESTS, RunRecord, Table
 from repro.systems.ar.columns import ITL_STATS, ROUNDS, TASKS, TRANSFERS, WORKERS

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from engines.ar.metrics import Floats
-from engines.ar.slo import READINGS, Reading, attainments
-from engines.policies.slo import Slo
+from engines.ar.metrics import READINGS, Floats, Reading, attainments
+from engines.policies.task import Slo
 from repro.runs.metrics import Metric, distribution
 from repro.runs.record import RunRecord
 from repro.systems.ar.columns import ROUNDS, TASKS, WORKERS

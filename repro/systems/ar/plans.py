@@ -11,12 +11,13 @@ from baselines.ar.search import disaggregated_shortlist, search
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.planner import Plan, plan
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cluster.cluster import Cluster, Hardware
+from engines.ar.cluster.cluster import Cluster
+from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, Pool, replications
+from engines.ar.metrics import Reading
 from engines.ar.session import Session
-from engines.ar.slo import Reading
 from engines.errors import UserError, require
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 from repro.runs.kept import kept
 from repro.systems.ar.settings import Settings, hardware_of, performance_of, profiled_context, sessions_of
 from repro.systems.simulated import Options

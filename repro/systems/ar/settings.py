@@ -6,16 +6,15 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
-from engines.ampd.performance import PerformanceModel
-from engines.ampd.profiler import profile_hardware
-from engines.ar.cluster.cluster import Hardware
+from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ar.constants import cost_constants
-from engines.ar.slo import Reading
+from engines.ar.cost import Hardware
+from engines.ar.metrics import Reading
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.knobs import check_given, given_to
 from engines.models.shape import SHAPES, ModelShape, model_shape
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.runs.kept import kept
 from repro.systems.ar.knobs import ClusterKnobs, SessionKnobs

@@ -10,11 +10,10 @@ import math
 
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.cluster.sink import Sink
 from engines.ar.cluster.worker import Parts
-from engines.ar.table import rows_of, table_of
+from engines.ar.record import ClusterRun, rows_of, table_of
 from engines.errors import require
 from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
@@ -46,13 +45,13 @@ def simulate_with_decode(
     if decode == "mixed":
         simulation = Simulation(binder=FewestSessions(), router=Local(), stop=stop)
         for index in range(num):
-            simulation.add_home(DecodeWorker(simulation, kv_capacity=kv_capacity, **parts(index)))
+            simulation.add(DecodeWorker(simulation, kv_capacity=kv_capacity, **parts(index)))
     else:
         # A turn goes where the fewest tokens are.
         simulation = Simulation(binder=FewestSessions(), router=RemoteOnly("shared"), stop=stop)
-        simulation.add_home(Sink(simulation, worker_id=0, itl_s=_pace_s(cost, workload, clients / num, kv_capacity)))
+        simulation.add(Sink(simulation, worker_id=0, itl_s=_pace_s(cost, workload, clients / num, kv_capacity)))
         for index in range(num):
-            simulation.add_prefill(PrefillWorker(simulation, overlaps=False, **parts(1 + index)))
+            simulation.add(PrefillWorker(simulation, overlaps=False, **parts(1 + index)))
     return _record(cluster, simulation.run(arrivals))  # type: ignore[arg-type]
 
 

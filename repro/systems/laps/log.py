@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.ar.table import rows_of
+from engines.ar.record import rows_of
 from engines.laps.record import PrefillRun
 from repro.runs.record import REQUESTS, Table
 from repro.systems.laps.columns import INSTANCES, MOVES, STEPS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engines.ar.table import rows_of
+from engines.ar.record import rows_of
 from repro.runs.record import RunRecord
 from repro.systems.laps.columns import INSTANCES, STEPS
 from repro.systems.laps.log import Window

@@ -31,7 +31,7 @@ from repro.workloads.sessions import SessionWorkload
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.profile import LiveProfile
-    from engines.ar.cluster.record import ClusterRun
+    from engines.ar.record import ClusterRun
     from repro.runs.drivers.steps import OnProgress
 
 _START_S = 300.0

@@ -20,7 +20,7 @@ from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.systems.http.workload import Ask
 
 if TYPE_CHECKING:
-    from engines.ar.cluster.record import ClusterRun
+    from engines.ar.record import ClusterRun
     from engines.ar.torch.run import Prompts
 
 _LOOK_S = 0.25
@@ -149,7 +149,7 @@ class HttpClient:
 
 def _at(run: ClusterRun, due_s: Sequence[float], replies: Sequence[Reply]) -> ClusterRun:
     """The run at the times of the client."""
-    from engines.ar.cluster.record import Gaps
+    from engines.ar.record import Gaps
 
     ends = [each.chunks_s[-1] for each in replies]
     rounds = {

@@ -13,7 +13,7 @@ from engines.ar.deployment import Deployment
 from engines.errors import require
 from engines.knobs import Range, check_fields, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.systems.ar.knobs import Objective, SessionKnobs
 from repro.systems.ar.plans import parse_deployment

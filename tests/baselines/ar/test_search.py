@@ -13,14 +13,14 @@ from baselines.ar.search import disaggregated_shortlist, search
 from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum, vllm
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cluster.cluster import Cluster, Hardware
+from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.simulation import StopRule
+from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, replications
-from engines.ar.metrics import observe
+from engines.ar.metrics import Reading, attainment, observe
 from engines.ar.session import OpenLoop, Session
-from engines.ar.slo import Reading, attainment
 from engines.errors import UserError
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)

@@ -12,7 +12,7 @@ from support.clusters import task
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
 from engines.errors import UserError
 from engines.policies.routing import Decision
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 from engines.policies.views import WorkerSnapshot
 
 SLO = Slo(ttft_s=1.0, itl_s=0.04)

@@ -16,8 +16,7 @@ from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.policies.routing import Decision, Router
-from engines.policies.slo import Slo
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
 from repro.paths import REPO
 

@@ -12,12 +12,12 @@ from support.clusters import hardware, profiled, session
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.routing import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.deployment import Deployment
+from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
 from engines.knobs import given_to
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from support.clusters import session
 
-from engines.ar.arrivals import Clients, OpenArrivals
-from engines.ar.cluster.events import EventLoop
+from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.session import ClosedLoop, Session
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, TokenEstimator, hardware, links, session, session_lists, simulation
 
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.metrics import observe
+from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
 from engines.policies.binding import RoundRobin
@@ -188,10 +188,10 @@ def test_kept_history_survives_until_its_time_is_over() -> None:
 
 def test_simulated_systems_are_deterministic_too() -> None:
     """The same through ``Cluster``, with a random router."""
-    from engines.ampd.profiler import profile_hardware
+    from engines.ampd.performance import profile_hardware
     from engines.ampd.system import ampd
     from engines.ar.deployment import Deployment
-    from engines.policies.slo import Slo
+    from engines.policies.task import Slo
 
     platform = hardware()
     cluster = ampd(

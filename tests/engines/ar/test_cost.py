@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.clusters import hardware
 
 from engines.ar.constants import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
-from engines.ar.cost import WorkerCost, fits, kv_capacity_tokens
-from engines.ar.transfer import KvLinks
+from engines.ar.cost import WorkerCost
 from engines.errors import UserError
 from engines.hardware.catalogue import H20, H200, Gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork
@@ -151,12 +150,11 @@ def test_tensor_parallel_loss_slows_every_degree_but_one() -> None:
 )
 def test_degrees_that_fit_an_h20(shape: ModelShape, degrees: tuple[int, ...]) -> None:
     assert hardware(shape).degrees() == degrees
-    assert not fits(shape, H20, 3, PHYSICAL)
 
 
 def test_kv_capacity_by_hand() -> None:
     room = 4 * 96e9 * 0.85 - LLAMA_3_1_70B.weight_bytes
-    assert kv_capacity_tokens(LLAMA_3_1_70B, H20, 4, PHYSICAL) == int(room / 327_680)
+    assert hardware(LLAMA_3_1_70B).kv_capacity(4) == int(room / 327_680)
 
 
 def test_model_that_fits_nowhere_is_refused() -> None:
@@ -191,7 +189,7 @@ def test_constants_are_found_by_name() -> None:
 
 
 def test_transfer_takes_the_ports_of_the_smaller_group() -> None:
-    links = KvLinks.of(LLAMA_3_1_70B, H20, PHYSICAL)
+    links = hardware(LLAMA_3_1_70B).links
     size = 1000 * 327_680
     assert links.transfer_s(1000, links.intra, 4, 8) == pytest.approx(1e-3 + size / (450e9 * 0.7 * 4))
     assert links.transfer_s(1000, links.inter, 8, 2) == pytest.approx(1e-3 + size / (25e9 * 0.8 * 2))

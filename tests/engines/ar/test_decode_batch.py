@@ -25,7 +25,7 @@ def test_cut_ends_at_the_next_boundary(run: Run, share: float) -> None:
     now = run.start_s + share * run.after_s(run.steps)
     cut = run.cut_at(now)
     assert 1 <= cut.steps <= run.steps
-    assert cut.end_s >= now or cut.steps == run.steps
+    assert cut.start_s + cut.after_s(cut.steps) >= now or cut.steps == run.steps
     if cut.steps > 1:
         assert run.start_s + run.after_s(cut.steps - 1) < now
 
@@ -37,7 +37,7 @@ def test_run_stops_where_the_context_outgrows_the_floor() -> None:
     run = batch.run(0.0, 1000, DecodeLine(1e-3, 1e-6, 3e-3))
     assert (run.first_s, run.growth_s, run.steps) == (3e-3, 0.0, 10)
     batch.context += run.steps * batch.size
-    after = batch.run(run.end_s, 1000, DecodeLine(1e-3, 1e-6, 3e-3))
+    after = batch.run(run.after_s(run.steps), 1000, DecodeLine(1e-3, 1e-6, 3e-3))
     assert after.first_s == pytest.approx(3.005e-3)
     assert after.growth_s == pytest.approx(10e-6)
     assert after.steps == 1000

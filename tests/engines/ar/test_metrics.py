@@ -40,5 +40,5 @@ def test_session_statistics_are_over_all_its_tokens() -> None:
 
 def test_empty_run() -> None:
     observed = observe(serve(simulation()))
-    assert observed.num_sessions == 0
+    assert len(observed.e2el_s) == 0
     assert len(observed.ttft_s) == 0

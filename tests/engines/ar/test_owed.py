@@ -33,8 +33,8 @@ def cluster(router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], 
     """One decode worker, 0, and one prefill worker, 1."""
     simulation = Simulation(binder=LeastKvMemory(), router=router or Routes(lambda *_: REMOTE))
     made = {"degree": 1, "cost": LinearCost(), "batching": batching}
-    simulation.add_home(DecodeWorker(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))  # type: ignore[arg-type]
-    simulation.add_prefill(PrefillWorker(simulation, worker_id=1, queue=queue(), **made))  # type: ignore[arg-type]
+    simulation.add(DecodeWorker(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))  # type: ignore[arg-type]
+    simulation.add(PrefillWorker(simulation, worker_id=1, queue=queue(), **made))  # type: ignore[arg-type]
     return simulation.run(OpenLoop(sessions=SESSIONS))
 
 

@@ -16,13 +16,13 @@ from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
 from waits import SteadyWait, deterministic, markov, sampled
 
+from engines.ampd.planner.closed_form import erlang_c
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.queueing import erlang_c
+from engines.ar.events import EventLoop
+from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.errors import UserError
 from engines.policies.batching import ONE_BY_ONE
@@ -64,10 +64,10 @@ def lognormal(rng: np.random.Generator, num: int) -> np.ndarray:
 def queue(servers: int) -> Simulation:
     """Prefill workers that share one queue, before a decode side that takes no time."""
     built = Simulation(binder=LeastKvMemory(), router=RemoteOnly("shared"))
-    built.add_home(Sink(built, worker_id=0))
+    built.add(Sink(built, worker_id=0))
     shared = PrefillQueue()
     for index in range(servers):
-        built.add_prefill(
+        built.add(
             PrefillWorker(
                 built, worker_id=1 + index, degree=1, cost=MICRO, queue=shared, batching=ONE_BY_ONE, overlaps=False
             )
@@ -77,7 +77,7 @@ def queue(servers: int) -> Simulation:
 
 def colocated() -> Simulation:
     built = Simulation(binder=LeastKvMemory(), router=Local())
-    built.add_home(
+    built.add(
         DecodeWorker(
             built, worker_id=0, degree=1, cost=MICRO, queue=PrefillQueue(), batching=ONE_BY_ONE, kv_capacity=10**15
         )

@@ -158,7 +158,7 @@ def test_sink_decodes_without_contention() -> None:
     built = simulation(prefills=1)
     built._homes.clear()
     built._home_of.clear()
-    built.add_home(Sink(built, worker_id=0, itl_s=0.02))
+    built.add(Sink(built, worker_id=0, itl_s=0.02))
     run = serve(built, *(session(index, 0.0, (100, 6)) for index in range(3)))
     assert run.rounds["first_token_s"] == pytest.approx([0.1, 0.2, 0.3])
     assert run.rounds["finished_s"] == pytest.approx([0.2, 0.3, 0.4])
@@ -188,13 +188,11 @@ def test_decode_step_of_a_cluster_is_the_cost_model() -> None:
 
 
 def test_placement_puts_the_phases_of_a_server_together() -> None:
-    assert place([4, 4, 4, 4]) == [0, 0, 1, 1]
-    assert place([1, 8, 2, 4, 1]) == [1, 0, 1, 1, 1]
-    from engines.ar.cluster.cluster import _placed
-
-    assert _placed([4, 4], [4, 4]) == ([0, 1], [0, 1])
-    assert _placed([8], [4, 4]) == ([0], [1, 1])
-    assert _placed([8, 8], [8, 8]) == ([0, 2], [1, 3])
+    assert place([4, 4, 4, 4]) == ([0, 0, 1, 1], [])
+    assert place([1, 8, 2, 4, 1]) == ([1, 0, 1, 1, 1], [])
+    assert place([4, 4], [4, 4]) == ([0, 1], [0, 1])
+    assert place([8], [4, 4]) == ([0], [1, 1])
+    assert place([8, 8], [8, 8]) == ([0, 2], [1, 3])
 
 
 def test_enumerated_deployments_use_all_gpus() -> None:

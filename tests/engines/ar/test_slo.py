@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, serve, session, session_lists, simulation
 
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import StopRule
-from engines.ar.metrics import observe
+from engines.ar.metrics import READINGS, Reading, attainment, attainments, observe
+from engines.ar.record import ClusterRun
 from engines.ar.session import Session
-from engines.ar.slo import READINGS, Reading, attainment, attainments
 from engines.errors import UserError
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 
 STATS = {
     "mean": np.mean,

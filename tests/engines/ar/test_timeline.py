@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, Scripted, TokenEstimator, links, serve, session, simulation
 
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.metrics import observe
+from engines.ar.record import ClusterRun
 from engines.policies.batching import Chunked, PrefillFirst
 
 

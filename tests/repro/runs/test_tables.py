@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ar.cluster.record import RoundRow, TaskRow, WorkerRow
-from engines.ar.table import rows_of, table_of
+from engines.ar.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of
 from engines.laps.record import InstanceRow, StepRow
 from repro.runs.record import Column, columns_of
 from repro.runs.tables import check_table, plain_table

@@ -19,24 +19,23 @@ from support.live import client_of_any, needs_store
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import Choice, Replay, choose, order_line, replay
 from engines.ampd.live.store import Store, held, texts
-from engines.ampd.profiler import profile_hardware
+from engines.ampd.performance import profile_hardware
 from engines.ampd.reordering import ReorderingQueue
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.hub import Live
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.deployment import Deployment
+from engines.ar.events import EventLoop
+from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.binding import LeastKvMemory
 from engines.policies.routing import Decision
-from engines.policies.slo import Slo
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView
 
 pytestmark = needs_store
@@ -132,7 +131,7 @@ class MirroredHome(DecodeWorker):
     mirror: Mirror
 
     def _advance(self, run: Run) -> None:
-        parts = self.batch.token_runs(run)
+        parts = self.batch.token_runs(run, run.steps)
         members = [(live.order, 0) for live in self.batch._members.values()]
         self.mirror.stepped(self.worker_id, members, sum(part.tokens * part.gap_s for part in parts))
         super()._advance(run)
@@ -164,7 +163,7 @@ class Mirror(Simulation):
             )
             home.mirror = self
             self._meet(home, home_queue, "decode")
-            self.add_home(home)
+            self.add(home)
         for number in (2, 3):
             queue = make_queue()
             worker = PrefillWorker(
@@ -176,7 +175,7 @@ class Mirror(Simulation):
                 batching=ONE_BY_ONE,
             )
             self._meet(worker, queue, "prefill")
-            self.add_prefill(worker)
+            self.add(worker)
 
     def _meet(self, worker: DecodeWorker | PrefillWorker, queue: LiveQueue, role: str) -> None:
         queue.mirror, queue.worker = self, worker

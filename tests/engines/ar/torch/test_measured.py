@@ -52,7 +52,7 @@ def test_what_is_run_is_what_was_asked(worker, monkeypatch: pytest.MonkeyPatch) 
     steps.step_s([Chunk(40, 7), Chunk(0, 12)], 3, 50, None)
     steps.step_s([Chunk(5, 7), Chunk(0, 12)], 0, 0, Bucket(16, 4))
     steps.step_s([Chunk(0, 12)], 0, 0, Rung(64))
-    steps.prefill_s(9, 3)
+    steps.step_s([Chunk(9, 3)], 0, 0)
     assert seen == [
         ([40, 0, 15, 16, 16], [7, 12, 1, 1, 1], None, 22),
         ([5, 0], [7, 12], Bucket(16, 4), 64),

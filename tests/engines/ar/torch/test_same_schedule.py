@@ -38,9 +38,6 @@ from engines.policies.step import Batching, Bucket, Chunk, Situation, StepPlan
 class FlooredCost:
     """A prefill step takes 5 ms and 0.1 ms a token, a decode 4 ms and a little for its context."""
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return 5e-3 + 1e-4 * tokens
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         tokens = mode.tokens if isinstance(mode, Bucket) else sum(chunk.tokens for chunk in chunks)
         return 5e-3 + 1e-4 * tokens + (3e-4 * decoding + 1e-6 * context if decoding else 0.0)

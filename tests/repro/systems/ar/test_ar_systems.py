@@ -15,8 +15,7 @@ import yaml
 from support.run_files import lines
 
 from engines.ar.deployment import Deployment
-from engines.ar.metrics import observe
-from engines.ar.slo import READINGS, attainments
+from engines.ar.metrics import READINGS, attainments, observe
 from engines.errors import UserError
 from repro.paths import PAPER, REPO
 from repro.runs.cell import Cell, Scalar

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.ar.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow
 from engines.ar.metrics import observe
+from engines.ar.record import ClusterRun, Gaps, RoundRow, SessionRow, table_of
 from engines.ar.session import Round, Session
-from engines.ar.table import table_of
 from engines.errors import RunError
 from repro.runs.drivers.http import Exchange, Reply
 from repro.systems.live.http_client import HttpClient, SessionConversation

@@ -37,7 +37,7 @@ from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.binding import LeastKvMemory
 from engines.policies.queue import PrefillQueue
-from engines.policies.slo import Slo
+from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.live.front import Direct

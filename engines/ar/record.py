@@ -1,15 +1,29 @@
-"""What a run leaves behind: plain tables, and the gaps between tokens as run lengths."""
+"""What a run leaves behind: plain tables, and the gaps between tokens as run lengths.
+
+A row of a table is a slotted dataclass, whose fields are the columns; the text below a field is the column's meaning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.ar.table import Table
+Table = dict[str, list[Any]]
+
+
+def table_of(kind: type, rows: Sequence[Any]) -> Table:
+    """Rows of one kind, turned."""
+    return {each.name: list(map(attrgetter(each.name), rows)) for each in fields(kind)}
+
+
+def rows_of(table: Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """These columns, row by row."""
+    return zip(*(table[name] for name in names), strict=True)
 
 
 @dataclass(slots=True)
@@ -148,12 +162,22 @@ class WorkerRow:
 
 
 class Stay(NamedTuple):
-    """A member's part of the log of gaps of a decode batch."""
+    """A member's part of the log of a decode batch: its own first gap, and the gaps from ``start`` to ``end``."""
 
     row: int
     first_gap_s: float
     start: int
     end: int
+
+
+@dataclass(slots=True)
+class TokenLog:
+    """Gaps between the tokens of a worker that decodes, which are those of all who decode there at the time."""
+
+    gaps: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    """counts[i] consecutive gaps of gaps[i] seconds (their mean)."""
+    stays: list[Stay] = field(default_factory=list)
 
 
 class Gaps(NamedTuple):
@@ -174,7 +198,7 @@ class ClusterRun:
     workers: Table
     gaps: Gaps
     facts: Mapping[str, Any]
-    """system, model, gpu, constants, deployment, seed, num_events, end_s; ``stop_reason`` where a run was given up, and
+    """num_events, end_s; ``stop_reason`` where a run was given up, and
     ``overload_reason`` where its arrivals asked for more prefill than the workers can do (``prefill_load`` above 1)."""
 
     @property
@@ -182,21 +206,19 @@ class ClusterRun:
         return len(self.sessions["session_id"])
 
 
-def gaps_of(stays: Sequence[tuple[int, Stay]], logs: Mapping[int, tuple[Sequence[float], Sequence[int]]]) -> Gaps:
-    """Each stay is its own first gap and a slice of its worker's log (``DecodeBatch``)."""
+def gaps_of(logs: Sequence[TokenLog]) -> Gaps:
+    """Each stay is its own first gap and a slice of its worker's log."""
+    stays = [stay for log in logs for stay in log.stays]
     if not stays:
         return Gaps(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int64))
-    offsets: dict[int, int] = {}
-    total = 0
-    for worker_id, (gaps, _) in logs.items():
-        offsets[worker_id] = total
-        total += len(gaps)
-    log_gap = np.concatenate([np.asarray(gaps, dtype=np.float64) for gaps, _ in logs.values()])
-    log_count = np.concatenate([np.asarray(counts, dtype=np.int64) for _, counts in logs.values()])
-    row = np.array([stay.row for _, stay in stays], dtype=np.int64)
-    first = np.array([stay.first_gap_s for _, stay in stays], dtype=np.float64)
-    start = np.array([offsets[worker] + stay.start for worker, stay in stays], dtype=np.int64)
-    length = np.array([stay.end - stay.start for _, stay in stays], dtype=np.int64)
+    log_gap = np.concatenate([np.asarray(log.gaps, dtype=np.float64) for log in logs])
+    log_count = np.concatenate([np.asarray(log.counts, dtype=np.int64) for log in logs])
+    lengths = [len(log.gaps) for log in logs]
+    offsets = np.repeat(np.cumsum(lengths) - lengths, [len(log.stays) for log in logs])
+    row = np.array([stay.row for stay in stays], dtype=np.int64)
+    first = np.array([stay.first_gap_s for stay in stays], dtype=np.float64)
+    start = offsets + np.array([stay.start for stay in stays], dtype=np.int64)
+    length = np.array([stay.end - stay.start for stay in stays], dtype=np.int64)
     # Of the slices, one index after the other: start[i] + 0..length[i].
     within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
     index = np.repeat(start, length) + within

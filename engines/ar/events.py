@@ -1,12 +1,56 @@
-"""Arrivals as events: open ones, each at its own time, and clients of a closed loop."""
+"""The clock of a run, and what arrives by it: open arrivals, each at its own time, and clients of a closed loop.
+
+Events are a heap of times, handlers and arguments: no threads, no wall clock. Those of the same time run in the order they were
+scheduled, so a run is the same every time. An event is never taken back: its handler compares a version it was given with the
+current one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
 
 from engines.ar.session import ClosedLoop, Session
+
+Handler = Callable[..., None]
+
+
+class EventLoop:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_events = 0
+        self.is_stopped = False
+        """Set by who leaves what is still scheduled."""
+        self._heap: list[tuple[float, int, Handler, tuple[Any, ...]]] = []
+        self._order = 0
+
+    def at(self, time_s: float, handler: Handler, *args: Any) -> None:
+        self._order += 1
+        heappush(self._heap, (time_s, self._order, handler, args))
+
+    @property
+    def next_s(self) -> float:
+        """When the next event is due; never without any."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def handle_next(self) -> None:
+        self.now, _, handler, args = heappop(self._heap)
+        self.num_events += 1
+        handler(*args)
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Handle events until none is left, one stops the loop, or the next lies behind ``until_s``."""
+        heap = self._heap
+        while heap and not self.is_stopped:
+            if heap[0][0] > until_s:
+                self.now = until_s
+                return
+            self.now, _, handler, args = heappop(heap)
+            self.num_events += 1
+            handler(*args)
 
 
 class _Arriving(Protocol):
@@ -17,14 +61,10 @@ class _Arriving(Protocol):
 Item = TypeVar("Item", bound=_Arriving)
 
 
-class _Schedule(Protocol):
-    def at(self, time_s: float, handler: Callable[..., None], *args: Any) -> None: ...
-
-
 class OpenArrivals(Generic[Item]):
     """``arrive`` is called with each item when it is due; one is drawn when the one before it arrives."""
 
-    def __init__(self, loop: _Schedule, items: Iterable[Item], arrive: Callable[[Item], None]) -> None:
+    def __init__(self, loop: EventLoop, items: Iterable[Item], arrive: Callable[[Item], None]) -> None:
         self._loop, self._items, self._arrive = loop, iter(items), arrive
         self.is_over = False
         """Whether all have arrived."""
@@ -45,7 +85,7 @@ class OpenArrivals(Generic[Item]):
 class Clients:
     """``arrive`` is called with a client's next session ``think_s`` after it has ended the one before."""
 
-    def __init__(self, loop: _Schedule, closed: ClosedLoop, arrive: Callable[[Session], None]) -> None:
+    def __init__(self, loop: EventLoop, closed: ClosedLoop, arrive: Callable[[Session], None]) -> None:
         self._loop, self._sessions, self._arrive = loop, deque(closed.sessions), arrive
         self.think_s = closed.think_s
         self.num_thinking = 0
