@@ -15,7 +15,7 @@ from paper_figures.ampd.panels import TracePanel
 from paper_figures.common.runs import Measure, Of, Runs
 from repro.reports.figures import Knobs, View
 from repro.runs.statistics import Interval, student_t_two_sided
-from repro.systems.ar.part import ArPart
+from repro.systems.ar.platforms import ArPart
 
 Floats = npt.NDArray[np.float64]
 Means = Mapping[str, Floats]

@@ -27,7 +27,7 @@ from paper_figures.common.words import shown
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.systems.ar.part import ArPart
+from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import DEFAULT_READING
 
 SAME = ("ampd", "dynamo", "vllm")

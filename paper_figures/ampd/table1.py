@@ -9,7 +9,7 @@ from paper_figures.common.runs import Runs
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_table
-from repro.systems.ar.part import ArPart
+from repro.systems.ar.platforms import ArPart
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, load_session_card
 

@@ -7,7 +7,7 @@ from paper_figures.common.runs import Measure, Runs
 from paper_figures.laps.contenders import CONTENDERS
 from repro.runs.cell import COMPARISON
 from repro.runs.store import StoredRun
-from repro.systems.laps.metrics import BUCKETS
+from repro.systems.laps.family import BUCKETS
 from repro.systems.laps.part import part_of
 from repro.systems.platforms import platform
 

@@ -68,7 +68,7 @@ class Sample:
 
     def slo(self, model: str, trace: str) -> Slo:
         from engines.policies.task import Slo
-        from repro.systems.ar.part import PAPER_OBJECTIVES
+        from repro.systems.ar.platforms import PAPER_OBJECTIVES
 
         printed = PAPER_OBJECTIVES.get((model, trace))
         ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)

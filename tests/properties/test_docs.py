@@ -17,10 +17,10 @@ from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
-from repro.systems.ar.metrics import AR_METRICS
+from repro.systems.ar.family import AR_METRICS
 from repro.systems.dllm.metrics import DLLM_METRICS
 from repro.systems.http.metrics import HTTP_METRICS
-from repro.systems.laps.metrics import PREFILL_METRICS
+from repro.systems.laps.family import PREFILL_METRICS
 
 PAGES = sorted(
     [

@@ -12,8 +12,7 @@ from support.stored_runs import told_of
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
 from repro.runs.store import StoredRun
-from repro.systems.laps.family import PREFILL
-from repro.systems.laps.metrics import BUCKETS
+from repro.systems.laps.family import BUCKETS, PREFILL
 
 
 def prefill_run(

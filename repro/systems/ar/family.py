@@ -1,28 +1,178 @@
-"""The family of autoregressive systems on a cluster."""
+"""The family of autoregressive systems on a cluster: what is read off rounds, prefills and workers (AMPD §7), and what is checked of a
+run. Shares are in [0, 1]; times count from when a round was ready. A run's reading of SLO attainment and its objectives are among its
+facts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from engines.ar.metrics import Floats, attainments
+from engines.ar.record import rows_of
+from engines.policies.task import Slo
 from repro.runs.family import Family, Shown
-from repro.systems.ar.columns import (
-    REQUEST_COLUMNS,
-    ROUND_COLUMNS,
-    ROUNDS,
-    TASK_COLUMNS,
-    TASKS,
-    TRANSFER_COLUMNS,
-    TRANSFERS,
-    WORKER_COLUMNS,
-    WORKERS,
+from repro.runs.metrics import Metric, distribution, metric
+from repro.runs.record import RunRecord
+from repro.systems.ar.log import REQUEST_COLUMNS, ROUNDS, TABLES, TASKS, TRANSFERS, WORKERS, observed_of
+from repro.systems.simulated import column, known
+
+# ---- metrics ----------------------------------------------------------------------------------------------
+
+
+@metric("share", "the same in each of the readings", "no sessions")
+def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
+    """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
+    found = attainments(observed_of(record), Slo(**record.facts["slo"]))
+    return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
+
+
+@metric("share", "rounds or sessions that meet both objectives / all, in the reading of the run's facts", "no sessions")
+def slo_attainment(record: RunRecord) -> float | None:
+    found: dict[str, float | None] = attainment_by_reading(record)
+    return found[record.facts["attainment_reading"]]
+
+
+def round_ttft_s(record: RunRecord) -> Floats:
+    """By round, from when it was ready; NaN where its first token never came."""
+    return column(record, "first_token_s", ROUNDS) - column(record, "ready_s", ROUNDS)
+
+
+@metric("s", "largest first token - ready of a round", "no round has one")
+def ttft_longest_s(record: RunRecord) -> float | None:
+    times = known(round_ttft_s(record))
+    return float(times.max()) if times.size else None
+
+
+@metric("share", "rounds prefilled on their decode worker / rounds", "no rounds")
+def local_share(record: RunRecord) -> float | None:
+    """Recomputations after a preemption are not counted."""
+    local = record.tables[ROUNDS]["is_local"]
+    return sum(local) / len(local) if local else None
+
+
+@metric("prefills", "by the router's rule")
+def prefills_by_reason(record: RunRecord) -> dict[str, int]:
+    reasons = record.tables[TASKS]["reason"]
+    return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+
+
+@metric("share", "busy time / (end of the run x workers)", "no worker of the role")
+def busy_share(record: RunRecord) -> dict[str, float | None]:
+    """By role, prefill and decode steps apart."""
+    end_s, workers = record.facts["end_s"], record.tables[WORKERS]
+    found: dict[str, float | None] = {}
+    for role in ("prefill", "decode"):
+        rows = [index for index, each in enumerate(workers["role"]) if each == role]
+        for part in ("prefill", "decode"):
+            busy = math.fsum(workers[f"busy_{part}_s"][row] for row in rows)
+            found[f"{role}_workers_{part}"] = busy / (end_s * len(rows)) if rows and end_s else None
+    return found
+
+
+def _over_rounds(name: str, formula: str, values: Callable[[RunRecord], Floats]) -> Metric:
+    undefined = "per entry: no round that has it; pQ below 100 / (100 - Q) of them"
+    return Metric(
+        name, "s", f"distribution over {formula}", undefined, lambda record: distribution(known(values(record)))
+    )
+
+
+def _sum(column: str) -> Any:
+    return lambda record: sum(value or 0 for value in record.tables[WORKERS][column])
+
+
+AR_METRICS: tuple[Metric, ...] = (
+    slo_attainment,
+    attainment_by_reading,
+    _over_rounds(
+        "ttft_initial_s",
+        "initial rounds of first token - ready",
+        lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) == 0],
+    ),
+    _over_rounds(
+        "ttft_incremental_s",
+        "later rounds of first token - ready",
+        lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) != 0],
+    ),
+    ttft_longest_s,
+    _over_rounds("itl_s", "rounds of their mean gap", lambda record: column(record, "itl_mean_s", ROUNDS)),
+    _over_rounds(
+        "itl_p95_s", "rounds of the 95th percentile of their gaps", lambda record: column(record, "itl_p95_s", ROUNDS)
+    ),
+    local_share,
+    prefills_by_reason,
+    Metric(
+        "most_postponed",
+        "times",
+        "the most that one prefill was put back",
+        "never: 0 of none",
+        lambda record: max(record.tables[TASKS]["postponed"], default=0),
+    ),
+    busy_share,
+    Metric(
+        "prefill_load",
+        "share",
+        "prefill time asked for / (workers x time of arrivals), in the busier pool",
+        "arrivals all at once",
+        lambda record: record.facts["prefill_load"],
+    ),
+    Metric("kv_evicted", "tokens", "idle prefixes given up, over workers", "never", _sum("kv_evicted")),
+    Metric("num_preemptions", "sequences", "K/V of decoding sequences given up", "never", _sum("num_preemptions")),
 )
-from repro.systems.ar.metrics import AR_METRICS
-from repro.systems.ar.validity import AR_CHECKS
+
+# ---- checks: that a run ended, that it could have gone on, and that nothing was lost ------------------------------
+
+
+def _drained(record: RunRecord) -> Iterator[str]:
+    facts = record.facts
+    if (reason := facts["stop_reason"]) is not None:
+        yield f"it was given up: {reason}"
+    if (reason := facts["overload_reason"]) is not None and not facts["is_transient"]:
+        yield f"the rate never drains: {reason}; lower it, or set transient=true to read this number of sessions alone"
+
+
+def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
+    """Finished sessions have all their rounds and tokens."""
+    rounds, sessions = record.tables[ROUNDS], record.requests
+    ids = np.asarray(sessions["request_id"], dtype=np.int64)
+    place = {session: row for row, session in enumerate(ids.tolist())}
+    rows = np.array([place[session] for session in rounds["session_id"]], dtype=np.int64)
+    ok = np.array([status == "ok" for status in sessions["status"]], dtype=np.bool_)
+    for what, given, due in (
+        ("rounds", None, "num_rounds"),
+        ("prefill", "prefill_tokens", "prompt_len"),
+        ("decode", "decode_tokens", "decode_tokens"),
+    ):
+        weights = None if given is None else np.asarray(rounds[given], dtype=np.float64)
+        counted = np.bincount(rows, weights=weights, minlength=len(ids))
+        if wrong := int(((counted != np.asarray(sessions[due])) & ok).sum()):
+            yield f"{wrong} finished sessions do not have the {what} they asked for"
+
+
+def _transfers_match(record: RunRecord) -> Iterator[str]:
+    """A remote prefill sends back what it was asked for and the history it had to compute again."""
+    transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
+    tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "computed_tokens")
+    sent = {task: tokens for task, content, tokens in transfers if content == "increment"}
+    remote = {task: tokens for task, is_local, tokens in tasks if not is_local and tokens is not None}
+    if wrong := sum(sent.get(task) != tokens for task, tokens in remote.items()):
+        yield f"{wrong} remote prefills sent back other K/V than they computed"
+
+
+def _memory_held(record: RunRecord) -> Iterator[str]:
+    pairs = rows_of(record.tables[WORKERS], "kv_peak", "kv_capacity")
+    if wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
+        yield f"{wrong} workers held more K/V than they have memory for"
+
 
 AR = Family(
     name="ar",
     request_columns=REQUEST_COLUMNS,
-    tables={ROUNDS: ROUND_COLUMNS, TASKS: TASK_COLUMNS, TRANSFERS: TRANSFER_COLUMNS, WORKERS: WORKER_COLUMNS},
+    tables=TABLES,
     metrics=AR_METRICS,
-    checks=AR_CHECKS,
+    checks=(_drained, _rounds_are_whole, _transfers_match, _memory_held),
     shown=(
         Shown("longest TTFT s", "ttft_longest_s"),
         Shown("attainment", "slo_attainment", is_share=True),

@@ -52,27 +52,19 @@ class PlannerKnobs:
         check_fields(self)
 
 
-def _fact(name: str) -> Callable[[RunRecord], Any]:
-    return lambda record: record.facts[name]
+def _fact(name: str, unit: str, formula: str, undefined: str = "not timed") -> Metric:
+    return Metric(name, unit, formula, undefined, lambda record: record.facts[name])
 
 
 PLANNING = Family(
     name="planning",
     serves=False,
     metrics=(
-        Metric(
-            "plans", "-", "deployments, best first, with the P95 latencies they are ranked by", "never", _fact("plans")
-        ),
-        Metric("coefficients_s", "s", "processor time of the P95 coefficients", "not timed", _fact("coefficients_s")),
-        Metric("solve_s", "s", "processor time of the integer program", "not timed", _fact("solve_s")),
-        Metric(
-            "routing_s",
-            "s",
-            "processor time of a routing decision over 8 busy workers",
-            "not timed",
-            _fact("routing_s"),
-        ),
-        Metric("ordering_s", "s", "processor time of an ordering of 3 prefills", "not timed", _fact("ordering_s")),
+        _fact("plans", "-", "deployments, best first, with the P95 latencies they are ranked by", "never"),
+        _fact("coefficients_s", "s", "processor time of the P95 coefficients"),
+        _fact("solve_s", "s", "processor time of the integer program"),
+        _fact("routing_s", "s", "processor time of a routing decision over 8 busy workers"),
+        _fact("ordering_s", "s", "processor time of an ordering of 3 prefills"),
     ),
 )
 
@@ -103,8 +95,7 @@ class Planning:
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         ground = self.ground
         hardware, model = ground.hardware, ground.performance
-        longest = max(session.context_tokens for session in workload.sessions)
-        degrees = hardware.degrees(min_kv_tokens=longest)
+        degrees = hardware.degrees(min_kv_tokens=workload.longest_tokens)
         asked = PlanningWorkload(sessions=workload.sessions, rate=self.rate, slo=ground.slo)
         start = time.process_time()
         table = coefficients(model, asked, degrees, ground.num_gpus, self.method)

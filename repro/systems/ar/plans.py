@@ -15,7 +15,6 @@ from engines.ar.cluster.cluster import Cluster
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, Pool, replications
 from engines.ar.metrics import Reading
-from engines.ar.session import Session
 from engines.errors import UserError, require
 from engines.policies.task import Slo
 from repro.runs.kept import kept
@@ -71,9 +70,6 @@ class Ground:
         context = profiled_context(self.workload)
         return performance_of(self.model, self.card, self.constants, self.num_gpus, context)
 
-    def sample(self, turn: int = 0, *, rate: float | None = None) -> tuple[Session, ...]:
-        return self.sampled(turn, rate=rate).sessions
-
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
         config = replace(self.workload, seed=_OTHER_SEED + turn)
         if rate is not None:
@@ -109,15 +105,11 @@ def parse_deployment(text: str) -> Deployment:
     return Deployment(decode=pools.get("D") or pools[""], prefill=pools.get("P", ()))
 
 
-def longest_context(ground: Ground) -> int:
-    return max(session.context_tokens for session in ground.sample())
-
-
 @kept(maxsize=256)
 def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
     """AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
-    degrees = ground.hardware.degrees(min_kv_tokens=longest_context(ground))
-    workload = PlanningWorkload(sessions=ground.sample(rate=rate), rate=rate, slo=ground.slo)
+    degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
+    workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     found = plan(ground.performance, workload, degrees, ground.num_gpus, top=top)
     require(
         bool(found),
@@ -146,7 +138,7 @@ def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[
 
 
 def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]:
-    longest = longest_context(ground)
+    longest = ground.sampled().longest_tokens
     hardware = ground.hardware
     if not is_disaggregated:
         found = tuple(replications(ground.num_gpus, hardware.degrees(min_kv_tokens=longest)))
@@ -157,7 +149,7 @@ def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]
         )
         return found
     rate = ground.workload.arrivals.rate or 1e3
-    workload = PlanningWorkload(sessions=ground.sample(rate=rate), rate=rate, slo=ground.slo)
+    workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     likely = disaggregated_shortlist(hardware, ground.performance, workload, ground.num_gpus, size=_NUM_CANDIDATES)
     even = even_split(ground.num_gpus, hardware.degrees(min_kv_tokens=longest))
     return likely if even is None or even in likely else (*likely, even)

@@ -1,4 +1,4 @@
-"""A run of prefill instances as the harness's tables, and which of its requests count.
+"""A run of prefill instances as the harness's tables, and which of its requests count: a request is one turn, done with its first token.
 
 The window opens when a tenth of the turns have arrived. In a closed loop it closes when a client finds no further
 conversation, so that all clients are busy in it; in an open one with the last arrival. Requests that arrive in it
@@ -7,17 +7,32 @@ count, however late they finish.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from engines.ar.record import rows_of
-from engines.laps.record import PrefillRun
-from repro.runs.record import REQUESTS, Table
-from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
+from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
+from repro.runs.record import REQUESTS, Column, Table, columns_of
 from repro.systems.simulated import request_table
 
+STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
+
+REQUEST_COLUMNS: tuple[Column, ...] = (
+    Column("session_id", "int", "the conversation it is a turn of"),
+    Column("turn", "int", "0 is the first"),
+    Column("length_class", "str", "short or long, by the run's boundary"),
+    Column("history", "int", "tokens whose K/V was there"),
+    Column("instance", "int", "where it was prefilled", nullable=True),
+    Column("violated", "bool", "whether its first token came later than the objective allows, or never"),
+    Column("counted", "bool", "whether it arrived in the measured window"),
+)
+TABLES: Mapping[str, tuple[Column, ...]] = {
+    STEPS: columns_of(StepRow),
+    MOVES: columns_of(MoveRow),
+    INSTANCES: columns_of(InstanceRow),
+}
 WARM_UP = 0.1
 """Share of the turns that arrive before the window opens."""
 
@@ -27,10 +42,6 @@ class Window(NamedTuple):
 
     start_s: float
     end_s: float
-
-    @property
-    def length_s(self) -> float:
-        return self.end_s - self.start_s
 
 
 def window_of(arrivals_s: Sequence[float], closes_s: float) -> Window:
@@ -63,7 +74,7 @@ def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
             first_output_s=finished,
             finished_s=finished,
             prompt_len=requests["tokens"],
-            output_len=[1] * run.num_requests,
+            output_len=[1] * len(finished),
             status=["ok" if done else "unfinished" for done in is_done],
             violated=[bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
             counted=counted.tolist(),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from engines.errors import require
 from engines.hardware.catalogue import gpu
-from engines.knobs import check_given, given_to
+from engines.knobs import Only, Range, Seconds, check_fields, check_given, given_to
 from engines.laps.buckets import GRID, graph_bytes
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, PrefillCost
@@ -19,16 +19,74 @@ from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
 from repro.systems.ar.settings import autoregressive_shape
-from repro.systems.laps.knobs import Decode, InstanceKnobs
 from repro.systems.laps.part import PrefillPart, part_of
 from repro.systems.laps.workload import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
 from repro.workloads.arrivals import arrivals_asked
 from repro.workloads.conversations import ConversationConfig, load_conversation_card
 from repro.workloads.conversations.card import LONG
+from repro.workloads.knobs import ArrivalKnobs
+from repro.workloads.sessions.workload import Source
 
 if TYPE_CHECKING:
     from repro.prefill.instance import MeasuredInstance
+
+Decode = Literal["none", "apart", "mixed"]
+SIMULATED = Only(executor="roofline")
+"""What means nothing to a measured instance."""
+Clients = Annotated[int, Range(1, 10**5)]
+_MaybeClients = Annotated[int, Range(0, 10**5)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceKnobs(ArrivalKnobs):
+    model: str | None = None
+    """A shape by its name."""
+    num_instances: int = 1
+    """Instances, a GPU each."""
+    constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)
+    cache: Cache = "shared"
+    """Where histories are cached: shared by all instances, or on the instance that computed them (instance)."""
+    reprefills_answer: bool = False
+    """Compute the last answer again with the next turn, as where it was decoded elsewhere."""
+    decode: Annotated[Decode, SIMULATED] = "none"
+    """none: turns end with their first token. apart: answers are decoded on as many other GPUs; mixed: on the instances; with
+    either the next turn comes after the whole answer."""
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
+    """Turns."""
+    clients: Clients | None = None
+    """Conversations held at once, one after the other by each client, in a closed loop; a rate is of turns, whatever became of those
+    before."""
+    think_s: Seconds = 0.0
+    """Seconds a client thinks before its next turn."""
+    answer_tokens: Annotated[int, Range(1, 10**6)] | None = None
+    """Tokens of every answer."""
+    dataset_source: Source | None = None
+    """embedded or local; local where there is a file."""
+    dataset_path: str | None = None
+    """A file of recorded conversations."""
+    min_tokens: Annotated[int, Range(1, 10**6)] | None = None
+    """Only prompts of so many tokens or more."""
+    max_tokens: Annotated[int, Range(1, 10**6)] | None = None
+    """Only prompts of so many tokens or fewer."""
+    long_clients: _MaybeClients | None = None
+    """Clients of a closed loop of prompts above 1,000 tokens (LAPS Figures 1 and 3)."""
+    short_clients: _MaybeClients | None = None
+    """Clients of a closed loop of prompts below 64 tokens beside them."""
+    slo_ttft_s: Annotated[float, Range(1e-6, 1e6)] | None = None
+    """Objective of the time to the first token, in seconds."""
+    deadlines: bool = True
+    """Whether policies know the objective; without, they serve offline."""
+    transient: bool = False
+    """Accept a rate that the instances cannot serve."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(
+            self.min_tokens is None or self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: exchange them",
+        )
+
 
 SHORT_PROMPT = 63
 """Most tokens of a short prompt in LAPS Figures 1 and 3."""
@@ -61,8 +119,8 @@ class Settings:
     num_instances: int
     constants: PrefillConstants
     slo_s: float
-    has_deadlines: bool
-    """Whether policies know the objective."""
+    deadline_s: float | None
+    """What policies know of the objective."""
     boundary: int
     cache: Cache
     reprefills_answer: bool
@@ -109,11 +167,6 @@ class Settings:
         return shapes_of(graphs, None if budget_gb is None else round(budget_gb * 1e9), size)
 
     @property
-    def deadline_s(self) -> float | None:
-        """What policies know of the objective."""
-        return self.slo_s if self.has_deadlines else None
-
-    @property
     def kv_capacity(self) -> int:
         """Tokens of K/V beside the weights on one GPU; measured, what the instance has positions for."""
         if self.part.gpu is None:
@@ -156,7 +209,11 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
     check_given(cell.asked, InstanceKnobs, own, who=f"system={system!r}")
     knobs = given_to(InstanceKnobs(), cell.asked, executor=cell.executor)
     load_conversation_card(cell.dataset)
-    model = _model(system, part, knobs)
+    model = knobs.model or part.model
+    if part.gpu is None:
+        require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
+    else:
+        model = autoregressive_shape(model, system).name
     require(
         1 <= knobs.num_instances <= part.most_instances,
         f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
@@ -165,14 +222,15 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
         knobs.decode == "none" or cell.rate is None,
         f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate out",
     )
+    slo_s = knobs.slo_ttft_s or part.slo_s
     return Settings(
         platform=where,
         part=part,
         model=model,
         num_instances=knobs.num_instances,
         constants=knobs.constants,
-        slo_s=knobs.slo_ttft_s or part.slo_s,
-        has_deadlines=knobs.deadlines,
+        slo_s=slo_s,
+        deadline_s=slo_s if knobs.deadlines else None,
         boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),
         cache=knobs.cache,
         reprefills_answer=knobs.reprefills_answer,
@@ -180,14 +238,6 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
         is_transient=knobs.transient,
         workload=_workload(cell, part, knobs),
     )
-
-
-def _model(system: str, part: PrefillPart, knobs: InstanceKnobs) -> str:
-    asked = knobs.model or part.model
-    if part.gpu is None:
-        require(asked == part.model, f"model={asked!r} is not measured here: leave it out, or use {part.model}")
-        return part.model
-    return autoregressive_shape(asked, system).name
 
 
 def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
@@ -201,7 +251,8 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         require(think_s == 0, f"think_s={think_s} has no effect at a request rate: leave one of them out")
     else:
         require(knobs.burstiness is None, "burstiness has no effect without a request rate: leave it out")
-    return PrefillWorkloadConfig(streams=_streams(cell, part, knobs), arrivals=arrivals, length_scale=part.length_scale)
+    streams = _streams(cell, part, knobs)
+    return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
 
 
 def _streams(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> tuple[Stream, ...]:

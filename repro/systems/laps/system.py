@@ -2,20 +2,132 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.errors import require
+from engines.laps.cluster import PrefillCluster
+from engines.laps.system import PrefillSystem
+from engines.policies.step import StepTimes
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.systems.laps.deployment import Build, PrefillDeployment
+from repro.runs.record import Obtained, RunRecord
+from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL
-from repro.systems.laps.knobs import InstanceKnobs
+from repro.systems.laps.log import closing_s, tables_of, window_of
 from repro.systems.laps.part import PrefillPart, part_of
-from repro.systems.laps.settings import resolve
+from repro.systems.laps.settings import UNMEASURED, InstanceKnobs, Settings, resolve
 from repro.systems.laps.workload import PrefillWorkload, draw_workload
 from repro.systems.platforms import Platform
-from repro.systems.simulated import PolicySystem
+from repro.systems.simulated import PolicyDeployment, PolicySystem
+
+if TYPE_CHECKING:
+    from repro.runs.drivers.steps import OnProgress
+
+GIVEN_UP_S = 600.0
+"""Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
+ends."""
+_SLOWEST_TOKEN_S = 0.05
+"""The longest that a token of an answer takes, where it is decoded."""
+_ON_TORCH = "repro.systems.laps.on_torch"
+"""The module of measured runs: a simulation loads no torch, nor depends on its code."""
+Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillDeployment(PolicyDeployment[Build, Settings]):
+    @property
+    def obtained(self) -> Obtained:
+        return "simulated" if self.settings.is_simulated else "measured"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (
+            self.build.__module__,
+            "repro.systems.laps.system",
+            *(() if self.settings.is_simulated else (_ON_TORCH,)),
+        )
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_instances": self.settings.num_instances}
+
+    def cluster(self, settings: Settings, cost: StepTimes) -> PrefillCluster:
+        return PrefillCluster(
+            system=self.build(settings, dict(self.options)),
+            cost=cost,
+            num_instances=settings.num_instances,
+            slo_s=settings.slo_s,
+            boundary=settings.boundary,
+            cache=settings.cache,
+            reprefills_answer=settings.reprefills_answer,
+        )
+
+    def serving(self) -> AbstractContextManager[Settings]:
+        """In its body there is an instance to measure on, where it is not simulated."""
+        if self.settings.is_simulated:
+            return nullcontext(self.settings)
+        serving: AbstractContextManager[Settings] = import_module(_ON_TORCH).serving(self.settings)
+        return serving
+
+    def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        config, part = workload.config, self.settings.part
+        until_s = _until_s(workload, self.settings.decode)
+        with self.serving() as settings:
+            cluster = self.cluster(settings, settings.cost)
+            if settings.decode == "none":
+                run = cluster.simulate(workload.arrivals, until_s=until_s)
+            else:
+                run = simulate_with_decode(
+                    cluster, settings.roofline, workload, settings.decode, settings.kv_capacity, until_s=until_s
+                )
+        last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
+        window = window_of(run.requests["arrival_s"], closing_s(run, last))
+        constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
+        facts = {
+            "num_instances": settings.num_instances,
+            "options": dict(self.options),
+            "constants": {name: value for name, value in constants.items() if value != math.inf},
+            **({} if instance is None else {"instance": instance.facts, "length_scale": config.length_scale}),
+            "slo_s": settings.slo_s,
+            "boundary": settings.boundary,
+            "decode": settings.decode,
+            "is_transient": settings.is_transient,
+            "window_s": list(window),
+            "closed_loops": [] if config.arrivals is not None else [stream.clients for stream in config.streams],
+            "think_s": config.think_s,
+            "shares": workload.provenance.shares,
+            **run.facts,
+        }
+        basis: dict[str, Any] = {"calibration": None, "device": "cpu", "dtype": "float32", "weights": "random"}
+        if instance is None:
+            kappa = settings.constants.kappa
+            basis = {"calibration": f"{part.gpu}, uncalibrated: constants assumed, mixing penalty {kappa:g}"}
+        return self.record(
+            tables_of(run, window),
+            **basis,
+            platform=part.title,
+            provenance=workload.provenance,
+            slos={"ttft": {"ttft_s": settings.slo_s}},
+            facts=facts,
+        )
+
+
+def _until_s(workload: PrefillWorkload, decode: str) -> float:
+    config = workload.config
+    if config.arrivals is not None:
+        assert config.arrivals.rate is not None
+        return GIVEN_UP_S + sum(each.num_turns for each in workload.streams) / config.arrivals.rate
+    waits_s = 0.0
+    for stream, each in zip(config.streams, workload.streams, strict=True):
+        answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
+        alone_s = each.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
+        waits_s = max(waits_s, alone_s / (stream.clients or 1))
+    return GIVEN_UP_S + waits_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +149,14 @@ class PrefillSystemEntry(PolicySystem[Build]):
         deployment = PrefillDeployment(
             system=self.name, title=self.title, build=self.build, settings=settings, options=self.options_of(cell)
         )
-        deployment.check_options()
+        cost: StepTimes = settings.cost if settings.is_simulated else UNMEASURED
+        deployment.cluster(settings, cost).system.make_batching()  # shows wrong options before any run
         workload = draw_workload(settings.workload)
         most = settings.kv_capacity
         where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
         require(
             workload.longest_tokens <= most,
-            f"dataset={workload.config.dataset!r} has a conversation of {workload.longest_tokens} tokens and {where} holds "
+            f"dataset={cell.dataset.lower()!r} has a conversation of {workload.longest_tokens} tokens and {where} holds "
             f"{most}: shorten it, or use a smaller model",
         )
         return deployment, workload

@@ -17,8 +17,7 @@ from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
-from repro.systems.laps.knobs import SIMULATED
-from repro.systems.laps.settings import Settings
+from repro.systems.laps.settings import SIMULATED, Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
 Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig)

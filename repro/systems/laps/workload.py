@@ -28,16 +28,9 @@ class PrefillWorkloadConfig:
     streams: tuple[Stream, ...]
     arrivals: ArrivalConfig | None
     """None: closed loops."""
+    think_s: float = 0.0
     length_scale: float = 1.0
     """Factor on prompts and answers after they are drawn: ``low`` and ``high`` are the data set's tokens."""
-
-    @property
-    def dataset(self) -> str:
-        return self.streams[0].conversations.dataset
-
-    @property
-    def think_s(self) -> float:
-        return self.streams[0].conversations.think_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +51,13 @@ class PrefillWorkload:
             for each, stream in zip(self.streams, config.streams, strict=True)
         )
 
-    @property
-    def last_sessions(self) -> tuple[int, ...]:
-        """The last session of each closed loop."""
-        return () if self.config.arrivals is not None else tuple(each.sessions[-1].session_id for each in self.streams)
-
     @cached_property
     def longest_tokens(self) -> int:
         return max(session.context_tokens for each in self.streams for session in each.sessions)
 
 
-@kept(maxsize=256)
-def _conversations(config: ConversationConfig) -> Conversations:
-    """Runs at other rates and with other clients have the same ones."""
-    return draw_conversations(config)
+_conversations = kept(maxsize=256)(draw_conversations)
+"""Runs at other rates and with other clients have the same ones."""
 
 
 @kept(maxsize=256)

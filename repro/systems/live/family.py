@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from repro.runs.family import Shown
-from repro.runs.metrics import Metric, distribution, per_second, window_s
+from repro.runs.metrics import Metric, distribution, metric, per_second, window_s
 from repro.runs.record import RunRecord
-from repro.systems.ar.columns import ROUNDS
-from repro.systems.ar.family import AR
-from repro.systems.ar.metrics import reading_of, slo_attainment
-from repro.systems.ar.metrics import round_ttft_s as ttft_of
+from repro.systems.ar.family import AR, slo_attainment
+from repro.systems.ar.family import round_ttft_s as ttft_of
+from repro.systems.ar.log import ROUNDS
 from repro.systems.simulated import known
 
 
@@ -24,13 +23,16 @@ def workers_lived(record: RunRecord) -> Iterator[str]:
         yield f"{names} died or fell silent: what was measured is less than {facts['deployment']}"
 
 
+@metric("s", "distribution over rounds of first token - ready", "no round")
 def round_ttft_s(record: RunRecord) -> dict[str, Any]:
     return distribution(known(ttft_of(record)))
 
 
+@metric("1/s", "rounds or sessions that meet both objectives / (last end - first arrival)", "no session ended")
 def goodput(record: RunRecord) -> float | None:
     share = slo_attainment(record)
-    counted = record.tables[ROUNDS]["round"] if reading_of(record).scope == "round" else record.requests["status"]
+    is_of_rounds = record.facts["attainment_reading"].startswith("round/")
+    counted = record.tables[ROUNDS]["round"] if is_of_rounds else record.requests["status"]
     return None if share is None else per_second(round(share * len(counted)), window_s(record))
 
 
@@ -43,14 +45,8 @@ LIVE = replace(
     name="live",
     metrics=(
         *AR.metrics,
-        Metric("round_ttft_s", "s", "distribution over rounds of first token - ready", "no round", round_ttft_s),
-        Metric(
-            "goodput",
-            "1/s",
-            "rounds or sessions that meet both objectives / (last end - first arrival)",
-            "no session ended",
-            goodput,
-        ),
+        round_ttft_s,
+        goodput,
         Metric(
             "input_len", "tokens", "distribution over rounds of what each adds", "no round", _tokens("prefill_tokens")
         ),

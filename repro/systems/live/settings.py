@@ -15,9 +15,8 @@ from engines.knobs import Range, check_fields, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
-from repro.systems.ar.knobs import Objective, SessionKnobs
 from repro.systems.ar.plans import parse_deployment
-from repro.systems.ar.settings import DEFAULT_READING, sessions_asked
+from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.platforms import platform
 from repro.workloads.sessions import SessionWorkloadConfig
 

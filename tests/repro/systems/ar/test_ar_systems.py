@@ -23,12 +23,12 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
-from repro.systems.ar.deployment import ClusterDeployment
 from repro.systems.ar.family import AR
 from repro.systems.ar.log import observed_of
-from repro.systems.ar.part import PAPER_OBJECTIVES
 from repro.systems.ar.plans import Ground, candidates, parse_deployment
+from repro.systems.ar.platforms import PAPER_OBJECTIVES
 from repro.systems.ar.settings import profiled_context
+from repro.systems.ar.system import ClusterDeployment
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
 SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
@@ -190,7 +190,7 @@ def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions() -> None:
     assert record.facts["options"]["scheduling"] in ("prefill-first", "chunked")
     assert "other samples" in record.facts["deployment_chosen"]
     ground = Ground.of(experiment.deployment.settings)  # type: ignore[attr-defined]
-    assert ground.sample() != experiment.workload.sessions
+    assert ground.sampled().sessions != experiment.workload.sessions
     fixed = [ran(cell("vllm-sim", deployment=str(each), rate=1.2))[1] for each in candidates(ground, False)]
     shares = [AR.summarize(each)["slo_attainment"] for each in fixed]
     assert AR.summarize(record)["slo_attainment"] >= min(shares)

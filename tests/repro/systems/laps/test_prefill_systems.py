@@ -15,10 +15,8 @@ from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
-from repro.systems.laps.columns import STEPS
-from repro.systems.laps.family import PREFILL
-from repro.systems.laps.log import Window, window_of
-from repro.systems.laps.validity import littles_law, tokens_are_whole
+from repro.systems.laps.family import PREFILL, littles_law, tokens_are_whole
+from repro.systems.laps.log import STEPS, Window, window_of
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.conversations.arrivals import LANES, open_turns
@@ -121,7 +119,7 @@ def test_two_closed_loops_have_prompts_of_their_own_lengths() -> None:
     assert (lengths > 1000).sum() == 80
     assert set(record.requests["history"]) == {0}
     assert record.facts["closed_loops"] == [2, 8]
-    assert len(experiment.workload.last_sessions) == 2
+    assert len(experiment.workload.streams) == 2
 
 
 def test_decoding_on_the_same_instance_costs_turns() -> None:
