@@ -121,6 +121,12 @@ def models_loaded_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No files of the published data sets."""
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+
+
+@pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn up but their files stay empty, for tests that do not look into those: two thirds of the time goes
     into rendering them. test_layout renders every one."""

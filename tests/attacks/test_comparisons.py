@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 from support.command import refused, repro
 from support.fake_system import fake_cell
 from support.run_files import parts
@@ -73,21 +74,6 @@ def test_a_file_that_is_no_plot(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ((), "add --write"),
-        (("--dry-run", "--keep"), "give one of them"),
-        (("--sensitivity", "--write"), "write has no effect with sensitivity"),
-        (("--sensitivity", "--keep"), "keep has no effect with sensitivity"),
-        (("--sensitivity", "--dry-run"), "dry_run has no effect with sensitivity"),
-        (("--platform", "h200", "--write"), "platform='h200'"),
-    ],
-)
-def test_calibrate_replaces_nothing_unasked(options: tuple[str, ...], says: str) -> None:
-    refused(repro("calibrate", *options), says)
-
-
 def test_prompts_that_are_cut_are_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"prompt": "one two three four five six seven eight " * 6}) + "\n")
@@ -108,16 +94,6 @@ def test_prompts_that_are_cut_are_said_to_be(tmp_path: Path) -> None:
 
 
 def cells(path: Path) -> list[Experiment]:
-    from repro.runs.cell import Cell
-
-    knobs = (("num_prompts", 1), ("gen_length", 4), ("block_length", 4), ("steps", 4), ("dataset_path", str(path)))
-    cell = Cell(
-        system="dllm-serve",
-        dataset="osc",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=(*knobs, ("dataset_source", "local")),
-    )
+    short = {"num_prompts": 1, "gen_length": 4, "block_length": 4, "steps": 4}
+    cell = a_cell(**short, dataset_path=str(path), dataset_source="local")
     return [prepare(cell)]

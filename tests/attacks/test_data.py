@@ -143,61 +143,6 @@ def test_a_fault_of_the_program_is_not_the_files(tmp_path: Path, monkeypatch: py
         refused(repro(*command), "mine.jsonl' has not the format", "TypeError: of our own")
 
 
-BOUNDS = [
-    (("--top", 10**6), "top=1000000 must be between 1 and 100"),
-    (("--top", 10**30), "must be between 1 and 100"),
-    (("--num-sessions", 10**9), "num_sessions=1000000000 is more than 100,000"),
-    (("--num-sessions", 10**20), "is more than 100,000"),
-    (("--slo-itl-s", "1e-308"), "slo_itl_s=1e-308 must be at least 1e-06"),
-    (("--slo-ttft-s", "nan"), "slo_ttft_s=nan must be a finite number"),
-    (("--slo-ttft-s", "inf"), "slo_ttft_s=inf must be a finite number"),
-    (("--rate", "1e300"), "rate=1e+300 is more than 1,000,000"),
-    (("--trace-path", ""), "--trace-path='' is empty"),
-]
-
-
-@pytest.mark.parametrize(("options", "says"), BOUNDS, ids=lambda value: str(value)[:40])
-def test_bounds_of_a_plan(options: tuple[object, ...], says: str) -> None:
-    refused(repro("plan-cluster", "--model", "Qwen3-32B", "--trace", "gaia", "--gpus", 16, *options), says)
-
-
-IGNORED = [
-    (("ablate", "--component", "routing", "--num-runs", 10**12), "num_runs=1000000000000 must be between 1 and 1,000"),
-    (("ablate", "--component", "awd", "--num-runs", 10**12), "num_runs=1000000000000 must be between 1 and 1,000"),
-    (("ablate", "--component", "awd", "--num-runs", 0), "num_runs=0 must be between 1 and 1,000"),
-    (("ablate", "--component", "routing", "--limit", 5), "limit=5 has no effect on component='routing'"),
-    (("ablate", "--component", "awd", "--limit", 5), "limit=5 has no effect on component='awd'"),
-    (("ablate", "--component", "scheduler", "--limit", 5), "limit=5 has no effect on component='scheduler'"),
-    (("ablate", "--component", "sparsity", "--platform", "l40s", "--limit", 5), "of platform='l40s'"),
-    (("ablate", "--component", "routing", "--plot", ""), "--plot='' is empty"),
-    (("reproduce", "ampd/table1", "--num-prompts", 3), "num_prompts=3 has no effect on ampd/table1"),
-    (("reproduce", "ampd/table1", "--num-runs", 3), "num_runs=3 has no effect on ampd/table1"),
-    (("reproduce", "ampd/fig7", "--num-prompts", 3), "num_prompts=3 has no effect on ampd/fig7, which has its own"),
-    (("figure", "laps/fig2", "--weights", "random"), "weights='random' has no effect on laps/fig2, which has no runs"),
-    (("figure", "laps/fig2", "--reading", "policy"), "reading='policy' has no effect on laps/fig2"),
-    (("figure", "laps/fig7", "--reading", "policy"), "reading='policy' has no effect on laps/fig7"),
-    (("reproduce", "ampd/fig5", "--num-prompts", 10**6), "num_prompts=1000000 is more than 100,000"),
-    ((*SESSIONS[:3], "--num-prompts", 10**6), "num_prompts=1000000 is more than 100,000"),
-    ((*SESSIONS, "--knob", "delay_mean_s=1e300"), "delay_mean_s=1e+300 is more than 1,000,000"),
-    ((*SESSIONS, "--knob", "slo_itl_s=1e-320"), "must be at least 1e-06"),
-    ((*SESSIONS, "--knob", "planning_rate=1e-9"), "planning_rate=1e-09 must be at least 1e-06"),
-    ((*SESSIONS, "--knob", "router=os:system"), "router='os:system' fails when called"),
-    ((*TURNS, "--knob", "layer_launch_s=1e300"), "layer_launch_s=1e+300 must be in [0, 1]"),
-    ((*TURNS, "--knob", "max_window_s=1e300"), "max_window_s=1e+300 is more than 1,000,000"),
-    ((*TURNS, "--knob", "slo_ttft_s=1e-320"), "must be at least 1e-06"),
-    (("gpu-suite", "--platform", "cpu-tiny", "--budget", "nan"), "budget=nan must be a positive number"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "says"), IGNORED, ids=lambda value: str(value)[:60])
-def test_nothing_is_ignored_or_endless(
-    arguments: tuple[object, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    refused(repro(*arguments, "--result-dir", "r"), says)
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- what the program wrote -------------------------------------------------------------------------
 
 

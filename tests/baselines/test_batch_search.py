@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.cells import a_cell
 
 from baselines.dllm.fast_dllm import FastDllm
 from baselines.dllm.published import PublishedMethod
@@ -133,15 +134,7 @@ def cell_of(system: str, platform: str, **knobs: Scalar) -> Cell:
     simulated = platform != "cpu-tiny"
     if simulated:
         knobs.setdefault("reading", "efficient")
-    return Cell(
-        system=system,
-        dataset="osc",
-        platform=platform,
-        executor="roofline" if simulated else "torch",
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    return a_cell(system, platform=platform, executor="roofline" if simulated else "torch", **knobs)
 
 
 def planned(cell: Cell) -> Deployment:
@@ -344,15 +337,7 @@ def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> N
     on_torch._largest_measured.cache_clear()
     facts = []
     for rate in (None, 4.0, 8.0):
-        cell = Cell(
-            system="sparse-dllm",
-            dataset="osc",
-            platform="cpu-tiny",
-            executor="torch",
-            rate=rate,
-            seed=0,
-            knobs=(*SHORT.items(), ("memory_limit", 12 * MIB)),
-        )
+        cell = a_cell("sparse-dllm", rate=rate, **SHORT, memory_limit=12 * MIB)
         facts.append(measured_facts(cell))
     assert facts[0] == facts[1] == facts[2]
     once = list(sizes)

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
@@ -52,8 +53,7 @@ def dllm(system: str, rate: float | None = 4.0, **knobs: Scalar) -> Cell:
 
 
 def _cell(system: str, dataset: str, where: str, rate: float | None, knobs: Mapping[str, Scalar]) -> Cell:
-    asked = tuple(knobs.items())
-    return Cell(system=system, dataset=dataset, platform=where, executor="roofline", rate=rate, seed=1, knobs=asked)
+    return a_cell(system, dataset=dataset, platform=where, executor="roofline", rate=rate, seed=1, **knobs)
 
 
 CELLS = (

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cells import a_cell
 
 import repro
 from engines.errors import UserError
@@ -27,30 +28,14 @@ def test_a_run_is_made_once_and_found_again(tmp_path: Path) -> None:
 
 def test_a_sweep_keeps_the_order_of_its_cells(tmp_path: Path) -> None:
     cells = [
-        Cell(
-            system=system,
-            dataset="osc",
-            platform="rtx4090",
-            executor="roofline",
-            rate=0.5,
-            seed=0,
-            knobs=(("num_prompts", 2),),
-        )
+        a_cell(system, platform="rtx4090", executor="roofline", rate=0.5, num_prompts=2)
         for system in ("sparse-dllm", "dllm-serve")
     ]
     assert [run.cell.system for run in repro.sweep(cells, result_dir=tmp_path, jobs=1)] == ["sparse-dllm", "dllm-serve"]
 
 
 def test_what_is_not_stored_is_not_loaded(tmp_path: Path) -> None:
-    cell = Cell(
-        system="dllm-serve",
-        dataset="burst",
-        platform="l40s",
-        executor="roofline",
-        rate=1.0,
-        seed=0,
-        knobs=(("num_prompts", 2),),
-    )
+    cell = a_cell(dataset="burst", platform="l40s", executor="roofline", rate=1.0, num_prompts=2)
     with pytest.raises(StoreError, match="not stored"):
         repro.load(cell, result_dir=tmp_path)
     assert not any(tmp_path.iterdir())
@@ -64,15 +49,7 @@ def test_a_name_that_is_unknown_is_refused(tmp_path: Path) -> None:
 
 
 KNOWN: dict[str, Any] = {"system": "dllm-serve", "dataset": "osc", "platform": "rtx4090", "rate": 0.5, "num_prompts": 2}
-CELL = Cell(
-    system="dllm-serve",
-    dataset="osc",
-    platform="rtx4090",
-    executor="roofline",
-    rate=0.5,
-    seed=0,
-    knobs=(("num_prompts", 2),),
-)
+CELL = a_cell(platform="rtx4090", executor="roofline", rate=0.5, num_prompts=2)
 NO_VALUES = (object(), [], {}, b"x", 10**400, 10**5000, float("nan"), "", "\0", (1,), np.array([1, 2]), Cell, -1)
 NUMBERS = {"rate": np.float64(0.5), "seed": np.int64(0), "num_prompts": np.int64(2), "length_scale": np.float32(1)}
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.cells import a_cell
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.engine import Engine
 from engines.errors import UserError
 from repro.generation import GenerateOptions, generate
 from repro.prompt import answer_of, tokenizer_of
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.sandbox.client import sandbox_support
@@ -137,15 +137,7 @@ def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str
     ]
     assert [sample["resps"][0][0] for sample in samples] == texts
     knobs = {"num_prompts": 2, **LENGTHS, **options}
-    cell = Cell(
-        system=system,
-        dataset=task,
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    cell = a_cell(system, dataset=task, **knobs)
     ours = prepare(cell).run().requests
     assert [sample["correct"] for sample in samples] == [float(correct) for correct in ours["correct"]]
     assert [sample["strict"] for sample in samples] == [float(correct) for correct in ours["correct_strict"]]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.command import repro
 
 from repro.cli.said import lengths_line
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
@@ -23,21 +23,13 @@ from repro.workloads.scale import length_scale_for
 
 
 def at_a_server(dataset: str, context: int | None, **knobs: Any) -> list[tuple[int, ...]]:
-    cell = Cell(system="openai-http", dataset=dataset, platform="endpoint", executor="http", rate=None, seed=3)
+    cell = a_cell("openai-http", dataset=dataset, platform="endpoint", executor="http", seed=3)
     asked = resolve("openai-http", {"url": "http://127.0.0.1:1", "num_prompts": 12, **knobs})
     return [each.turns[0].new_ids for each in workload_of(cell, asked, "m", context).conversations]
 
 
 def in_process(dataset: str, where: str, **knobs: Any) -> Any:
-    cell = Cell(
-        system="dllm-serve",
-        dataset=dataset,
-        platform=where,
-        executor=platform(where).executor,
-        rate=None,
-        seed=3,
-        knobs=(("num_prompts", 12), *knobs.items()),
-    )
+    cell = a_cell(dataset=dataset, platform=where, executor=platform(where).executor, seed=3, num_prompts=12, **knobs)
     return SYSTEMS.get("dllm-serve").prepare(cell)[1]
 
 
@@ -98,14 +90,15 @@ def test_a_figure_and_an_ablation_name_them_too(runs: Path) -> None:
 
 def test_runs_of_several_lengths_are_told_as_a_span(tmp_path: Path) -> None:
     cells = [
-        Cell(
-            system="dllm-serve",
-            dataset="osc",
+        a_cell(
             platform="rtx4090",
             executor="roofline",
-            rate=None,
             seed=seed,
-            knobs=(("num_prompts", 2), ("gen_length", 32), ("steps", 32), ("input_len", length), ("length_scale", 1.0)),
+            num_prompts=2,
+            gen_length=32,
+            steps=32,
+            input_len=length,
+            length_scale=1.0,
         )
         for length in (20, 400, 100)
         for seed in (0, 1)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from support import command, md1
+from support.cells import a_cell
 from support.command import Result
 
 from repro.paths import REPO
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
@@ -117,8 +117,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
 def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(REPO), str(REPO / "tests"))))
     cells = [
-        Cell(system=SYSTEM, dataset="jobs", platform=WORKSHOP, executor="virtual", rate=0.5, seed=seed)
-        for seed in range(3)
+        a_cell(SYSTEM, dataset="jobs", platform=WORKSHOP, executor="virtual", rate=0.5, seed=seed) for seed in range(3)
     ]
     experiments = [prepare(cell) for cell in cells]
     for name, jobs in (("here", 1), ("pool", 2)):

@@ -23,8 +23,10 @@ class Result:
 
 
 def repro(*arguments: object) -> Result:
+    """The first of the arguments may be several words, as a shell would split them."""
+    words = [word for each in arguments[:1] for word in str(each).split()] + [str(each) for each in arguments[1:]]
     out, err = io.StringIO(), io.StringIO()
-    with mock.patch.object(sys, "argv", ["repro", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+    with mock.patch.object(sys, "argv", ["repro", *words]), redirect_stdout(out), redirect_stderr(err):
         try:
             main()
         except SystemExit as stop:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.cells import a_cell
 from support.recorder import Recorder
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
@@ -28,7 +29,6 @@ from engines.hardware.catalogue import H200
 from engines.hardware.peaks import REPEATS, measured_peaks, seconds_of
 from engines.hardware.roofline import Roofline
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import Deployment
@@ -217,15 +217,7 @@ def test_peaks_of_this_card(dtype: torch.dtype) -> None:
 def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: object) -> Roofline | None:
     """For a measured run of the embedded model; on a CUDA device of that name where there is one."""
     system = "llada" if "cfg_scale" in knobs else "dllm-serve"
-    cell = Cell(
-        system=system,
-        dataset="osc",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=tuple({"num_prompts": 1, **knobs}.items()),
-    )  # type: ignore[arg-type]
+    cell = a_cell(system, **{"num_prompts": 1, **knobs})  # type: ignore[arg-type]
     deployment = prepare(cell).deployment
     assert isinstance(deployment, Deployment)
     settings = deployment.settings

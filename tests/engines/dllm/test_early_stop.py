@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from support.cells import a_cell
 from support.quiet_machine import submitted_in_time
 from support.recorder import Recorder
 from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
@@ -438,15 +439,7 @@ def test_a_checkpoint_names_its_stop_tokens(tmp_path: Path) -> None:
 
 def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -> Cell:
     platform = "rtx4090" if executor == "roofline" else "cpu-tiny"
-    return Cell(
-        system=system,
-        dataset="osc",
-        platform=platform,
-        executor=executor,
-        rate=None,
-        seed=0,
-        knobs=tuple({"num_prompts": 4, "stop_at_eos": True, **knobs}.items()),
-    )
+    return a_cell(system, platform=platform, executor=executor, **{"num_prompts": 4, "stop_at_eos": True, **knobs})
 
 
 @pytest.mark.parametrize(

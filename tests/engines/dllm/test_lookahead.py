@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
+from support.cells import a_cell
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, prompt_of
 
@@ -26,7 +27,6 @@ from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
 MAX_TOTAL = 60
@@ -403,10 +403,7 @@ def test_open_ended_decoding_is_refused(generation: dict[str, float], decode: di
 
 
 def test_it_is_refused_before_a_model_is_loaded() -> None:
-    knobs = (("scheduler", "lookahead"), ("threshold", 0.9), ("num_prompts", 2))
-    cell = Cell(
-        system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
-    )
+    cell = a_cell(scheduler="lookahead", threshold=0.9, num_prompts=2)
     with pytest.raises(UserError, match="scheduler='lookahead'"):
         prepare(cell)
 

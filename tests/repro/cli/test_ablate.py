@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engines.errors import UserError
 from repro.cli.main import app
 
 WHERE = ["--platform", "rtx4090", "--dataset", "livebench"]
@@ -55,19 +54,3 @@ def test_the_ladder_and_its_repeats(tmp_path: Path) -> None:
     assert [row["variant"] for row in rows][:2] == ["Sparse-dLLM", "+ inference engine"]
     assert len(rows) == 6
     assert all(len(row["run_folders"]) == 2 and row["throughput_half_width"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--component", "nosuch"], "component='nosuch' is unknown"),
-        (["--component", "engine", "--reading", "nosuch"], "reading='nosuch' is unknown"),
-        (["--component", "engine", "--num-runs", "0"], "num_runs=0 must be between 1 and 1,000"),
-        (["--component", "engine", "--request-rate", "-1"], "request_rate='-1' must be"),
-    ],
-)
-def test_refusals(tmp_path: Path, arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["ablate", *WHERE, "--result-dir", str(tmp_path / "runs"), *arguments])
-    assert isinstance(result.exception, UserError)
-    assert message in str(result.exception)
-    assert not (tmp_path / "runs").exists()

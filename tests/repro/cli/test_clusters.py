@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command import instead
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -65,37 +64,6 @@ def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
         run(*PLAN, *own_sessions(tmp_path, 20_000_000))
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--gpus", "3"), "gpus=3 do not hold a prefill and a decode worker of Llama-3.1-70B"),
-        (("--gpus", "1"), "gpus=1 must be between 2 and 4096"),
-        (("--hardware", "tpu"), "gpu='tpu' is unknown: use one of"),
-        (("--model", "nosuch"), "model='nosuch' is unknown"),
-        (("--model", "LLaDA-8B"), "is a diffusion model and has no prefill and decode workers"),
-        (("--model", "Qwen2.5-7B"), "Qwen2.5-7B on dureader has no published objective: give --slo-ttft-s"),
-        (("--trace", "osc"), "trace='osc' is unknown"),
-        (("--rate", "0"), "rate=0.0 must be at least 1e-06"),
-        (("--rate", "1e-300"), "rate=1e-300 must be at least 1e-06"),
-        (("--rate", "1e300"), "rate=1e+300 is more than 1,000,000"),
-        (("--rate", "nan"), "rate=nan must be a finite number"),
-        (("--slo-ttft-s", "nan"), "slo_ttft_s=nan must be a finite number"),
-        (("--slo-itl-s", "0"), "slo_itl_s=0.0 must be at least 1e-06"),
-        (("--top", "0"), "top=0 must be between 1 and 100"),
-        (("--top", "1000000"), "top=1000000 must be between 1 and 100"),
-        (("--num-sessions", "-1"), "num_sessions=-1 must be at least 1"),
-        (("--num-sessions", "1000000000"), "num_sessions=1000000000 is more than 100,000"),
-        (("--solver", "gurobi"), "solver='gurobi' is unknown"),
-        (("--method", "magic"), "method='magic' is unknown"),
-        (("--constants", "ideal"), "constants='ideal' are unknown"),
-    ],
-)
-def test_impossible_plans_are_refused(options: tuple[str, ...], sentence: str) -> None:
-    with pytest.raises(UserError) as refused:
-        run(PLAN[0], *map(str, instead(PLAN[1:], options)))
-    assert sentence in str(refused.value)
-
-
 def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path: Path) -> None:
     systems = [part for name in ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim") for part in ("--system", name)]
     knobs = ("--num-prompts", "6", "--request-rate", "0.5", "--result-dir", str(tmp_path), "--json")
@@ -115,34 +83,6 @@ def test_ablate_pairs_variants_by_seed(tmp_path: Path) -> None:
         assert row["added_points"] == pytest.approx(100 * (row["slo_attainment"] - rows[0]["slo_attainment"]))
         assert row["num_runs"] == 2
     assert len({row["deployment"] for row in rows}) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            ("--component", "routing", "--reading", "policy"),
-            "reading='policy' has no effect on component='routing': leave it out",
-        ),
-        (
-            ("--component", "scheduler", "--model", "Qwen3-32B"),
-            "model='Qwen3-32B' has no effect on component='scheduler'",
-        ),
-        (
-            ("--component", "routing", "--platform", "cpu-tiny"),
-            "platform='cpu-tiny' has no settings for this kind of system",
-        ),
-        (("--component", "routing", "--num-runs", "0"), "num_runs=0 must be between 1 and 1,000"),
-        (
-            ("--component", "planner"),
-            "use one of engine, scheduler, budgeting, sparsity, refresh, ladder, routing, reordering",
-        ),
-    ],
-)
-def test_ablations_that_make_no_sense_are_refused(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        run("ablate", *options, "--result-dir", str(tmp_path))
-    assert sentence in str(refused.value)
 
 
 def test_figures_of_clusters_have_no_readings_of_baselines(tmp_path: Path) -> None:

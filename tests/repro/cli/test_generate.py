@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+from support.cells import a_cell
+from support.command import Result, refused, repro
 from support.text_checkpoints import EOS, EOT, LLADA, MASK, write_dream, write_llada
 from support.tokenizers import CHATML_JINJA, LLADA_JINJA
 
@@ -22,47 +26,27 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.chat import load_chat_template, parse_messages
 from engines.models.tokenizer import load_tokenizer
-from repro.cli.main import main
 from repro.generation import GenerateOptions, prepare_generation
 from repro.prompt import read_prompt_ids
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
 SHORT = ("--gen-length", "16", "--block-length", "8")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    def refusal(self) -> str:
-        """Exit code 2 and one line."""
-        assert (self.code, self.out) == (2, ""), self
-        (line,) = self.err.splitlines()
-        assert line.startswith("error: ")
-        return line
-
-    def answer(self) -> dict[str, object]:
-        assert (self.code, self.err) == (0, ""), self
-        return json.loads(self.out)
+def generate(*arguments: object, stdin: bytes = b"") -> Result:
+    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))):
+        return repro("generate", *arguments)
 
 
-Generate = Callable[..., Result]
+def answer(*arguments: object) -> dict[str, Any]:
+    done = generate(*arguments, "--json")
+    assert (done.code, done.err) == (0, ""), done
+    found: dict[str, Any] = json.loads(done.out)
+    return found
 
 
-@pytest.fixture
-def generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Generate:
-    def call(*arguments: object, stdin: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "argv", ["repro", "generate", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return Result(code=int(stop.value.code or 0), out=captured.out, err=captured.err)
-
-    return call
+def refusal(*arguments: object, stdin: bytes = b"") -> str:
+    return refused(generate(*arguments, stdin=stdin))
 
 
 def rendered(directory: Path, family: str, *turns: tuple[str, str]) -> list[int]:
@@ -78,40 +62,37 @@ def rendered(directory: Path, family: str, *turns: tuple[str, str]) -> list[int]
     ("family", "build", "template"), [("llada", write_llada, LLADA_JINJA), ("dream", write_dream, CHATML_JINJA)]
 )
 def test_a_prompt_is_a_users_turn_where_there_is_a_template(
-    generate: Generate, tmp_path: Path, family: str, build: Callable[..., Path], template: str, shards: int
+    tmp_path: Path, family: str, build: Callable[..., Path], template: str, shards: int
 ) -> None:
     folder, file = build(tmp_path / "model", shards=shards, chat_template=template), tmp_path / "ids.json"
 
     def by_ids(ids: list[int]) -> object:
         file.write_text(json.dumps(ids))
-        return generate("--model", folder, "--prompt-ids", file, *SHORT, "--json").answer()["token_ids"]
+        return answer("--model", folder, "--prompt-ids", file, *SHORT)["token_ids"]
 
-    asked = ("--model", folder, "--prompt", " hello? ", *SHORT, "--json")
+    asked = ("--model", folder, "--prompt", " hello? ", *SHORT)
     turn, raw = rendered(folder, family, ("user", " hello? ")), load_tokenizer(folder).encode(" hello? ")
     both = rendered(folder, family, ("system", "Be brief."), ("user", " hello? "))
-    chat = generate(*asked).answer()
+    chat = answer(*asked)
     assert chat["token_ids"] == by_ids(turn)
-    assert generate(*asked, "--chat").answer() == chat
-    assert generate(*asked, "--no-chat").answer()["token_ids"] == by_ids(raw)
-    assert generate(*asked, "--system-prompt", "Be brief.").answer()["token_ids"] == by_ids(both)
-    assert len({tuple(map(int, by_ids(ids))) for ids in (turn, raw, both)}) == 3  # type: ignore[call-overload]
-    refused = generate(*asked, "--no-chat", "--system-prompt", "Be brief.").refusal()
-    assert "system_prompt='Be brief.' has no effect on a raw prompt" in refused
+    assert answer(*asked, "--chat") == chat
+    assert answer(*asked, "--no-chat")["token_ids"] == by_ids(raw)
+    assert answer(*asked, "--system-prompt", "Be brief.")["token_ids"] == by_ids(both)
+    assert len({tuple(map(int, by_ids(ids))) for ids in (turn, raw, both)}) == 3
+    said = refusal(*asked, "--no-chat", "--system-prompt", "Be brief.")
+    assert "system_prompt='Be brief.' has no effect on a raw prompt" in said
 
 
-def test_without_a_template_a_prompt_is_raw_unless_asked(generate: Generate, tmp_path: Path) -> None:
+def test_without_a_template_a_prompt_is_raw_unless_asked(tmp_path: Path) -> None:
     bare, stored = write_llada(tmp_path / "bare"), write_llada(tmp_path / "stored", chat_template=LLADA_JINJA)
-    asked = ("--prompt", "hello", *SHORT, "--json")
-    raw = generate("--model", bare, *asked).answer()
-    assert raw == generate("--model", stored, *asked, "--no-chat").answer()
-    assert generate("--model", bare, *asked, "--chat").answer() == generate("--model", stored, *asked).answer() != raw
-    assert (
-        "has no effect on a raw prompt: add --chat"
-        in generate("--model", bare, *asked, "--system-prompt", "x").refusal()
-    )
+    asked = ("--prompt", "hello", *SHORT)
+    raw = answer("--model", bare, *asked)
+    assert raw == answer("--model", stored, *asked, "--no-chat")
+    assert answer("--model", bare, *asked, "--chat") == answer("--model", stored, *asked) != raw
+    assert "has no effect on a raw prompt: add --chat" in refusal("--model", bare, *asked, "--system-prompt", "x")
 
 
-def test_a_template_of_its_own_file(generate: Generate, tmp_path: Path) -> None:
+def test_a_template_of_its_own_file(tmp_path: Path) -> None:
     folder = write_llada(tmp_path / "model")
     raw = generate("--model", folder, "--prompt", "hello", *SHORT).out
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -120,15 +101,15 @@ def test_a_template_of_its_own_file(generate: Generate, tmp_path: Path) -> None:
     assert generate("--model", folder, "--prompt", "hello", *SHORT).out != raw
 
 
-def test_a_template_needs_jinja(generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_needs_jinja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_llada(tmp_path / "model", chat_template=LLADA_JINJA)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    refused = generate("--model", folder, "--prompt", "hello").refusal()
-    assert "needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'" in refused
+    said = refusal("--model", folder, "--prompt", "hello")
+    assert "needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'" in said
     assert generate("--model", folder, "--prompt", "hello", "--no-chat", *SHORT).code == 0
 
 
-def test_standard_input(generate: Generate, tmp_path: Path) -> None:
+def test_standard_input(tmp_path: Path) -> None:
     """Without the line break a shell puts behind a text; any other is the text's."""
     folder = write_llada(tmp_path / "model")
     for text in ("hello", "two\nlines", "ends\n", "é"):
@@ -137,64 +118,62 @@ def test_standard_input(generate: Generate, tmp_path: Path) -> None:
     assert generate("--model", folder, "--prompt", "-", *SHORT, stdin=b"hello") == generate(
         "--model", folder, "--prompt", "hello", *SHORT
     )
-    assert "prompt is empty" in generate("--model", folder, "--prompt", "-").refusal()
-    assert "standard input is not UTF-8" in generate("--model", folder, "--prompt", "-", stdin=b"\xff\xfe").refusal()
+    assert "prompt is empty" in refusal("--model", folder, "--prompt", "-")
+    assert "standard input is not UTF-8" in refusal("--model", folder, "--prompt", "-", stdin=b"\xff\xfe")
 
 
-def test_prompts_are_checked_before_the_weights_are_read(generate: Generate, tmp_path: Path) -> None:
+def test_prompts_are_checked_before_the_weights_are_read(tmp_path: Path) -> None:
     folder = write_llada(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"not a tensor in it")
     asked = ("--model", folder, "--gen-length", "64", "--prompt")
     limit = LLADA.max_len
-    assert f"hold the mask id {MASK}: remove it" in generate(*asked, "a <|mdm_mask|> b").refusal()
-    assert (
-        f"prompt of {limit - 63} tokens + gen_length=64 exceeds the model's max_sequence_length={limit}"
-        in generate(*asked, "x" * (limit - 63)).refusal()
+    assert f"hold the mask id {MASK}: remove it" in refusal(*asked, "a <|mdm_mask|> b")
+    assert f"prompt of {limit - 63} tokens + gen_length=64 exceeds the model's max_sequence_length={limit}" in refusal(
+        *asked, "x" * (limit - 63)
     )
-    assert "model.safetensors is damaged" in generate(*asked, "x" * (limit - 64)).refusal()
+    assert "model.safetensors is damaged" in refusal(*asked, "x" * (limit - 64))
 
 
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def test_text_ends_at_the_first_stop_token(generate: Generate, tmp_path: Path) -> None:
+def test_text_ends_at_the_first_stop_token(tmp_path: Path) -> None:
     folder = write_llada(tmp_path / "model")
     backend, reasons = load_tokenizer(folder).backend, []
     for seed in range(8):
         asked = ("--model", folder, "--prompt", "hello", "--gen-length", "32", "--temperature", "3", "--seed", seed)
-        answer = generate(*asked, "--json").answer()
-        ids = answer["token_ids"]
-        assert isinstance(ids, list)
+        found = answer(*asked)
+        ids = found["token_ids"]
         ends = [i for i, token in enumerate(ids) if token in (EOS, EOT)]
-        assert answer["finish_reason"] == ("stop" if ends else "length")
-        assert answer["text"] == backend.decode(ids[: ends[0]] if ends else ids)
-        assert generate(*asked).out == f"{answer['text']}\n"
-        reasons.append((answer["finish_reason"], EOT in ids))
+        assert found["finish_reason"] == ("stop" if ends else "length")
+        assert found["text"] == backend.decode(ids[: ends[0]] if ends else ids)
+        assert generate(*asked).out == f"{found['text']}\n"
+        reasons.append((found["finish_reason"], EOT in ids))
     assert {reason for reason, _ in reasons} == {"stop", "length"}
     assert ("stop", True) in reasons
 
 
-def test_masks_a_sampler_leaves_are_not_text(generate: Generate, tmp_path: Path) -> None:
+def test_masks_a_sampler_leaves_are_not_text(tmp_path: Path) -> None:
     folder = write_llada(tmp_path / "model", mask_gain=40.0)
-    answer = generate("--system", "llada", "--model", folder, "--prompt", "hello", *SHORT, "--json").answer()
-    assert MASK in answer["token_ids"]  # type: ignore[operator]
-    assert "mask" not in str(answer["text"])
+    found = answer("--system", "llada", "--model", folder, "--prompt", "hello", *SHORT)
+    assert MASK in found["token_ids"]
+    assert "mask" not in str(found["text"])
     # dLLM-Serve never commits one.
-    assert MASK not in generate("--model", folder, "--prompt", "hello", *SHORT, "--json").answer()["token_ids"]  # type: ignore[operator]
+    assert MASK not in answer("--model", folder, "--prompt", "hello", *SHORT)["token_ids"]
 
 
-def test_ids_are_printed_where_there_is_no_tokenizer(generate: Generate, tmp_path: Path) -> None:
+def test_ids_are_printed_where_there_is_no_tokenizer(tmp_path: Path) -> None:
     folder, file = write_llada(tmp_path / "model"), tmp_path / "ids"
     file.write_text("5 6 7")
     asked = ("--prompt-ids", file, *SHORT)
     text = generate("--model", folder, *asked)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    ids = generate("--model", folder, *asked, "--json").answer()["token_ids"]
+    ids = answer("--model", folder, *asked)["token_ids"]
     bare = generate("--model", folder, *asked)
-    assert bare.out.split() == [str(token) for token in ids]  # type: ignore[attr-defined]
+    assert bare.out.split() == [str(token) for token in ids]
     assert text.out != bare.out
-    assert "lacks tokenizer_config.json" in generate("--model", folder, "--prompt", "x").refusal()
+    assert "lacks tokenizer_config.json" in refusal("--model", folder, "--prompt", "x")
 
 
 @pytest.mark.parametrize("text", ["5 6 7", "[5, 6, 7]"])
@@ -223,19 +202,17 @@ def test_ids_may_follow_a_byte_order_mark(tmp_path: Path, text: str) -> None:
     ],
     ids=range(14),
 )
-def test_what_is_not_a_list_of_ids_is_refused(
-    generate: Generate, folders: dict[str, Path], tmp_path: Path, text: str
-) -> None:
+def test_what_is_not_a_list_of_ids_is_refused(folders: dict[str, Path], tmp_path: Path, text: str) -> None:
     file = tmp_path / "ids"
     file.write_text(text, encoding="utf-8")
-    line = generate("--model", folders["llada"], "--prompt-ids", file, *SHORT).refusal()
+    line = refusal("--model", folders["llada"], "--prompt-ids", file, *SHORT)
     assert line == f"error: prompt_ids={str(file)!r} is not a list of integers: write them as JSON, [1, 2, 3]"
 
 
 # ---- hub ids -------------------------------------------------------------------------------------
 
 
-def test_a_hub_id(generate: Generate, tmp_path: Path) -> None:
+def test_a_hub_id(tmp_path: Path) -> None:
     """From the hub's cache, as a download leaves it; and what is not there, offline, in one line."""
     pytest.importorskip("huggingface_hub")
     commit, repo = "0" * 40, tmp_path / "hub" / "models--owner--tiny-instruct"
@@ -276,89 +253,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"llada": write_llada(root / "llada"), "dream": write_dream(root / "dream")}
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "says"),
-    [
-        (
-            "dream",
-            "--system fast-dllm --cache none --threshold 0.9",
-            "threshold=0.9 has no effect with cache='none' on a dream",
-        ),
-        ("dream", "--system fast-dllm --alg entropy --threshold 0.9", "threshold=0.9 has no effect with alg='entropy'"),
-        ("dream", "--system dream --threshold 0.9", "threshold=0.9 has no effect with system='dream'"),
-        ("llada", "--system sparse-dllm --threshold 0.9", "threshold=0.9 has no effect with system='sparse-dllm'"),
-        ("llada", "--system dllm-cache --threshold 0.9", "threshold=0.9 has no effect with system='dllm-cache'"),
-        ("llada", "--system dllm-cache --transfer-ratio 1.5", "transfer_ratio=1.5 must be in [0, 1]"),
-        ("llada", "--system dllm-cache --transfer-ratio -0.1", "transfer_ratio=-0.1 must be in [0, 1]"),
-        ("llada", "--system dllm-cache --prompt-interval 0", "prompt_interval=0 must be at least 1"),
-        ("llada", "--system dllm-cache --cfg-interval 4", "cfg_interval=4 has no effect without guidance"),
-        ("llada", "--system llada --cfg-interval 4", "cfg_interval=4 has no effect with system='llada'"),
-        (
-            "llada",
-            "--threshold 0.9 --factor 1",
-            "threshold=0.9 and factor=1.0 are two rules for one thing: give one of them",
-        ),
-        ("llada", "--system fast-dllm --alg entropy", "alg='entropy' has no effect with family='llada'"),
-        ("llada", "--system llada --alg entropy", "alg='entropy' has no effect with system='llada' on a llada model"),
-        ("llada", "--alg entropy", "alg='entropy' has no effect with system='dllm-serve'"),
-        ("llada", "--cache dual", "cache='dual' has no effect with system='dllm-serve'"),
-        ("llada", "--system llada --cache prefix", "cache='prefix' has no effect with system='llada'"),
-        ("llada", "--system dllm-cache --cache dual", "cache='dual' has no effect with system='dllm-cache'"),
-        ("llada", "--temperature 1 --top-k 0", "top_k=0 must be at least 1"),
-        ("llada", "--temperature 1 --top-k -3", "top_k=-3 must be at least 1"),
-        ("llada", "--temperature 1 --top-p 0", "top_p=0.0 must be in (0, 1]"),
-        ("llada", "--temperature 1 --top-p 1.5", "top_p=1.5 must be in (0, 1]"),
-        (
-            "llada",
-            "--top-p 0.9",
-            "top_p=0.9 has no effect at temperature=0, which draws nothing: raise the temperature",
-        ),
-        ("dream", "--system dream --top-k 5", "top_k=5 has no effect at temperature=0"),
-        ("llada", "--alg-temp 0.5", "alg_temp=0.5 has no effect with system='dllm-serve' on a llada model"),
-        ("dream", "--system dream --alg-temp 0.5", "alg_temp=0.5 has no effect with alg='origin', which ranks nothing"),
-        ("dream", "--system dream --alg entropy --alg-temp -1", "alg_temp=-1.0 must not be negative"),
-        (
-            "dream",
-            "--system fast-dllm --threshold 0.9 --alg-temp 0.5",
-            "alg_temp=0.5 has no effect with parallel decoding",
-        ),
-        (
-            "dream",
-            "--system fast-dllm --alg confidence_threshold --alg-temp 0.5",
-            "alg_temp=0.5 has no effect with parallel",
-        ),
-        (
-            "dream",
-            "--system dream --block-length 8",
-            "block_length=8 has no effect with system='dream' on a dream model",
-        ),
-        (
-            "dream",
-            "--system dllm-cache --block-length 8",
-            "block_length=8 has no effect with system='dllm-cache' on a dream",
-        ),
-        ("dream", "--system fast-dllm --cache none --block-length 8", "block_length=8 has no effect with cache='none'"),
-        (
-            "dream",
-            "--system dream --stop-at-eos",
-            "stop_at_eos=True has no effect with system='dream' here, whose loop has no",
-        ),
-        ("llada", "--no-chat", "chat=False has no effect with --prompt-ids"),
-        ("llada", "--system-prompt x", "system_prompt='x' has no effect with --prompt-ids"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_bad_combinations(
-    generate: Generate, folders: dict[str, Path], tmp_path: Path, family: str, options: str, says: str
-) -> None:
-    file = tmp_path / "ids"
-    file.write_text("5 6 7")
-    assert says in generate("--model", folders[family], "--prompt-ids", file, *options.split()).refusal()
-
-
-def test_a_shape_has_no_tokenizer(generate: Generate, tmp_path: Path) -> None:
+def test_a_shape_has_no_tokenizer(tmp_path: Path) -> None:
     asked = ("--model", "llada-8b", "--weights", "random")
-    assert "is a shape without a tokenizer" in generate(*asked, "--prompt", "hello").refusal()
+    assert "is a shape without a tokenizer" in refusal(*asked, "--prompt", "hello")
 
 
 @pytest.mark.parametrize(
@@ -374,11 +271,11 @@ def test_a_shape_has_no_tokenizer(generate: Generate, tmp_path: Path) -> None:
         ("dream", "--temperature 1 --top-k 5"),
     ],
 )
-def test_options_that_have_an_effect(generate: Generate, folders: dict[str, Path], family: str, options: str) -> None:
-    asked = ("--model", folders[family], "--prompt", "hello", "--gen-length", "32", *options.split(), "--json")
-    first, again = generate(*asked).answer(), generate(*asked).answer()
+def test_options_that_have_an_effect(folders: dict[str, Path], family: str, options: str) -> None:
+    asked = ("--model", folders[family], "--prompt", "hello", "--gen-length", "32", *options.split())
+    first, again = answer(*asked), answer(*asked)
     assert first == again
-    assert len(first["token_ids"]) == 32  # type: ignore[arg-type]
+    assert len(first["token_ids"]) == 32
 
 
 # ---- what a method makes of the settings ---------------------------------------------------------
@@ -425,15 +322,7 @@ def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
         system: str, executor: str = "torch", platform: str = "cpu-tiny", **knobs: object
     ) -> list[GenerationConfig]:
         shape = {"num_prompts": 3, "gen_length": 32, "steps": 32, "input_len": 12, "length_scale": 1.0, **knobs}
-        cell = Cell(
-            system=system,
-            dataset="osc",
-            platform=platform,
-            executor=executor,
-            rate=None,
-            seed=0,
-            knobs=tuple(shape.items()),
-        )  # type: ignore[arg-type]
+        cell = a_cell(system, platform=platform, executor=executor, **shape)
         return [request.generation for request in prepare(cell).workload.requests]
 
     dream = {"model": str(folders["dream"])}
@@ -455,7 +344,7 @@ def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
         prepared("dllm-cache", transfer_ratio=2)
 
 
-def test_the_files_of_a_checkpoint_are_enough(generate: Generate, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_files_of_a_checkpoint_are_enough(folders: dict[str, Path], tmp_path: Path) -> None:
     """A copy without anything else but what is read; no code, no pickles."""
     kept = ("config.json", "model.safetensors", "tokenizer_config.json", "vocab.json", "merges.txt")
     (tmp_path / "copy").mkdir()

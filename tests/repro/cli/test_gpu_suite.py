@@ -140,24 +140,6 @@ def test_without_a_card_it_says_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--budget", "0"), "budget=0 must be a positive number"),
-        (
-            ("--platform", "cpu-tiny", "--stage", "nosuch", "--dry-run"),
-            "stage='nosuch' is unknown: use one of mixing, throughput, step, small-card, goldens, profile, prefill, burst, kernels,",
-        ),
-        (("--platform", "cpu-tiny", "--stage", "step", "--first", "--dry-run"), "stage='step' and first: give one"),
-        (("--platform", "nosuch"), "platform='nosuch' is unknown"),
-    ],
-)
-def test_refusals(arguments: tuple[str, ...], says: str) -> None:
-    done = repro("gpu-suite", *arguments)
-    assert done.code == 2
-    assert says in done.err
-
-
 def test_a_budget_that_nothing_fits_into_is_no_success(tmp_path: Path) -> None:
     done = repro(
         "gpu-suite", "--platform", "cpu-tiny", "--budget", 0.5, "--stage", "agreement", "--result-dir", tmp_path

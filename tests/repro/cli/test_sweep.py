@@ -5,30 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 from support.fake_system import breaking, fake_cell
 
 from engines.errors import RunError, UserError
 from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
-from repro.runs.cell import COMPARISON, Cell
+from repro.runs.cell import COMPARISON
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import CellOutcome, Sweep
 
-KNOBS = ((COMPARISON, "rates"), ("num_prompts", 1))
+KNOBS: dict[str, object] = {COMPARISON: "rates", "num_prompts": 1}
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_cells_of_a_comparison_that_are_not_stored_will_run(tmp_path: Path, force: bool) -> None:
-    cell = Cell(
-        system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=8.0, seed=0, knobs=KNOBS
-    )
+    cell = a_cell(rate=8.0, **KNOBS)
     sweep = sweep_of([cell], Store(tmp_path), force=force)
     assert len(sweep.missing) == 1
 
 
 def test_a_missing_device_comes_before_what_else_is_wrong(tmp_path: Path) -> None:
-    knobs = (*KNOBS, ("device", "cuda:7"), ("weights", "random"))
-    cell = Cell(system="dllm-serve", dataset="osc", platform="h200", executor="torch", rate=8.0, seed=0, knobs=knobs)
+    cell = a_cell(platform="h200", rate=8.0, **KNOBS, device="cuda:7", weights="random")
     with pytest.raises(UserError, match="cuda:7"):
         sweep_of([cell], Store(tmp_path))
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 
 from engines.errors import UserError
 from repro.gpu_suite import checks
 from repro.gpu_suite.checks import CHECK, Benchmark, Goldens, GpuTests, check_cell
-from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -19,15 +19,7 @@ from repro.systems.dllm import on_torch
 
 
 def told(**knobs: Any) -> Experiment:
-    cell = Cell(
-        system="support.fake_checks:TOLD",
-        dataset="none",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    cell = a_cell("support.fake_checks:TOLD", dataset="none", **knobs)
     return prepare(cell)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration
@@ -16,15 +17,7 @@ from repro.runs.cell import Cell
 
 
 def cell(platform: str = "h200", **knobs: int | str) -> Cell:
-    return Cell(
-        system="dllm-serve",
-        dataset="osc",
-        platform=platform,
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=(("num_prompts", 2), ("gen_length", 32), ("steps", 32), ("weights", "random"), *knobs.items()),
-    )
+    return a_cell(platform=platform, num_prompts=2, gen_length=32, steps=32, weights="random", **knobs)
 
 
 def test_what_was_simulated_is_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.fake_system import NAME, deployed, fake_cell
 from support.forks import forks
 from support.run_files import contents
@@ -20,7 +21,6 @@ from support.suite_cases import NUM_JOBS, PLACES, make_jobs, make_suite, run_end
 from engines.errors import UserError
 from repro.gpu_suite.suite import ARCHIVE, MARGIN, STATE, Job, Suite
 from repro.gpu_suite.summary import README, write_summary
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.run_file import SUFFIX
@@ -188,14 +188,8 @@ def test_a_lost_device_ends_the_call(clock: Clock, tmp_path: Path) -> None:
 def test_a_device_lost_in_another_process_is_there_in_this_one(
     clock: Clock, tmp_path: Path, name: str, goes_on: bool
 ) -> None:
-    cell = Cell(
-        system=f"support.fake_checks:{name}",
-        dataset="none",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=(("finds", "CUDA error: an illegal memory access, which"), ("fails", True)),
+    cell = a_cell(
+        f"support.fake_checks:{name}", dataset="none", finds="CUDA error: an illegal memory access, which", fails=True
     )
     jobs = [Job(stage="checks", experiment=prepare(cell), estimate_s=1), clock.job("a")]
     outcome = clock.suite(jobs, tmp_path).run(100)
@@ -224,9 +218,7 @@ def test_a_job_over_its_time_is_stopped_and_does_not_lose_the_call(clock: Clock,
 
 
 def test_a_check_is_given_the_time_that_is_left(clock: Clock, tmp_path: Path) -> None:
-    cell = Cell(
-        system="support.fake_checks:TOLD", dataset="none", platform="cpu-tiny", executor="torch", rate=None, seed=0
-    )
+    cell = a_cell("support.fake_checks:TOLD", dataset="none")
     jobs = [clock.job("a"), Job(stage="checks", experiment=prepare(cell), estimate_s=20)]
     suite = clock.suite(jobs, tmp_path)
     assert suite.run(45).ran == 2

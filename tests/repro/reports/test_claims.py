@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 from support.stored_runs import stored
 from typer.testing import CliRunner
 
@@ -15,7 +16,6 @@ from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, Role, allowed, count, count_by_role, judge, judge_all
 from repro.reports.claims_file import COLUMNS, as_row, read, save
 from repro.reports.paper import Claim, Direction, Tolerance, load_claims
-from repro.runs.cell import Cell
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 CARD, L40S = ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc"), ("l40s/livebench", "l40s/burst", "l40s/osc")
@@ -211,7 +211,7 @@ def test_every_tolerance_says_why() -> None:
 
 
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
-    cell = Cell(system="dllm-serve", dataset="burst", platform="rtx4090", executor="roofline", rate=0.5, seed=0)
+    cell = a_cell(dataset="burst", platform="rtx4090", executor="roofline", rate=0.5)
     git = {"commit": "0123456789abcdef", "dirty": False}
     first, second = (
         replace(

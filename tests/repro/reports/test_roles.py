@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cells import a_cell
 from support.stored_runs import changed, stored
 
 from repro.reports.claims import Answer, Finding
@@ -255,10 +256,7 @@ def test_the_fit_determines_saturated_runs_of_its_targets_alone() -> None:
 
 # -- perturbing ---------------------------------------------------------------------------------------------
 
-CELLS = [
-    Cell(system="dllm-serve", dataset=dataset, platform="rtx4090", executor="roofline", rate=0.5, seed=0)
-    for dataset in DATASETS
-]
+CELLS = [a_cell(dataset=dataset, platform="rtx4090", executor="roofline", rate=0.5) for dataset in DATASETS]
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cells import a_cell
 
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration
@@ -16,7 +17,7 @@ from repro.paths import CALIBRATION
 from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values
 from repro.reports.sensitivity import BATCH_RULES, DATASETS, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Scalar
 from repro.runs.metrics import throughput_tok_s
 from repro.runs.system import SYSTEMS
 from repro.workloads.card import load_card
@@ -36,15 +37,7 @@ CASES: list[tuple[str, dict[str, Scalar]]] = [
 def test_counted_steps_say_what_a_simulation_says(system: str, knobs: dict[str, Scalar]) -> None:
     """Under constants that they were not counted with, as all requests are there from the start."""
     counted = tally("l40s", system, "burst", **SMALL, **knobs)
-    cell = Cell(
-        system=system,
-        dataset="burst",
-        platform="l40s",
-        executor="roofline",
-        rate=None,
-        seed=0,
-        knobs=tuple({**SMALL, **knobs}.items()),
-    )
+    cell = a_cell(system, dataset="burst", platform="l40s", executor="roofline", **{**SMALL, **knobs})
     deployment, workload = SYSTEMS.get(system).prepare(cell)
     for share, overhead in ((1.0, 0.0), (0.3, 0.005), (0.05, 0.2)):
         calibration = replace(

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 
 from engines.errors import RunError
 from repro.runs.cell import Cell
@@ -16,14 +17,14 @@ from repro.runs.sweep import Sweep
 
 
 def asked(name: str, service_s: float = 1.0) -> Cell:
-    return Cell(
-        system=f"support.lying_systems:{name}",
+    return a_cell(
+        f"support.lying_systems:{name}",
         dataset="jobs",
         platform="support.md1:WORKSHOP",
         executor="virtual",
         rate=0.1,
-        seed=0,
-        knobs=(("service_s", service_s), ("num_prompts", 6)),
+        service_s=service_s,
+        num_prompts=6,
     )
 
 
@@ -72,6 +73,6 @@ def test_another_fault_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     from repro.systems.dllm.system import DllmSystem
 
     monkeypatch.setattr(DllmSystem, "prepare", lambda self, cell: None)
-    cell = Cell(system="dllm-serve", dataset="osc", platform="rtx4090", executor="roofline", rate=1.0, seed=0, knobs=())
+    cell = a_cell(platform="rtx4090", executor="roofline", rate=1.0)
     with pytest.raises(TypeError):
         prepare(cell)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 
 from engines.errors import UserError
 from repro.paths import REPO
@@ -140,15 +141,7 @@ def test_imports_relative_to_a_package_are_followed(plug: Path) -> None:
 
 
 def cell(system: str, executor: str, platform: str = "l40s") -> Cell:
-    return Cell(
-        system=system,
-        dataset="osc",
-        platform=platform,
-        executor=executor,
-        rate=1.0,
-        seed=0,
-        knobs=(("num_prompts", 4),),
-    )
+    return a_cell(system, platform=platform, executor=executor, rate=1.0, num_prompts=4)
 
 
 def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method() -> None:

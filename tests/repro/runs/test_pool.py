@@ -649,20 +649,6 @@ def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path: Path) -> None:
     assert "another machine" in here.why(experiments[0].cell)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--pool", "slurm"), "pool='slurm' is unknown: use local or ray"),
-        (("--address", "auto"), "address='auto' is of a Ray cluster: add --pool ray"),
-        (("--jobs", "0"), "jobs=0 must be at least 1"),
-    ],
-)
-def test_where_runs_cannot_be_made(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    bench = ("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path / "r")
-    refused(repro(*bench, *arguments), says)
-    assert not (tmp_path / "r").exists()
-
-
 COMMANDS = {
     "bench": ("bench",),
     "reproduce": ("reproduce", "fig3"),

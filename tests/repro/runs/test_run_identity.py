@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 
 from engines.models.checkpoint import TINY_DIR
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
 
@@ -19,10 +19,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def key_of(model: Path) -> str:
-    knobs = (("model", str(model)), ("num_prompts", 2))
-    cell = Cell(
-        system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
-    )
+    cell = a_cell(model=str(model), num_prompts=2)
     return prepare(cell).cell.key
 
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 from support.fake_system import deployed, fake_cell
 from support.stored_runs import changed, stored
 
 from paper_figures.common.caption import contended_note, obtained_text, seeds_sentence, validity_text
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.sitting import (
@@ -150,7 +150,7 @@ def test_a_simulated_run_has_no_session(tmp_path: Path) -> None:
 
 
 def test_tables_and_captions_count_contended_runs() -> None:
-    cell = Cell(system="dllm-serve", dataset="burst", platform="cpu-tiny", executor="torch", rate=4.0, seed=0)
+    cell = a_cell(dataset="burst", rate=4.0)
     quiet = stored(cell, tok_s=10.0)
     busy = changed(quiet, provenance={**quiet.provenance, "load": load(slowdown=3.0)})
     assert validity_text([quiet]) == "yes"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.cells import a_cell
 
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.ar.planning import PLANNER_SYSTEM
 
@@ -17,13 +17,12 @@ FAMILIES = {
 
 def modules_of(system: str) -> set[str]:
     is_ar = system not in ("dllm-serve", "sparse-dllm")
-    cell = Cell(
-        system=system,
+    cell = a_cell(
+        system,
         dataset="toolbench" if is_ar else "osc",
         platform="h20x32" if is_ar else "rtx4090",
         executor="roofline",
         rate=0.5,
-        seed=0,
     )
     return set(prepare(cell).code.modules)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.mock_openai import MockOpenAI, mock_server
 from support.run_files import parts
 
@@ -53,15 +54,7 @@ def chunk(body: bytes) -> bytes:
 
 def cell(url: str, **knobs: Any) -> Cell:
     own = {"url": url, "num_prompts": 1, "gen_length": 1, "input_len": 8, "num_warmups": 0, **knobs}
-    return Cell(
-        system="openai-http",
-        dataset="osc",
-        platform="endpoint",
-        executor="http",
-        rate=None,
-        seed=0,
-        knobs=tuple(own.items()),
-    )
+    return a_cell("openai-http", platform="endpoint", executor="http", **own)
 
 
 # -- redirects --------------------------------------------------------------------------------------------------

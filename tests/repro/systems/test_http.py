@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.mock_openai import MockOpenAI, mock_server
 
 from baselines.servers import asking
@@ -177,15 +178,7 @@ def test_a_rate_that_is_not_served_is_seen_in_the_waits() -> None:
 
 def cell(url: str, dataset: str = "osc", rate: float | None = None, **knobs: Any) -> Cell:
     own = {"url": url, "num_prompts": 12, "gen_length": 4, "max_prompt_len": 64, **knobs}
-    return Cell(
-        system="openai-http",
-        dataset=dataset,
-        platform=PLATFORM,
-        executor="http",
-        rate=rate,
-        seed=0,
-        knobs=tuple(own.items()),
-    )
+    return a_cell("openai-http", dataset=dataset, platform=PLATFORM, executor="http", rate=rate, **own)
 
 
 def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes() -> None:

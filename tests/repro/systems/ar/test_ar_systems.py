@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.cells import a_cell
 from support.run_files import lines
 
 from engines.ar.deployment import Deployment
@@ -42,15 +43,7 @@ def cell(
         "num_prompts": 20,
         **knobs,
     }
-    return Cell(
-        system=system,
-        dataset=dataset,
-        platform="h20x32",
-        executor="roofline",
-        rate=rate,
-        seed=seed,
-        knobs=tuple(given.items()),
-    )
+    return a_cell(system, dataset=dataset, platform="h20x32", executor="roofline", rate=rate, seed=seed, **given)
 
 
 def ran(asked: Cell) -> tuple[Experiment, RunRecord]:

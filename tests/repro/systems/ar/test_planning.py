@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
@@ -16,14 +17,14 @@ from repro.systems.ar.systems import AMPD
 
 
 def cell(rate: float | None = 0.6, seed: int = 0, trace: str = "toolbench", **knobs: Scalar) -> Cell:
-    return Cell(
-        system=PLANNER_SYSTEM,
+    return a_cell(
+        PLANNER_SYSTEM,
         dataset=trace,
         platform="h20x32",
         executor="roofline",
         rate=rate,
         seed=seed,
-        knobs=tuple({"model": "Qwen3-32B", **knobs}.items()),
+        **{"model": "Qwen3-32B", **knobs},
     )
 
 
@@ -37,14 +38,8 @@ def summary(asked: Cell) -> dict[str, Any]:
 
 def test_it_plans_what_ampd_serves_on() -> None:
     """A run of ampd with ``deployment=planner`` is on the first plan of seed 0."""
-    served = Cell(
-        system="ampd",
-        dataset="toolbench",
-        platform="h20x32",
-        executor="roofline",
-        rate=0.6,
-        seed=3,
-        knobs=(("model", "Qwen3-32B"),),
+    served = a_cell(
+        "ampd", dataset="toolbench", platform="h20x32", executor="roofline", rate=0.6, seed=3, model="Qwen3-32B"
     )
     (best,) = planned(Ground.of(resolve(served, AMPD.name, AMPD.own)), 0.6)
     plans = summary(cell())["plans"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
@@ -35,9 +36,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 def cell(task: str, system: str = "dllm-serve", **knobs: Scalar) -> Cell:
     executor = str(knobs.pop("executor", "torch"))
     where = str(knobs.pop("platform", "cpu-tiny"))
-    return Cell(
-        system=system, dataset=task, platform=where, executor=executor, rate=None, seed=3, knobs=tuple(knobs.items())
-    )
+    return a_cell(system, dataset=task, platform=where, executor=executor, seed=3, **knobs)
 
 
 def test_prompts_go_in_whole_and_in_order() -> None:

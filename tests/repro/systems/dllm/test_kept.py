@@ -7,19 +7,16 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.cells import a_cell
 
 from engines.models.checkpoint import TINY_DIR
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.dllm.on_torch import load, model_key
 
 
 def test_a_checkpoint_that_was_written_anew_is_loaded_anew(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TINY_DIR, tmp_path / "model"))
-    knobs = (("model", str(folder)), ("num_prompts", 1))
-    cell = Cell(
-        system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
-    )
+    cell = a_cell(model=str(folder), num_prompts=1)
 
     def weights() -> dict[str, torch.Tensor]:
         return {

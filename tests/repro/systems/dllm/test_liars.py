@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.cells import a_cell
 
 from engines.errors import RunError, UserError
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.dllm.family import DLLM
@@ -16,17 +16,7 @@ from repro.systems.dllm.family import DLLM
 def ran(name: str) -> RunRecord:
     knobs = {"num_prompts": 6, "max_num_seqs": 2, "gen_length": 64, "steps": 8, "scheduler": f"support.liars:{name}"}
     knobs["max_num_batched_tokens"] = 1000
-    return prepare(
-        Cell(
-            system="dllm-serve",
-            dataset="osc",
-            platform="rtx4090",
-            executor="roofline",
-            rate=None,
-            seed=0,
-            knobs=tuple(knobs.items()),
-        )
-    ).run()
+    return prepare(a_cell(platform="rtx4090", executor="roofline", **knobs)).run()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 
 from engines.dllm.method import Options, Sampler
 from engines.dllm.plan import Request
@@ -84,10 +85,7 @@ class Looks(PhaseScheduler):
 
 def cell(executor: str = "roofline", **knobs: Any) -> Cell:
     platform = "rtx4090" if executor == "roofline" else "cpu-tiny"
-    given = tuple({"num_prompts": 2, **knobs}.items())
-    return Cell(
-        system="dllm-serve", dataset="osc", platform=platform, executor=executor, rate=None, seed=0, knobs=given
-    )
+    return a_cell(platform=platform, executor=executor, **{"num_prompts": 2, **knobs})
 
 
 def with_rule(rule: Any, **own: Any) -> DllmSystem:

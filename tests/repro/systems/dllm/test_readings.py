@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cells import a_cell
 from support.recorder import Recorder
 
 from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
@@ -51,14 +52,8 @@ SHORTEST = {"num_prompts": 5, "gen_length": 16, "block_length": 8, "steps": 16}
 
 
 def cell_of(system: str, platform: str = "rtx4090", rate: float | None = None, **knobs: Scalar) -> Cell:
-    return Cell(
-        system=system,
-        dataset="osc",
-        platform=platform,
-        executor="torch" if platform == "cpu-tiny" else "roofline",
-        rate=rate,
-        seed=0,
-        knobs=tuple(knobs.items()),
+    return a_cell(
+        system, platform=platform, executor="torch" if platform == "cpu-tiny" else "roofline", rate=rate, **knobs
     )
 
 
@@ -640,15 +635,7 @@ def test_a_trace_of_many_lengths_is_batched_and_says_so(tmp_path: Path, system: 
     model = {"model": "dream-7b", "alg": "entropy"} if system == "dream" else {"model": "llada-8b"}
     knobs = {"num_prompts": 12, "reading": "efficient", "dataset_path": str(path), "dataset_source": "local", **model}
     knobs |= {"arrivals": "trace"}
-    cell = Cell(
-        system=system,
-        dataset="osc",
-        platform="h200",
-        executor="roofline",
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    cell = a_cell(system, platform="h200", executor="roofline", **knobs)
     record = prepare(cell).run()
     assert DLLM.assess(record).reasons == ()
     assert record.facts["batch_size"] == 12

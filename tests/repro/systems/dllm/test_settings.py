@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cells import a_cell
 
 from engines.dllm.serve import DLLM_SERVE
 from engines.errors import UserError
@@ -17,15 +18,7 @@ from repro.systems.dllm.settings import Settings, resolve
 
 
 def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
-    return Cell(
-        system="dllm-serve",
-        dataset="osc",
-        platform=platform,
-        executor=executor,
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    return a_cell(platform=platform, executor=executor, **knobs)
 
 
 def resolved(asked: Cell) -> Settings:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.cells import a_cell
 
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.laps.log import MOVES
@@ -16,15 +16,7 @@ CAPACITY, INSTANCES, LENGTH_S = 83.0, 8, 60.0
 def run(load: float, seed: int) -> RunRecord:
     rate = load * INSTANCES * CAPACITY
     knobs = {"num_instances": INSTANCES, "num_prompts": round(rate * LENGTH_S), "transient": True}
-    cell = Cell(
-        system="laps",
-        dataset="lmsys-chat-1m",
-        platform="h200",
-        executor="roofline",
-        rate=rate,
-        seed=seed,
-        knobs=tuple(knobs.items()),
-    )
+    cell = a_cell("laps", dataset="lmsys-chat-1m", platform="h200", executor="roofline", rate=rate, seed=seed, **knobs)
     return prepare(cell).run()
 
 

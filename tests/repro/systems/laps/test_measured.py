@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.cells import a_cell
 from support.exact_instance import FLOOR_S, TOKEN_S, ExactInstance
 
 from engines.errors import UserError
@@ -26,15 +27,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cell(system: str = "laps", *, seed: int = 0, **knobs: Scalar) -> Cell:
-    return Cell(
-        system=system,
-        dataset="lmsys-chat-1m",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=seed,
-        knobs=tuple({"num_prompts": 200, **knobs}.items()),
-    )
+    return a_cell(system, dataset="lmsys-chat-1m", seed=seed, **{"num_prompts": 200, **knobs})
 
 
 @pytest.mark.usefixtures("exact")

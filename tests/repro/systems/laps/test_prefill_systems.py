@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cells import a_cell
 
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
@@ -37,15 +38,7 @@ def cell(system: str = "laps", *, rate: float | None = None, seed: int = 0, **kn
     given: dict[str, Scalar] = {"num_prompts": 300, **({"clients": 8} if rate is None else {}), **knobs}
     if "long_clients" in knobs or "short_clients" in knobs:
         given.pop("clients")
-    return Cell(
-        system=system,
-        dataset="lmsys-chat-1m",
-        platform="h200",
-        executor="roofline",
-        rate=rate,
-        seed=seed,
-        knobs=tuple(given.items()),
-    )
+    return a_cell(system, dataset="lmsys-chat-1m", platform="h200", executor="roofline", rate=rate, seed=seed, **given)
 
 
 def ran(asked: Cell) -> tuple[Experiment, RunRecord]:

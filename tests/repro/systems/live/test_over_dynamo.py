@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.dynamo_stand_in import write_dynamo
 from support.live import HandFleet, needs_redis
 from support.processes import ends
@@ -165,15 +166,7 @@ def test_ctrl_c_and_a_worker_s_failure_stop_everything(
 
 
 def cell(**knobs: Any) -> Cell:
-    return Cell(
-        system="ampd-live",
-        dataset="toolbench",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=1.0,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    return a_cell("ampd-live", dataset="toolbench", rate=1.0, **knobs)
 
 
 @needs_redis

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 
 from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
 from baselines.servers.environment import ServerEnvironment
 from baselines.servers.vllm import ENVIRONMENTS as VLLM
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
@@ -38,15 +38,7 @@ def needs(environment: ServerEnvironment) -> None:
 def test_a_small_workload_is_completed(system: str, settings: dict[str, Any], workload: tuple[str, Any]) -> None:
     needs({"vllm": VLLM, "dynamo": DYNAMO}[system]["cpu"])
     dataset, knobs = workload
-    cell = Cell(
-        system=system,
-        dataset=dataset,
-        platform="cpu-tiny",
-        executor="torch",
-        rate=5.0,
-        seed=0,
-        knobs=tuple({**knobs, **settings}.items()),
-    )
+    cell = a_cell(system, dataset=dataset, rate=5.0, **{**knobs, **settings})
     experiment = prepare(cell)
     record = experiment.run()
     assert record.num_requests == experiment.workload.num_turns

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.fake_server import write_environment
 from support.mock_openai import MockOpenAI, mock_server
 from support.processes import ends
@@ -47,9 +48,7 @@ def started(pids: Path) -> list[tuple[int, list[str]]]:
 
 def cell(system: str, dataset: str = "gsm8k", platform: str = "cpu-tiny", **knobs: Any) -> Cell:
     own = {"num_prompts": 12, "gen_length": 4, "num_warmups": 0, **knobs}
-    return Cell(
-        system=system, dataset=dataset, platform=platform, executor="torch", rate=None, seed=0, knobs=tuple(own.items())
-    )
+    return a_cell(system, dataset=dataset, platform=platform, **own)
 
 
 def command(monkeypatch: pytest.MonkeyPatch, words: str) -> int:

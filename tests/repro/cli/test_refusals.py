@@ -1,0 +1,58 @@
+"""What every command refuses, in one line that names the field, and before anything is written: refusals.txt."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from support.command import commands, instead, refused, repro
+from support.text_checkpoints import write_dream, write_llada
+
+SEPARATOR = "=> "
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """A command, options that are given with it or in the place of its own, and what is said of them."""
+    text = (
+        Path(__file__)
+        .with_name("refusals.txt")
+        .read_text(encoding="utf-8")
+        .replace(f"\n    {SEPARATOR}", f" {SEPARATOR}")
+    )
+    found, command = [], ""
+    for line in filter(None, text.splitlines()):
+        if line.startswith("["):
+            command = line.strip("[]")
+        else:
+            options, _, says = line.partition(SEPARATOR)
+            found.append((command, options, says))
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    return {"LLADA": str(write_llada(root / "llada")), "DREAM": str(write_dream(root / "dream"))}
+
+
+@pytest.mark.parametrize(("command", "options", "says"), rows())
+def test_a_refusal(
+    command: str, options: str, says: str, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    (tmp_path / "ids.json").write_text("[5, 6, 7]")
+    name, *defaults = [models.get(word, word) for word in command.split()]
+    asked = [name, *instead(defaults, shlex.split(options))]
+    known = {
+        option for each in [commands().get(name)] if each is not None for param in each.params for option in param.opts
+    }
+    if "--result-dir" in known and "--result-dir" not in options:
+        asked += ["--result-dir", "r"]
+    refused(repro(*asked), says)
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.json"]
+
+
+def test_bytes_that_are_no_text() -> None:
+    refused(repro("generate", "--prompt", "\udcff"), "is not UTF-8 text")
