@@ -143,9 +143,6 @@ def test_a_fault_of_the_program_is_not_the_files(tmp_path: Path, monkeypatch: py
         refused(repro(*command), "mine.jsonl' has not the format", "TypeError: of our own")
 
 
-# ---- what the program wrote -------------------------------------------------------------------------
-
-
 def broken(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {name: value for name, value in {**content, **changes}.items() if value is not ...}
 

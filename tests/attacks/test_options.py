@@ -11,15 +11,7 @@ from support.hostile import HOSTILE
 
 VALUES = (
     *HOSTILE,
-    "0",
-    "-1",
-    "-0.0",
-    "0.5",
-    "inf",
-    "--",
-    "gen_length=abc",
-    "gen_length=99999999999",
-    "profile_every=[1]",
+    *("0", "-1", "-0.0", "0.5", "inf", "--", "gen_length=abc", "gen_length=99999999999", "profile_every=[1]"),
 )
 COMMANDS = {
     "bench": ("bench", "--dry-run", "--platform", "rtx4090", "--num-prompts", "3"),

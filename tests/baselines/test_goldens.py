@@ -41,9 +41,6 @@ def is_ranked(case: GoldenCase) -> bool:
     return not case.options.generation.is_parallel
 
 
-# ---- what is committed --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_the_checkpoints_are_those_of_the_seeds(name: str) -> None:
     folder, model = GOLDEN / "checkpoints" / name, CHECKPOINTS[name]
@@ -163,9 +160,6 @@ def test_the_methods_give_different_ids() -> None:
     assert differ.total() > pairs.total() / 2
 
 
-# ---- who agrees ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", SAMPLERS)
 def test_reference_samplers(method: str) -> None:
     for case in of_method(method)[::4]:
@@ -190,8 +184,6 @@ def test_the_librarys_order_is_refused_where_levels_decide() -> None:
     with pytest.raises(UserError, match=r"tie_policy='parity' has no effect with parallel decoding.*: leave it out"):
         replay_under(case, "parity")
 
-
-# ---- ids recorded from published code -----------------------------------------------------------
 
 FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
 

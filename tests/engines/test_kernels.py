@@ -201,14 +201,8 @@ def test_store(interpret: Interpret, seed: int, rows: int, heads: int, width: in
 def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int, dtype: str) -> None:
     compiled = compiler.submit(compile_everything, capability, dtype).result()
     movers = {
-        "pack_rows",
-        "mean_queries",
-        "pooled_scores",
-        "reduce_tiles",
-        "normalize_rows",
-        "rotate_rows",
-        "gate_rows",
-        "store_rows",
+        *("pack_rows", "mean_queries", "pooled_scores", "reduce_tiles", "normalize_rows", "rotate_rows"),
+        *("gate_rows", "store_rows"),
     }
     assert set(compiled) == movers | {"merge_parts"}
     for name in movers:

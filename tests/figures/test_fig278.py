@@ -28,9 +28,6 @@ L40S_VIEW = View(platform=L40S, reading="published")
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 
 
-# ---- Figure 2 -----------------------------------------------------------------------------------
-
-
 def test_memory_split_of_a_card_is_arithmetic(tmp_path: Path) -> None:
     assert fig2.FIGURE.cells(CARD_VIEW) == []
     rendered = fig2.FIGURE.render([], CARD_VIEW, tmp_path)
@@ -79,9 +76,6 @@ def test_findings_about_memory() -> None:
     assert fig2.FIGURE.findings([], L40S_VIEW) == []
 
 
-# ---- Figure 7 -----------------------------------------------------------------------------------
-
-
 def by_length(cell: Cell) -> float:
     knobs = cell.knob_values
     gain = 4 - knobs["input_len"] / 400 - knobs["gen_length"] / 512  # type: ignore[operator]
@@ -123,9 +117,6 @@ def test_an_invalid_length_is_left_out(tmp_path: Path) -> None:
     assert rendered.rows[0][2:5] == ("-", "-", "-")
     assert rendered.rows[0][-1] == "2 of 2 runs INVALID"
     assert fig7.FIGURE.findings(broken, L40S_VIEW) == []
-
-
-# ---- Figure 8 and components --------------------------------------------------------------------
 
 
 def climb(cell: Cell) -> float:

@@ -61,9 +61,6 @@ def by_claim(found: list[Finding]) -> dict[str, Finding]:
     return {each.claim: each for each in found}
 
 
-# ---- pairs --------------------------------------------------------------------------------------------
-
-
 def test_ratios_and_differences_are_paired_by_seed() -> None:
     ours, theirs = (
         seed_by_seed([CONTENDERS[name].cell(VIEW, LMSYS, {"model": MIDDLE})], VIEW) for name in ("laps", "sglang")
@@ -86,9 +83,6 @@ def test_invalid_runs_are_left_out_on_both_sides() -> None:
     found = Runs(runs, VIEW).at(cells[0], MEAN)
     assert (found.n, found.mean) == (2, pytest.approx(200.0))
     assert said(Runs([], VIEW).at(cells[0], MEAN)) == "-"
-
-
-# ---- grids --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("entry", PAPERS["laps"].entries, ids=lambda entry: entry.name)
@@ -121,9 +115,6 @@ def test_a_load_of_one_is_what_sglang_serves() -> None:
     cell = CONTENDERS["sglang"].cell(VIEW, LMSYS, {"model": MIDDLE, "clients": 256, "num_prompts": 3000})
     experiment = prepare(cell)
     assert PREFILL.summarize(experiment.run())["rps"] == pytest.approx(CAPACITY[MIDDLE], rel=0.05)
-
-
-# ---- figures ------------------------------------------------------------------------------------------
 
 
 def test_figure_6_takes_its_gains_over_sglang(tmp_path: Path) -> None:

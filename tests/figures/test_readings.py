@@ -64,13 +64,7 @@ def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path:
     assert len(rendered.rows) == len(DATASETS) * len(SETTINGS)
     by_label = {row[1]: row for row in rendered.rows if row[0] == "OSC"}
     assert by_label["published, batch of one"][2:9] == (
-        "20.0 (3)",
-        "8.0 (3)",
-        "20.0 (3)",
-        "80.0",
-        "4.00x",
-        "100.0",
-        "5.00x",
+        *("20.0 (3)", "8.0 (3)", "20.0 (3)", "80.0", "4.00x", "100.0", "5.00x"),
     )
     assert by_label["policy, packed"][2] == "88.0 (3)"  # of made-up runs, which all have a batch
     assert by_label["policy, packed"][5:9] == ("80.0", "0.91x", "100.0", "1.14x")

@@ -132,9 +132,6 @@ def numbers(column: Sequence[object]) -> Iterator[float]:
     return (each for each in column if isinstance(each, int | float) and math.isfinite(each))
 
 
-# ---- formulas ---------------------------------------------------------------------------------------------
-
-
 def step_model() -> dict[str, float]:
     _, model = h200_14b()
     modes = (None, FALLBACK, Bucket(64, 4), Rung(384))
@@ -194,9 +191,6 @@ def performance() -> dict[str, float]:
 
 
 FORMULAS = (step_model, latency_fits, waits, planner, performance)
-
-
-# ---- against what is stored -------------------------------------------------------------------------------
 
 
 @cache

@@ -57,12 +57,7 @@ def bench(*options: str) -> tuple[str, ...]:
         SYSTEM,
         "--platform",
         WORKSHOP,
-        "--dataset-name",
-        "jobs",
-        "--request-rate",
-        "0.5",
-        "--result-dir",
-        "runs",
+        *("--dataset-name", "jobs", "--request-rate", "0.5", "--result-dir", "runs"),
         *options,
     )
 

@@ -173,9 +173,6 @@ class Wanders(PhaseScheduler):
         return [1, 2]
 
 
-# -- prefills ---------------------------------------------------------------------------------------------------
-
-
 class Routes:
     """``how`` makes the decision, and may do something else besides."""
 

@@ -128,7 +128,6 @@ class Md1:
 MD1 = Md1()
 WORKSHOP = Platform(name="workshop", title="a workshop", executor="virtual", gpu=None)
 
-# -- a figure, and a paper with one claim ------------------------------------------------------------------------
 
 TITLE = "Mean wait of M/D/1 against load"
 SOURCE = "Pollaczek and Khinchine"

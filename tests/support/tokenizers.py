@@ -27,12 +27,7 @@ CHATML_JINJA = """{%- for message in messages %}
 
 
 LLADA_SPECIAL = (
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "<|mdm_mask|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
+    *("<|startoftext|>", "<|endoftext|>", "<|mdm_mask|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 )
 
 

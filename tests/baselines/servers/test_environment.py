@@ -58,12 +58,7 @@ def test_it_is_made_once() -> None:
     environment.require_installed()
     assert recorded.ran == list(environment.commands())
     assert [line.partition(":")[0] for line in recorded.said] == [
-        "some",
-        "1/4",
-        "2/4",
-        "3/4",
-        "4/4",
-        "some is installed",
+        *("some", "1/4", "2/4", "3/4", "4/4", "some is installed")
     ]
     assert "install 'b c'" in recorded.said[3]
     assert "pip" in (environment.packages or {})

@@ -215,9 +215,6 @@ def test_tail_of_several_servers(service: Service) -> None:
     assert np.quantile(recursion, (0.95, 0.99)) == pytest.approx(expected, rel=0.05)
 
 
-# -- the references themselves -----------------------------------------------------------------------------
-
-
 def test_wait_of_constant_services_is_erlangs_series() -> None:
     """M/D/1 (Erlang 1909): P(W <= t) = (1 - rho) sum of (-x)^k / k! e^x with x = rho (t - k), for short waits."""
     for load in (0.3, 0.7, 0.9):

@@ -121,9 +121,6 @@ def test_a_step_that_failed_has_no_bound() -> None:
     assert sum(bool(r.done.failed) for r in records) == 1
 
 
-# ---- parts --------------------------------------------------------------------------------------
-
-
 class Profiled:
     """A simulated step that claims ``seconds`` in every part, at once or when it is asked."""
 
@@ -168,9 +165,6 @@ def test_the_parts_of_real_steps_make_up_the_steps() -> None:
         assert set(record.outcome.parts) == set(STEP_PARTS)
         assert sum(record.outcome.parts.values()) == pytest.approx(record.duration_s)
         assert min(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "commit", "idle")) > 0
-
-
-# ---- peaks, and whose ---------------------------------------------------------------------------
 
 
 def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:

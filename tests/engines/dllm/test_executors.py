@@ -145,9 +145,6 @@ def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case: Case) -
         assert record.duration_s == record.outcome.forward_s == ROOFLINE.step_time(step_work(plan, case.config)).total_s
 
 
-# ---- what a step costs --------------------------------------------------------------------------
-
-
 def item(
     phase: Phase,
     *,
@@ -223,9 +220,6 @@ def test_work_of_a_padded_step() -> None:
 @pytest.mark.parametrize(("suppress", "rows"), [(True, 5), (False, 8)])
 def test_rows_without_a_mask_need_no_logits_where_the_mask_is_suppressed(suppress: bool, rows: int) -> None:
     assert step_work(plan_of(item(Phase.REUSE)), EngineConfig(suppress_mask_token=suppress)).logit_rows == rows
-
-
-# ---- refusals -----------------------------------------------------------------------------------
 
 
 def submit(executor: Executor, request: Request) -> None:

@@ -139,9 +139,6 @@ def test_open_sessions_continue_when_a_turn_is_done() -> None:
     assert run.requests["history"] == [0, 120]
 
 
-# ---- caches ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cache", "reprefills", "expected"),
     [
@@ -182,9 +179,6 @@ def test_a_history_prefilled_again_can_make_a_request_long() -> None:
     )
     # Session 0 began in the long pool: 310 tokens of history more would not be short, so its second turn stays there.
     assert rows == [(0, 0, "long", 1, 300), (0, 1, "short", 1, 20), (1, 0, "short", 0, 100), (1, 1, "short", 0, 20)]
-
-
-# ---- the record ----------------------------------------------------------------------------------------------
 
 
 def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed() -> None:

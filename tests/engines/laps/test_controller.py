@@ -127,9 +127,6 @@ def test_mended_converges_after_a_load_step() -> None:
     assert N - history[-1] >= 5.5
 
 
-# ---- in a run ----------------------------------------------------------------------------------------------
-
-
 def spatial(config: ControllerConfig | None, num_short: int, pooling: Pooling = "global") -> LapsConfig:
     return LapsConfig(
         wait=WaitConfig(wait="off"), spatial=Spatial(num_short=num_short, controller=config, pooling=pooling)

@@ -137,9 +137,6 @@ def test_every_step_is_full_and_no_token_is_lost(entries: list[tuple[int, float]
     assert done + sum(each.left for each in begun) + queue.backlog_tokens == sum(tokens for tokens, _ in entries)
 
 
-# ---- the bound -----------------------------------------------------------------------------------------
-
-
 def ahead_of(requests: dict[str, list], index: int) -> float:
     """Work of the requests that arrived no later and had not finished, its own included."""
     arrival = requests["arrival_s"][index]

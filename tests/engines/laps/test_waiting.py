@@ -47,9 +47,6 @@ class Round:
         return self.wait.target, self.wait.window_s
 
 
-# ---- windows ---------------------------------------------------------------------------------------
-
-
 def test_windows_by_hand() -> None:
     assert sla_window_s(0.08, 0.01) == pytest.approx(0.07)
     assert sla_window_s(0.005, 0.01) == 0
@@ -71,9 +68,6 @@ def test_windows_by_hand() -> None:
 def test_the_window_stays_within_its_bounds(slack: float, target: int, depth: int, rate: float) -> None:
     config = WaitConfig(min_window_s=1 * MS, max_window_s=5 * MS)
     assert 1 * MS <= window_s(config, slack_s=slack, target=target, depth=depth, rate=rate) <= 5 * MS
-
-
-# ---- Algorithm 1 -------------------------------------------------------------------------------------
 
 
 def test_a_guarded_round_by_hand() -> None:
@@ -199,9 +193,6 @@ def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens: int, goes: b
     queue = ClassQueue(10_000)
     queue.push(task(0, tokens))
     assert wait.next_batch(queue, 0.0).depth == goes
-
-
-# ---- in a run -----------------------------------------------------------------------------------------
 
 
 def test_a_literal_run_stops_serving_short_requests() -> None:

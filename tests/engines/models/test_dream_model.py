@@ -188,9 +188,6 @@ def test_frequencies_survive_a_cast_of_the_module():
     assert torch.equal(model.to(torch.bfloat16).rotary(positions)[0], before)
 
 
-# ---- other implementations -------------------------------------------------------------------
-
-
 def test_same_numbers_as_transformers_qwen2_without_its_causal_mask():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: no Qwen2 to compare with")
     c = DREAM

@@ -162,19 +162,8 @@ def test_a_damaged_index_is_refused_in_a_sentence(folder: Path) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        "d_model",
-        "n_layers",
-        "n_heads",
-        "vocab_size",
-        "max_sequence_length",
-        "rope_theta",
-        "rms_norm_eps",
-        "mask_token_id",
-        "eos_token_id",
-        "rope",
-        "block_type",
-        "layer_norm_type",
-        "activation_type",
+        *("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps"),
+        *("mask_token_id", "eos_token_id", "rope", "block_type", "layer_norm_type", "activation_type"),
     ],
 )
 def test_an_architecture_is_never_guessed(folder: Path, field: str) -> None:

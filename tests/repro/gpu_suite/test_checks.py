@@ -72,8 +72,6 @@ def test_the_device_is_free_before_a_check_looks(monkeypatch: pytest.MonkeyPatch
     assert limits == [("cpu", None)]
 
 
-# ---- tests and benchmarks, in processes of their own --------------------------------------------
-
 GPU_TEST = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    assert {}\n"
 
 
@@ -147,9 +145,6 @@ def test_a_benchmark_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch:
     found = looked(Benchmark(device="cpu", script="endless", limit_s=3.0))
     assert found["rows"] == {"rows": [{"ms": 1.0}]}
     assert "did not end within 3 s" in found["failed"]
-
-
-# ---- goldens and agreement ----------------------------------------------------------------------
 
 
 def test_goldens_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,9 +137,6 @@ def test_imports_relative_to_a_package_are_followed(plug: Path) -> None:
     assert {"plug.inner", "plug.inner.near", "plug.unused"} <= now().modules.keys()
 
 
-# -- of the systems here ---------------------------------------------------------------------------------------
-
-
 def cell(system: str, executor: str, platform: str = "l40s") -> Cell:
     return a_cell(system, platform=platform, executor=executor, rate=1.0, num_prompts=4)
 
@@ -153,12 +150,8 @@ def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method() -> None:
         "repro.runs.metrics",
     } <= modules.keys()
     kept_out = (
-        "engines.attention",
-        "engines.kernels",
-        "engines.dllm.executor.torch",
-        "baselines.dllm.fast_dllm",
-        "repro.cli",
-        "repro.reports",
+        *("engines.attention", "engines.kernels", "engines.dllm.executor.torch", "baselines.dllm.fast_dllm"),
+        *("repro.cli", "repro.reports"),
     )
     assert not [name for name in modules if name.startswith(kept_out)]
 
@@ -190,8 +183,6 @@ def test_a_schedulers_module_is_among_them(tmp_path: Path, monkeypatch: pytest.M
     assert "plug_scheduler" in own.code.modules
     assert own.run().requests == prepare(plain).run().requests
 
-
-# -- through the command line --------------------------------------------------------------------------------------
 
 BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", "4", "--result-dir", "runs")
 

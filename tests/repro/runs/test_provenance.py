@@ -16,20 +16,9 @@ from repro.runs.provenance import GitState, Timing, clean_command, collect, git_
 def test_secrets_and_machine_paths_leave_the_command() -> None:
     home = Path.home()
     argv = [
-        "/usr/local/bin/repro",
-        "bench",
-        "--api-key",
-        "abc123",
-        "--hf-token=xyz",
-        "--seed",
-        "7",
-        "--header",
-        "Authorization: Bearer s3cr3t",
-        "hf_abcdefgh1234",
-        "--max-num-batched-tokens",
-        "16384",
-        "--base-url",
-        "http://alice:pw@host:8000/v1",
+        *("/usr/local/bin/repro", "bench", "--api-key", "abc123", "--hf-token=xyz", "--seed", "7", "--header"),
+        *("Authorization: Bearer s3cr3t", "hf_abcdefgh1234", "--max-num-batched-tokens", "16384"),
+        *("--base-url", "http://alice:pw@host:8000/v1"),
         f"--result-dir={REPO}/results/local",
         f"{home}/models/llada",
         "/data/alice/trace.csv",
@@ -37,25 +26,9 @@ def test_secrets_and_machine_paths_leave_the_command() -> None:
         f"../..{home}/x",
     ]
     assert clean_command(argv) == [
-        "repro",
-        "bench",
-        "--api-key",
-        "***",
-        "--hf-token=***",
-        "--seed",
-        "7",
-        "--header",
-        "Authorization: ***",
-        "***",
-        "--max-num-batched-tokens",
-        "16384",
-        "--base-url",
-        "http://***@host:8000/v1",
-        "--result-dir=results/local",
-        "~/models/llada",
-        ".../trace.csv",
-        "relative/path.yaml",
-        "../..~/x",
+        *("repro", "bench", "--api-key", "***", "--hf-token=***", "--seed", "7", "--header", "Authorization: ***"),
+        *("***", "--max-num-batched-tokens", "16384", "--base-url", "http://***@host:8000/v1"),
+        *("--result-dir=results/local", "~/models/llada", ".../trace.csv", "relative/path.yaml", "../..~/x"),
     ]
 
 

@@ -107,9 +107,6 @@ def test_a_node_that_dies_is_named_or_replaced(
         cluster.shutdown()
 
 
-# -- the cluster that a command starts ------------------------------------------------------------------------
-
-
 def command(*arguments: object, **how: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "repro", *map(str, arguments)],

@@ -50,9 +50,6 @@ def write_jsonl(path: Path, *rows: Mapping[str, object]) -> Path:
     return path
 
 
-# ---- the embedded model's tasks -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [mini_gsm_task, mini_code_task])
 def test_references_are_right_and_numbers_apart_are_not(make: Any) -> None:
     task = make(TaskOptions(num_problems=20, seed=5))
@@ -95,9 +92,6 @@ def test_generated_problems_are_heldout_and_share_their_beginning() -> None:
     assert few.problems == many.problems[:3]
     assert few.problems != mini_gsm_task(TaskOptions(num_problems=3, seed=6)).problems
     assert few.digest != many.digest
-
-
-# ---- GSM8K --------------------------------------------------------------------------------------
 
 
 def test_gsm8k_prompt_is_lm_evals(tmp_path: Path) -> None:
@@ -199,9 +193,6 @@ def test_numbers_are_found_as_lm_eval_finds_them(text: str) -> None:
         assert ours == bool(theirs["exact_match"])
 
 
-# ---- HumanEval ----------------------------------------------------------------------------------
-
-
 def test_humaneval_runs_the_tests(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
     task = humaneval_task(TaskOptions(num_problems=164), data_dir=tmp_path)
@@ -236,9 +227,6 @@ def test_published_answers_are_right() -> None:
         assert task.grade_all(task.problems, [problem.reference for problem in task.problems]) == [verdict] * len(
             task.problems
         )
-
-
-# ---- the registry -------------------------------------------------------------------------------
 
 
 @given(text=st.text(alphabet="ab\n", max_size=12), until=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=3)))

@@ -29,9 +29,6 @@ def prompts(conversations: Conversations) -> list[int]:
     return [turn.prefill_tokens for session in conversations.sessions for turn in session.rounds]
 
 
-# ---- generator ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", [0, 1, 7])
 @pytest.mark.parametrize("num_turns", [1, 50, 3000])
 def test_every_sample_has_the_papers_shares_to_one_prompt(num_turns: int, seed: int) -> None:
@@ -88,8 +85,6 @@ def test_same_seed_same_conversations() -> None:
     assert drawn() == drawn()
     assert drawn().provenance.checksum != drawn(seed=2).provenance.checksum
 
-
-# ---- files --------------------------------------------------------------------------------------------
 
 LMSYS_ROWS = [
     {
@@ -240,9 +235,6 @@ def test_a_data_directory_is_looked_through_by_the_cards_patterns(tmp_path: Path
 def test_real_first_prompts_have_the_share_the_card_quotes() -> None:
     found = drawn("sharegpt", num_turns=1000, source="local")
     assert found.provenance.shares["first"] == pytest.approx(0.66, abs=0.01)
-
-
-# ---- refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

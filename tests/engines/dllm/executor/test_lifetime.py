@@ -200,9 +200,6 @@ def test_garbage_is_collected_before_a_limit_is_set() -> None:
     assert events == ["collected", "emptied", "limited"]
 
 
-# ---- the device ---------------------------------------------------------------------------------
-
-
 class Scope:
     """Counts who is inside."""
 

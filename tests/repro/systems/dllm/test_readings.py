@@ -587,14 +587,8 @@ def test_packed_work_is_the_sum_but_for_the_weights(
     whole = packed_work([(step, 1) for step in taken], shape, logit_rows=7)
     alone = [step_work(step, 1, shape) for step in taken]
     for name in (
-        "query_rows",
-        "attention_pairs",
-        "kv_read_rows",
-        "kv_written_rows",
-        "num_sequences",
-        "extra_linear_flops",
-        "extra_attention_flops",
-        "extra_cache_bytes",
+        *("query_rows", "attention_pairs", "kv_read_rows", "kv_written_rows", "num_sequences"),
+        *("extra_linear_flops", "extra_attention_flops", "extra_cache_bytes"),
     ):
         assert getattr(whole, name) == sum(getattr(part, name) for part in alone), name
     assert whole.logit_rows == 7

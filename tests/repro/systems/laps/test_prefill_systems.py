@@ -23,13 +23,8 @@ from repro.workloads.conversations import ConversationConfig, Conversations, dra
 from repro.workloads.conversations.arrivals import LANES, open_turns
 
 SYSTEMS = (
-    "laps",
-    "laps-graphs-only",
-    "laps-disaggregation-only",
-    "reserve",
-    "sglang-pd",
-    "sglang-pd-router",
-    "vllm-pd",
+    *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd"),
+    *("sglang-pd-router", "vllm-pd"),
 )
 POISSON = ArrivalConfig(kind="poisson", rate=50.0)
 
@@ -51,9 +46,6 @@ def summary(asked: Cell) -> dict[str, Any]:
     PREFILL.check_tables(record)
     assert PREFILL.assess(record).reasons == ()
     return PREFILL.summarize(record)
-
-
-# ---- runs ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -169,9 +161,6 @@ def test_a_mixing_penalty_is_mostly_the_systems_that_mix() -> None:
     assert lost["laps"] < 0.6 * lost["sglang-pd"]
 
 
-# ---- checks -------------------------------------------------------------------------------------------
-
-
 def test_a_run_that_breaks_littles_law_is_found_out() -> None:
     _, record = ran(cell(clients=8))
     assert list(littles_law(record)) == []
@@ -193,9 +182,6 @@ def test_a_run_that_loses_tokens_is_found_out() -> None:
 def test_the_window_opens_after_a_tenth_and_closes_where_it_is_told() -> None:
     assert window_of([float(time) for time in range(100)], 50.0) == Window(5.0, 50.0)
     assert window_of([], 50.0) == Window(0.0, 0.0)
-
-
-# ---- arrivals -----------------------------------------------------------------------------------------
 
 
 def conversations(num_turns: int, seed: int) -> Conversations:
@@ -227,9 +213,6 @@ def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares() ->
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
     assert len({turn.session_id for turn in turns}) <= len(conversations(8000, 1).sessions) + LANES
-
-
-# ---- refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

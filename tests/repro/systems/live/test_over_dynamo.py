@@ -107,9 +107,6 @@ def left(pids: Path) -> list[Path]:
     return list(pids.parent.glob("repro-ampd-dynamo-*"))
 
 
-# ---- behind a stand-in ----------------------------------------------------------------------------------------------
-
-
 @needs_redis
 def test_sessions_over_http_are_rounds_of_the_coordinator(redis: RedisServer, pids: Path) -> None:
     store = Store.connect(redis.url, PREFIX)
@@ -162,9 +159,6 @@ def test_ctrl_c_and_a_worker_s_failure_stop_everything(
     assert are_gone(pids)
 
 
-# ---- what is refused, and what is computed --------------------------------------------------------------------------
-
-
 def cell(**knobs: Any) -> Cell:
     return a_cell("ampd-live", dataset="toolbench", rate=1.0, **knobs)
 
@@ -194,9 +188,6 @@ def test_what_dynamo_is_is_part_of_what_is_behind_the_numbers(pids: Path) -> Non
     assert over.basis.startswith(direct.basis)
     assert over.basis != direct.basis
     assert "engines.ampd.live.dynamo_router" in over.modules
-
-
-# ---- behind the real one --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -59,9 +59,6 @@ def command(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
     return stop.value.code
 
 
-# -- what is started --------------------------------------------------------------------------------------------
-
-
 def after(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]
 
@@ -128,9 +125,6 @@ def test_ctrl_c_in_the_run_stops_the_server(pids: Path) -> None:
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "nothing went wrong"
 
 
-# -- the commands -----------------------------------------------------------------------------------------------
-
-
 def test_one_command_measures_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,9 +175,6 @@ def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "server='triton' is unknown: use one of vllm, dynamo, sglang, sglang-router" in capsys.readouterr().err
     assert command(monkeypatch, "install sglang --device cpu") == 2
     assert "device='cpu' is none that sglang is made for: use cuda" in capsys.readouterr().err
-
-
-# -- refusals ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
