@@ -47,3 +47,10 @@ def steps_table(*rows: dict[str, Any]) -> Table:
 def record_of(requests: Table | None = None, steps: Table | None = None, **manifest: Any) -> RunRecord:
     tables = {"requests": requests or requests_table(), "steps": steps or steps_table()}
     return RunRecord(tables=tables, manifest=manifest)
+
+
+def stats(n: int, mean: Any, std: Any, least: float | None, most: float | None, p50: float | None) -> dict[str, Any]:
+    """A distribution of too few values for a percentile above the median."""
+    span = None if least is None or most is None else most - least
+    few = dict.fromkeys(("p90", "p95", "p99"))
+    return {"n": n, "mean": mean, "std": std, "min": least, "max": most, "span": span, "p50": p50, **few}

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from support.records import record_of, requests_table, steps_table
+from support.records import record_of, requests_table, stats, steps_table
 
 from engines.runtime.step_timer import STEP_PARTS
 from repro.systems.dllm.family import DLLM
+
+
+def step(start_s: int, end_s: int, forward_s: float, sequences: tuple[int, int], **rest: int) -> dict[str, Any]:
+    """``sequences`` are in Refresh, and in Reuse."""
+    times = {"start_s": start_s, "end_s": end_s, "duration_s": float(end_s - start_s), "forward_s": forward_s}
+    counts = {"num_refresh": sequences[0], "num_reuse": sequences[1], "num_running": sum(sequences)}
+    return {**times, **counts, "kv_rows_total": 40, **rest}
+
 
 GOLDEN = record_of(
     requests_table(
@@ -17,40 +27,9 @@ GOLDEN = record_of(
         (8.0, None, None, None, 32, "unfinished"),
     ),
     steps_table(
-        {
-            "start_s": 1,
-            "end_s": 3,
-            "duration_s": 2.0,
-            "forward_s": 1.5,
-            "num_refresh": 1,
-            "scheduled_tokens": 100,
-            "kv_rows_used": 10,
-            "kv_rows_total": 40,
-            "num_running": 1,
-        },
-        {
-            "start_s": 3,
-            "end_s": 6,
-            "duration_s": 3.0,
-            "forward_s": 3.0,
-            "num_refresh": 1,
-            "num_reuse": 2,
-            "scheduled_tokens": 200,
-            "kv_rows_used": 30,
-            "kv_rows_total": 40,
-            "num_running": 3,
-        },
-        {
-            "start_s": 6,
-            "end_s": 9,
-            "duration_s": 3.0,
-            "forward_s": 1.5,
-            "num_reuse": 1,
-            "scheduled_tokens": 0,
-            "kv_rows_used": 20,
-            "kv_rows_total": 40,
-            "num_running": 1,
-        },
+        step(1, 3, 1.5, (1, 0), scheduled_tokens=100, kv_rows_used=10),
+        step(3, 6, 3.0, (1, 2), scheduled_tokens=200, kv_rows_used=30),
+        step(6, 9, 1.5, (0, 1), kv_rows_used=20),
         {"start_s": 9, "end_s": 9, "duration_s": 0.0},
     ),
     obtained="simulated",
@@ -67,62 +46,18 @@ def test_golden_summary() -> None:
         "throughput_tok_s": (32 + 64 + 64) / 8,
         "request_throughput": 3 / 8,
         # 2, 4, 5
-        "e2el_s": {
-            "n": 3,
-            "mean": pytest.approx(11 / 3),
-            "std": pytest.approx((14 / 9) ** 0.5),
-            "min": 2.0,
-            "max": 5.0,
-            "span": 3.0,
-            "p50": 4.0,
-            "p90": None,
-            "p95": None,
-            "p99": None,
-        },
+        "e2el_s": stats(3, pytest.approx(11 / 3), pytest.approx((14 / 9) ** 0.5), 2.0, 5.0, 4.0),
         # 1, 3, 2
-        "ttft_s": {
-            "n": 3,
-            "mean": 2.0,
-            "std": pytest.approx((2 / 3) ** 0.5),
-            "min": 1.0,
-            "max": 3.0,
-            "span": 2.0,
-            "p50": 2.0,
-            "p90": None,
-            "p95": None,
-            "p99": None,
-        },
+        "ttft_s": stats(3, 2.0, pytest.approx((2 / 3) ** 0.5), 1.0, 3.0, 2.0),
         # 0, 1.5, 0
-        "queue_wait_s": {
-            "n": 3,
-            "mean": 0.5,
-            "std": pytest.approx(0.5**0.5),
-            "min": 0.0,
-            "max": 1.5,
-            "span": 1.5,
-            "p50": 0.0,
-            "p90": None,
-            "p95": None,
-            "p99": None,
-        },
+        "queue_wait_s": stats(3, 0.5, pytest.approx(0.5**0.5), 0.0, 1.5, 0.0),
         # Of fast, the second misses ttft, the fourth e2el; failed and unfinished ones stay in the denominator.
         "goodput": {
             "fast": {"limits": {"e2el_s": 4.0, "ttft_s": 2.0}, "num_good": 1, "requests_s": 1 / 8, "attainment": 1 / 5},
             "all": {"limits": {"e2el_s": 100.0}, "num_good": 3, "requests_s": 3 / 8, "attainment": 3 / 5},
         },
         "num_steps": 4,
-        "step_requests": {
-            "n": 4,
-            "mean": 1.25,
-            "std": pytest.approx(1.0897247358851685),
-            "min": 0.0,
-            "max": 3.0,
-            "span": 3.0,
-            "p50": 1.0,
-            "p90": None,
-            "p95": None,
-            "p99": None,
-        },
+        "step_requests": stats(4, 1.25, pytest.approx(1.0897247358851685), 0.0, 3.0, 1.0),
         "busy_s": 8.0,
         "mean_running": (1 * 2 + 3 * 3 + 1 * 3) / 8,
         # The last step held no sequence.
@@ -147,19 +82,7 @@ def test_golden_summary() -> None:
 
 def test_no_requests_and_no_steps() -> None:
     summary = DLLM.summarize(record_of(slos={"a": {"e2el_s": 1}}))
-    empty = {
-        "n": 0,
-        "mean": None,
-        "std": None,
-        "min": None,
-        "max": None,
-        "span": None,
-        "p50": None,
-        "p90": None,
-        "p95": None,
-        "p99": None,
-    }
-    assert summary["e2el_s"] == summary["ttft_s"] == summary["queue_wait_s"] == empty
+    assert summary["e2el_s"] == summary["ttft_s"] == summary["queue_wait_s"] == stats(0, None, None, None, None, None)
     assert summary["num_requests"] == {"ok": 0, "failed": 0, "unfinished": 0}
     assert summary["goodput"]["a"] == {"limits": {"e2el_s": 1}, "num_good": 0, "requests_s": None, "attainment": None}
     assert set(summary["phase_mix"].values()) == {None}
@@ -186,23 +109,13 @@ def test_a_profile_by_kind_of_step() -> None:
     )
     summary = DLLM.summarize(record_of(steps=steps))
     found = summary["profile"]
-    assert {kind: entry["num_steps"] for kind, entry in found.items()} == {
-        "refresh": 1,
-        "reuse": 2,
-        "mixed": 1,
-        "all": 4,
-    }
+    kinds = {"refresh": 1, "reuse": 2, "mixed": 1, "all": 4}
+    assert {kind: entry["num_steps"] for kind, entry in found.items()} == kinds
     none = dict.fromkeys(STEP_PARTS, 0.0)
     assert found["refresh"]["seconds"] == {**none, "gemm": 4.0, "attention": 3.0, "idle": 1.0}
     assert found["refresh"]["share"] == {**none, "gemm": 0.5, "attention": 0.375, "idle": 0.125}
-    assert found["reuse"]["seconds"] == {
-        **none,
-        "gemm": 1.0,
-        "commit": 0.5,
-        "idle": 0.5,
-        "metadata": 0.5,
-        "logits": 1.5,
-    }
+    reuse = {"gemm": 1.0, "commit": 0.5, "idle": 0.5, "metadata": 0.5, "logits": 1.5}
+    assert found["reuse"]["seconds"] == {**none, **reuse}
     assert found["reuse"]["share"]["logits"] == 1.5 / 4
     assert found["all"]["seconds"] == {
         part: sum(found[kind]["seconds"][part] for kind in ("refresh", "reuse", "mixed")) for part in STEP_PARTS
@@ -215,11 +128,8 @@ def test_a_profile_by_kind_of_step() -> None:
 def test_a_kind_of_step_that_was_not_profiled_has_no_shares() -> None:
     steps = steps_table({"num_reuse": 1, **profiled(1.0, gemm=1.0)}, {"num_refresh": 1, "duration_s": 1.0})
     found = DLLM.summarize(record_of(steps=steps))["profile"]
-    assert found["refresh"] == {
-        "num_steps": 0,
-        "seconds": dict.fromkeys(STEP_PARTS, 0.0),
-        "share": dict.fromkeys(STEP_PARTS),
-    }
+    seconds, share = dict.fromkeys(STEP_PARTS, 0.0), dict.fromkeys(STEP_PARTS)
+    assert found["refresh"] == {"num_steps": 0, "seconds": seconds, "share": share}
 
 
 def test_shares_of_time_are_over_the_steps_that_have_them() -> None:

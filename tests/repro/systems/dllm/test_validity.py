@@ -3,56 +3,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.records import requests_table, steps_table
 
 from repro.runs.record import RunRecord, Table, empty_table
 from repro.systems.dllm.columns import STEP_COLUMNS
 from repro.systems.dllm.family import DLLM
 
-REQUESTS: dict[str, list[Any]] = {
-    "request_id": [0, 1],
-    "arrival_s": [0.0, 1.0],
+REQUESTS: Table = {
+    **requests_table((0.0, 0.0, 2.0, 2.0, 4, "ok"), (1.0, 2.0, 4.0, 4.0, 4, "ok")),
     "submit_lag_s": [0.0, 1.0],
-    "admitted_s": [0.0, 2.0],
-    "first_output_s": [2.0, 4.0],
-    "finished_s": [2.0, 4.0],
     "prompt_len": [8, 8],
-    "gen_length": [4, 4],
-    "output_len": [4, 4],
-    "status": ["ok", "ok"],
-    "error": [None, None],
-    "correct": [None, None],
-    "correct_strict": [None, None],
 }
-STEPS: dict[str, list[Any]] = {
-    "step": [0, 1],
-    "start_s": [0.0, 2.0],
-    "end_s": [2.0, 4.0],
-    "duration_s": [2.0, 2.0],
-    "forward_s": [1.0, 2.0],
-    "num_refresh": [1, 1],
-    "num_reuse": [0, 0],
-    "query_tokens": [12, 12],
-    "scheduled_tokens": [12, 12],
-    "logit_rows": [4, 4],
-    "committed_tokens": [4, 4],
-    "kv_rows_used": [12, 12],
-    "kv_rows_total": [64, 64],
-    "num_running": [1, 1],
-    "num_waiting": [0, 0],
-    "num_admitted": [1, 1],
-    "num_first_block": [1, 1],
-    "num_finished": [1, 1],
-    "num_failed": [0, 0],
-    "graph": [False, False],
-    "attention_s": [None, None],
-    "gemm_s": [None, None],
-    "logits_s": [None, None],
-    "selection_s": [None, None],
-    "commit_s": [None, None],
-    "metadata_s": [None, None],
-    "idle_s": [None, None],
-    "bound_s": [None, None],
-}
+WORK = {"query_tokens": 12, "scheduled_tokens": 12, "logit_rows": 4, "committed_tokens": 4, "kv_rows_used": 12}
+ONE = dict.fromkeys(("num_refresh", "num_running", "num_admitted", "num_first_block", "num_finished"), 1)
+
+
+def step(start_s: float, forward_s: float) -> dict[str, Any]:
+    times = {"start_s": start_s, "end_s": start_s + 2.0, "duration_s": 2.0, "forward_s": forward_s}
+    return {**times, **WORK, **ONE, "kv_rows_total": 64}
+
+
+STEPS: Table = steps_table(step(0.0, 1.0), step(2.0, 2.0))
 
 
 def record(**changed: list[Any]) -> RunRecord:
@@ -75,29 +46,17 @@ def test_a_good_run_is_valid() -> None:
     assert DLLM.assess(record()).valid
 
 
+LOST: dict[str, list[Any]] = {"finished_s": [2.0, None], "output_len": [4, None], "num_finished": [1, 0]}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         (
-            {
-                "status": ["ok", "failed"],
-                "error": [None, "out of memory"],
-                "finished_s": [2.0, None],
-                "output_len": [4, None],
-                "num_failed": [0, 1],
-                "num_finished": [1, 0],
-            },
+            {**LOST, "status": ["ok", "failed"], "error": [None, "out of memory"], "num_failed": [0, 1]},
             "1 of 2 requests failed, the first with: out of memory",
         ),
-        (
-            {
-                "status": ["ok", "unfinished"],
-                "finished_s": [2.0, None],
-                "output_len": [4, None],
-                "num_finished": [1, 0],
-            },
-            "1 of 2 requests did not finish",
-        ),
+        ({**LOST, "status": ["ok", "unfinished"]}, "1 of 2 requests did not finish"),
         (
             {"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]},
             "1 of 2 requests have an unknown status",
@@ -172,21 +131,7 @@ def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
 
 def test_one_late_submission_in_a_hundred_is_allowed() -> None:
     n = 100
-    table = {
-        "request_id": list(range(n)),
-        "arrival_s": [float(i) for i in range(n)],
-        "submit_lag_s": [0.0] * n,
-        "admitted_s": [None] * n,
-        "first_output_s": [None] * n,
-        "finished_s": [i + 0.5 for i in range(n)],
-        "prompt_len": [8] * n,
-        "gen_length": [4] * n,
-        "output_len": [4] * n,
-        "status": ["ok"] * n,
-        "error": [None] * n,
-        "correct": [None] * n,
-        "correct_strict": [None] * n,
-    }
+    table = requests_table(*((float(i), None, None, i + 0.5, 4, "ok") for i in range(n)))
     for num_late, valid in ((1, True), (2, False)):
         lags = [0.011] * num_late + [0.0] * (n - num_late)
         run = record_of({**table, "submit_lag_s": lags}, empty_table(STEP_COLUMNS))
