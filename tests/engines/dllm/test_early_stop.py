@@ -442,27 +442,6 @@ def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -
     return a_cell(system, platform=platform, executor=executor, **{"num_prompts": 4, "stop_at_eos": True, **knobs})
 
 
-@pytest.mark.parametrize(
-    ("refused", "says"),
-    [
-        (
-            cell("dllm-serve", "roofline"),
-            "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch",
-        ),
-        (cell("llada", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
-        (cell("dllm-cache", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
-        (
-            cell("dllm-serve", "torch", block_length=64),
-            "stop_at_eos=True has no effect on a single block of gen_length=64",
-        ),
-        (cell("llada", "torch", block_length=64, batch_size=1), "stop_at_eos=True has no effect on a single block"),
-    ],
-)
-def test_refused_in_one_sentence(refused: Cell, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        prepare(refused)
-
-
 def test_accepted_where_it_has_an_effect() -> None:
     for accepted in (
         cell("dllm-serve", "torch"),

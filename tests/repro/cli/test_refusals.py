@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.command import commands, instead, refused, repro
+from support.command import commands, refused, repro
 from support.text_checkpoints import write_dream, write_llada
 
 SEPARATOR = "=> "
@@ -36,6 +37,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"LLADA": str(write_llada(root / "llada")), "DREAM": str(write_dream(root / "dream"))}
 
 
+def in_place_of(defaults: list[str], options: list[str]) -> list[str]:
+    """The options behind the defaults, pairs of a name and a value, that they do not name; a knob's name is its own."""
+
+    def names(words: list[str]) -> list[str]:
+        return [value.partition("=")[0] if name == "--knob" else name for name, value in pairwise([*words, ""])]
+
+    own = names(options)
+    kept = [place for place, name in list(enumerate(names(defaults)))[::2] if name not in own]
+    return [*(word for place in kept for word in defaults[place : place + 2]), *options]
+
+
 @pytest.mark.parametrize(("command", "options", "says"), rows())
 def test_a_refusal(
     command: str, options: str, says: str, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,8 +55,8 @@ def test_a_refusal(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     (tmp_path / "ids.json").write_text("[5, 6, 7]")
-    name, *defaults = [models.get(word, word) for word in command.split()]
-    asked = [name, *instead(defaults, shlex.split(options))]
+    name, *defaults = [models.get(word, word) for word in shlex.split(command)]
+    asked = [name, *in_place_of(defaults, shlex.split(options))]
     known = {
         option for each in [commands().get(name)] if each is not None for param in each.params for option in param.opts
     }

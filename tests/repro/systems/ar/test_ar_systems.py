@@ -229,60 +229,6 @@ def test_lost_rounds_and_kv_are_noticed() -> None:
     assert "sent back other K/V" in " ".join(AR.assess(broken).reasons)
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (cell(model="Llama-3.1-70B", num_gpus=2, deployment="planner"), "num_gpus=2 do not hold Llama-3.1-70B"),
-        (cell(deployment="P:TP1x2 D:TP8x1"), "does not fit 1 x h20, use a degree of 2 or more"),
-        (cell(deployment="P:TP8x2 D:TP8x1"), "takes 24 GPUs and num_gpus=16"),
-        (cell(deployment="TP8x2"), "has no prefill workers"),
-        (cell(deployment="P:TP3x1 D:TP8x1"), "has workers of 3 GPUs: use degrees of 2, 4, 8"),
-        (cell(deployment="two of each"), "deployment='two of each' is none: write P:TP4x2 D:TP8x1"),
-        (cell("vllm-sim", deployment=SPLIT), "is co-located: write TP8x2"),
-        (cell("vllm-sim", deployment="planner"), "plans prefill and decode workers"),
-        (cell("vllm-sim", alpha=0.5), "alpha=0.5 has no effect with system='vllm-sim'"),
-        (cell(num_gpus=64), "num_gpus=64 must be between 1 and 32"),
-        (cell(num_prompts=0), "num_prompts=0 must be at least 1"),
-        (cell(num_prompts=-3), "num_prompts=-3 must be at least 1"),
-        (cell(slo_ttft_s=0), "slo_ttft_s=0 must be at least 1e-06"),
-        (cell(slo_itl_s=-1.0), "slo_itl_s=-1.0 must be at least 1e-06"),
-        (cell(model="LLaDA-8B"), "is a diffusion model"),
-        (cell(model="Qwen2.5-7B"), "has no published objective: give slo_itl_s"),
-        (cell(model="GPT-5"), "model='GPT-5' is unknown"),
-        (cell(constants="wishful"), "constants='wishful' are unknown"),
-        (cell(dataset="osc"), "trace='osc' is unknown: use one of dureader"),
-        (cell(w=9), "w=9 must be between 1 and 8"),
-        (cell(w="three"), "w='three' must be a whole number"),
-        (cell(alpha=-1.0), "alpha=-1.0 must not be negative"),
-        (cell(window_s=0), "window_s=0 must be above 0"),
-        (cell(route_order="best"), "route_order='best' is unknown: use one of random, load"),
-        (cell(adaptive_routing=False, alpha=0.9), "alpha=0.9 has no effect with adaptive_routing=false"),
-        (cell(prefill_reordering=False, w=3), "w=3 has no effect with prefill_reordering=false"),
-        (cell(dispatch="random"), "dispatch='random' has no effect with adaptive_routing=true"),
-        (cell("dynamo-sim", eff_isl_threshold=10), "eff_isl_threshold=10 has no effect with conditional=None"),
-        (cell("dynamo-sim", conditional="prefill_load"), "needs prefill_busy_threshold"),
-        (cell(slo_scope="token"), "slo_scope='token' is unknown: use one of round, session"),
-        (cell(counted="per_token"), "counted='per_token' is unknown"),
-        (cell(delay_mean_s=-1.0), "delay_mean_s=-1.0 must not be negative"),
-        (cell(delay_mean_s=1e300), "delay_mean_s=1e+300 is more than 1,000,000"),
-        (cell(meets_totals=True), "meets_totals=true has no effect with dataset_source='embedded'"),
-        (cell(router="os:getcwd"), "router='os:getcwd' fails when called (TypeError"),
-        (cell(router="os:name"), "router='os:name' cannot be called: name a class"),
-        (cell(router="os:nothing"), "module 'os' has no 'nothing': write module:NAME"),
-        (
-            cell(router="builtins:dict"),
-            "makes dict, which has no route() of four arguments: name a class, or a function",
-        ),
-        (cell(dataset_source="hub"), "dataset_source='hub' is unknown: use one of embedded, local"),
-        (replace(cell(), executor="torch"), "executor='torch': system='ampd' is simulated here"),
-        (replace(cell(), platform="rtx4090"), "platform='rtx4090' has no settings for this kind of system"),
-    ],
-)
-def test_the_impossible_is_refused_in_one_sentence(asked: Cell, sentence: str) -> None:
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        prepare(asked)
-
-
 def test_objectives_are_the_papers() -> None:
     printed = yaml.safe_load((PAPER / "ampd" / "protocol.yaml").read_text(encoding="utf-8"))["slo_ms"]
     own = {

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from support.cells import a_cell
 
-from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.systems.ar.planning import PLANNER_SYSTEM, PLANNING
@@ -68,23 +66,3 @@ def test_another_seed_is_another_sample_of_sessions() -> None:
 def test_a_cluster_larger_than_the_platform_can_be_planned() -> None:
     (plan, *_) = summary(cell(num_gpus=256, rate=19.2, num_prompts=300))["plans"]
     assert plan["worst_of_slo"] > 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (cell(rate=None), "needs a number of sessions/s"),
-        (cell(top=0), "top=0 must be between 1 and 100"),
-        (cell(top=101), "top=101 must be between 1 and 100"),
-        (cell(method="guess"), "method='guess' is unknown"),
-        (cell(num_gpus=5000), "num_gpus=5000 must be between 1 and 4096"),
-        (cell(num_gpus=1), "do not hold a prefill and a decode worker"),
-        (cell(deployment="search"), "deployment='search' has no effect"),
-        (cell(alpha=0.9), "alpha=0.9 has no effect"),
-        (cell(trace="nope"), "trace='nope' is unknown"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(asked: Cell, sentence: str) -> None:
-    with pytest.raises(UserError) as refused:
-        prepare(asked)
-    assert sentence in str(refused.value)

@@ -85,52 +85,6 @@ def simulate(cell: Cell, **constants: float) -> RunRecord:
 # ---- knobs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("system", "knobs", "says"),
-    [
-        ("dllm-serve", {"reading": "policy"}, "reading='policy' has no effect with system='dllm-serve': leave it out"),
-        ("sparse-dllm", {"reading": "fast"}, "reading='fast' is unknown: use one of published, efficient, policy"),
-        ("sparse-dllm", {"reading": "policy", "batch_size": 4}, "batch_size=4 has no effect with reading='policy'"),
-        ("sparse-dllm", {"scheduler": "phase"}, "scheduler='phase' has no effect with reading='published'"),
-        ("llada", {"max_num_logits": 99}, "max_num_logits=99 has no effect with reading='published'"),
-        (
-            "fast-dllm",
-            {"reading": "published", "max_num_batched_tokens": 4000},
-            "max_num_batched_tokens=4000 has no effect",
-        ),
-        ("fast-dllm", {"reading": "published", "logit_rows": "monolithic"}, "logit_rows='monolithic' has no effect"),
-        ("fast-dllm", {"reading": "published", "batch_size": 0}, "batch_size=0 must be at least 1"),
-        (
-            "fast-dllm",
-            {"batch_rule": "largest"},
-            "batch_rule='largest' is unknown: use one of one, workload, max_model_len",
-        ),
-        ("dllm-serve", {"batch_rule": "one"}, "batch_rule='one' has no effect with system='dllm-serve': leave it out"),
-        (
-            "fast-dllm",
-            {"reading": "policy", "batch_rule": "one"},
-            "batch_rule='one' has no effect with reading='policy'",
-        ),
-        (
-            "fast-dllm",
-            {"batch_rule": "max_model_len", "batch_size": 2},
-            "batch_rule='max_model_len' has no effect with batch_size=2: leave one of them out",
-        ),
-        (
-            "sparse-dllm",
-            {"reading": "published", "batch_rule": "max_model_len"},
-            "batch_rule='max_model_len' has no effect with system='sparse-dllm' and reading='published', whose code serves one",
-        ),
-        ("llada", {"reading": "policy", "memory_limit": 16 * 10**9}, "budget too small for one request"),
-        ("sparse-dllm", {"reading": "policy", "memory_limit": 18 * 10**9}, "budget too small for one request"),
-    ],
-)
-def test_what_a_reading_does_not_heed_is_refused(system: str, knobs: dict[str, Scalar], says: str) -> None:
-    with pytest.raises(UserError) as refused:
-        prepare(cell_of(system, **knobs))
-    assert says in str(refused.value)
-
-
 def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching() -> None:
     for reading in ("published", "efficient"):
         with pytest.raises(

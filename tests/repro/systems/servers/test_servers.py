@@ -177,26 +177,6 @@ def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "device='cpu' is none that sglang is made for: use cuda" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (cell("vllm", threshold=0.5), "threshold=0.5 has no effect with system='vllm'"),
-        (cell("vllm", kv_cache_gb=0), "kv_cache_gb=0 must be at least 1"),
-        (cell("vllm", max_model_len=64, max_prompt_len=4096), "more than max_model_len=64"),
-        (cell("vllm", model="."), "model='.' has no config.json"),
-        (cell("vllm", start_timeout_s=0), "start_timeout_s=0 must be above 0"),
-        (replace(cell("vllm", platform="h200"), executor="roofline"), "vllm is a real server: use --executor torch"),
-        (cell("dynamo", workers="many"), "workers='many' is unknown: use one of mocker, python, vllm"),
-        (cell("dynamo", workers="vllm"), "workers='vllm' and device='cpu' do not go together"),
-        (cell("dynamo", router="best"), "router='best' is unknown"),
-        (cell("sglang"), "SGLang's engine needs a CUDA GPU"),
-    ],
-)
-def test_refusals(asked: Cell, sentence: str) -> None:
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        prepare(asked)
-
-
 def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repro.systems.servers.system.machine_device", lambda: "cpu")
     with pytest.raises(UserError, match="this machine has no NVIDIA driver"):
