@@ -48,7 +48,6 @@ class Server:
         self.num_answering = 0
         """Requests under /v1 that came whole and are being answered."""
         page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
-        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
         completion, chat = (
             Schema(kind, served.model.name, served.model.options) for kind in (CompletionBody, ChatBody)
         )
@@ -58,10 +57,10 @@ class Server:
                 Route("/v1/chat/completions", partial(self._answer, chat), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
-                Route("/health", self._health),
+                Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
-                Route("/", self._status_page),
+                Route("/", HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY}), methods=["GET"]),
             ],
             middleware=[Middleware(_Addressed, check=Addressed(settings.host).check, say=self._say)],
             exception_handlers={
@@ -97,9 +96,6 @@ class Server:
             raise ApiError(404, f"model={name!r} is not served here: use {card['id']!r}", code="model_not_found")
         return JSONResponse(card)
 
-    async def _health(self, _request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def _ready(self, _request: Request) -> Response:
         is_ready = self._served.service.is_ready and not self.is_draining
         said = "ready" if is_ready else "draining" if self.is_draining else "loading"
@@ -107,9 +103,6 @@ class Server:
 
     async def _metrics(self, _request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def _status_page(self, _request: Request) -> Response:
-        return self._page
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -125,7 +118,7 @@ class Server:
             else:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._served.slow_work, schema.read, body)
-            most_s, on_end = self._settings.request_timeout_s, partial(self._answered, size)
+            most_s, on_end = self._settings.request_timeout, partial(self._answered, size)
             return Reply(self._served, asked, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
         except BaseException:
             self._answered(size)
@@ -150,14 +143,8 @@ class Server:
 
     def _card(self) -> dict[str, Any]:
         model = self._served.model
-        own = {"max_model_len": model.max_model_len, **model.facts}
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": int(self._started),
-            "owned_by": "dllm-serve-repro",
-            **own,
-        }
+        known = {"id": model.name, "object": "model", "created": int(self._started), "owned_by": "dllm-serve-repro"}
+        return {**known, "max_model_len": model.max_model_len, **model.facts}
 
     # -- refusals ------------------------------------------------------------------------------------------
 

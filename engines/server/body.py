@@ -93,10 +93,6 @@ def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) or _are_ids(given) else given
 
 
-def _as_parts(given: Any) -> Any:
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
-
-
 class _Part(pydantic.BaseModel):
     type: Literal["text"]
     text: str
@@ -104,7 +100,11 @@ class _Part(pydantic.BaseModel):
 
 class _Message(_Object):
     role: str
-    content: Annotated[list[_Part], FailFast(), BeforeValidator(_as_parts)]
+    content: Annotated[
+        list[_Part],
+        FailFast(),
+        BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given),
+    ]
 
 
 class _StreamOptions(_Object):

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from engines.errors import UserError
+from engines.models.causal_text import CausalText
 from engines.models.chat import EMBEDDED_CHAT, ChatTemplate, end_token_ids, load_chat_template, parse_messages
 from engines.models.checkpoint import TINY_DIR
 from engines.models.config import ModelConfig
@@ -33,6 +33,7 @@ class TextCodec:
 
     @cached_property
     def longest_token(self) -> int:
+        """Most bytes of a text that one token stands for."""
         return longest_token(self.tokenizer.backend)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -64,21 +65,5 @@ class IdsAlone:
         return ""
 
 
-class Codec(Protocol):
-    """What makes ids of prompts, and text of answers."""
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Ids that end an answer: of a text or of a turn."""
-        ...
-
-    @property
-    def longest_token(self) -> int:
-        """Most bytes of a text that one token stands for."""
-        ...
-
-    def encode(self, text: str) -> tuple[int, ...]: ...
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
+Codec = TextCodec | CausalText | IdsAlone
+"""What makes ids of prompts, and text of answers."""

@@ -82,10 +82,6 @@ class Completion:
         """A prompt counts once, however many answers it gets."""
         return Usage(self._prompt_tokens, sum(answer.num_tokens for answer in self._answers))
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._prompt_tokens
-
     async def parts(self) -> AsyncIterator[Part]:
         """Pieces of the answers as they become final, until all have ended."""
         while self._ids:
@@ -94,8 +90,8 @@ class Completion:
                 continue
             if isinstance(event, Failed | Refused):  # refused by an engine that was started again
                 raise engine_failed(event.sentence)
-            if isinstance(event, Admitted):
-                self._note_begin()
+            if isinstance(event, Admitted) and self.has_begun_at is None:
+                self.has_begun_at = asyncio.get_running_loop().time()
             if not isinstance(event, Tokens | Finished):
                 continue
             answer = self._answers[choice]
@@ -201,10 +197,6 @@ class Completion:
                 missing.discard(choice)
             if not isinstance(event, Accepted):
                 self._early.append((choice, event))
-
-    def _note_begin(self) -> None:
-        if self.has_begun_at is None:
-            self.has_begun_at = asyncio.get_running_loop().time()
 
     def _cancel_open(self) -> None:
         for request_id in self._ids.values():

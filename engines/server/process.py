@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from engines.errors import RunError, UserError
 from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel, Submission
-from engines.server.wire import Able, Cancel, Channel, Command, Ready, Report, Stop, Unable
+from engines.server.wire import Able, Cancel, Command, Ready, Report, Stop, Unable
 
 _STATUS_EVERY_S = 0.05
 """Between two reports of a status in which nothing happened to a request."""
@@ -32,14 +33,15 @@ _GAVE_UP, _PARENT_GONE = 3, 4
 class Inbox:
     """Commands in the order they came. The end of the stream ends the process, in whatever step it is."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Connection) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._channel = channel
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def _listen(self) -> None:
-        while (command := self._channel.receive()) is not None:
-            self._commands.put(command)
+        with suppress(EOFError, OSError):
+            while True:
+                self._commands.put(self._channel.recv())
         # An orderly end would wait for a device or for the step.
         os._exit(_PARENT_GONE)
 
@@ -103,9 +105,10 @@ def main(descriptor: int) -> int:
     # The server decides what a signal means, and whoever looks for processes to end may find this one too.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=descriptor))
-    model: ServedModel | None = channel.receive()
-    if model is None:
+    channel = Connection(descriptor)
+    try:
+        model: ServedModel = channel.recv()
+    except (EOFError, OSError):
         return _PARENT_GONE
     inbox = Inbox(channel)
     try:

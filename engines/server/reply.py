@@ -67,7 +67,7 @@ class Reply:
         response = _Response(send)
         try:
             async with self._deadline(), Completion(self._served, self._asked) as completion:
-                self._metrics.tokens.labels("prompt").inc(completion.prompt_tokens)
+                self._metrics.tokens.labels("prompt").inc(completion.usage.prompt_tokens)
                 await (self._stream if self._asked.stream else self._whole)(completion, response)
                 self._note(completion)
         except ApiError as error:

@@ -106,7 +106,7 @@ async def _until_over(
     say(f"ending: {server.num_answering} requests to finish")
     server.drain()
     loop = asyncio.get_running_loop()
-    until = loop.time() + settings.drain_timeout_s
+    until = loop.time() + settings.drain_timeout
     while server.num_answering and not service.ended.done() and signals.count == 1 and loop.time() < until:
         await asyncio.sleep(_POLL_S)
     return service.fail_open("the server has ended before this request: send it again")

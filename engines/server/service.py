@@ -68,8 +68,9 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._is_ready = False
-        self._status = EngineStatus()
+        self.is_ready = False
+        self.status = EngineStatus()
+        """As last told; its totals do not fall when an engine is started again."""
         self._base = EngineStatus()
         """Totals of the processes before this one."""
         self._num_finished = 0
@@ -96,13 +97,13 @@ class EngineProcess:
             with suppress(ConnectionError, RuntimeError):
                 self._writer.write(frame(Stop()))
         if self._process is not None:
-            if not self._is_ready:
+            if not self.is_ready:
                 self._process.kill()  # it loads, and hears nothing meanwhile
             await asyncio.to_thread(_end, self._process)
         if self._writer is not None:
             self._writer.close()
         self._process = self._writer = None
-        self._is_ready = False
+        self.is_ready = False
 
     @property
     def pid(self) -> int | None:
@@ -138,7 +139,7 @@ class EngineProcess:
             if isinstance(message, Able):
                 self.is_able = True
             elif isinstance(message, Ready):
-                was_ready = self._is_ready = True
+                was_ready = self.is_ready = True
                 if self.num_restarts:
                     taken = time.monotonic() - began
                     logger.warning(
@@ -154,15 +155,15 @@ class EngineProcess:
             else:
                 assert isinstance(message, Unable)
                 said = message
-        self._is_ready = False
+        self.is_ready = False
         self._writer.close()
         code = await asyncio.to_thread(self._process.wait)
         if not was_ready:
             if said is not None and said.is_users:
                 raise UserError(said.sentence)
             raise RunError(f"the engine's process did not start ({said.sentence if said else _how(code)})")
-        self._base = self._status
-        self._status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0, pool_idle=0)
+        self._base = self.status
+        self.status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0, pool_idle=0)
         reason = said.sentence if said is not None else f"its process ended: {_how(code)}"
         lost = [i for i, open_ in self._open.items() if open_.has_begun or open_.tries >= _MOST_TRIES]
         logger.warning(
@@ -172,7 +173,7 @@ class EngineProcess:
             self._pass(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
 
     def _give_up(self, error: Exception) -> None:
-        self._is_ready = False
+        self.is_ready = False
         for request_id in list(self._open):
             self._pass(Failed(request_id, f"there is no engine any more ({error})"))
         assert self.ended is not None
@@ -180,10 +181,6 @@ class EngineProcess:
             self.ended.set_result(error)
 
     # -- requests ------------------------------------------------------------------------------------------
-
-    @property
-    def is_ready(self) -> bool:
-        return self._is_ready
 
     @property
     def num_open(self) -> int:
@@ -195,16 +192,11 @@ class EngineProcess:
         """Requests that work has not begun on, places reserved included."""
         return len(self._open) - self._num_begun + self._num_reserved
 
-    @property
-    def status(self) -> EngineStatus:
-        """As last told; its totals do not fall when an engine is started again."""
-        return self._status
-
     def reserve(self, num: int) -> None:
         """Take places in the queue, each to be used by ``submit`` or given back. Raise Overloaded or Unavailable."""
         if self.ended is not None and self.ended.done():
             raise Unavailable("the engine has ended")
-        if not self._is_ready and self.num_restarts == 0:
+        if not self.is_ready and self.num_restarts == 0:
             raise Unavailable("the model is being loaded")
         if self.num_waiting + num > self._max_waiting:
             raise Overloaded
@@ -218,7 +210,7 @@ class EngineProcess:
         request_id = next(self._ids)
         open_ = self._open[request_id] = _Open(Submission(request_id, prompt_ids, generation, wants_tokens), sink)
         self._num_reserved -= 1
-        if self._is_ready:
+        if self.is_ready:
             self._send(open_)
         return request_id
 
@@ -229,7 +221,7 @@ class EngineProcess:
 
     def cancel(self, request_id: int) -> None:
         """End the request, whose sink hears nothing more."""
-        if self._forget(request_id) is not None and self._is_ready:
+        if self._forget(request_id) is not None and self.is_ready:
             assert self._writer is not None
             self._writer.write(frame(Cancel(request_id)))
 
@@ -263,7 +255,7 @@ class EngineProcess:
     def _tell(self, status: EngineStatus) -> None:
         totals = {name: getattr(status, name) + getattr(self._base, name) for name in _TOTALS}
         counts = {name: num + self._base.counts.get(name, 0) for name, num in status.counts.items()}
-        self._status = replace(status, **totals, counts=counts)
+        self.status = replace(status, **totals, counts=counts)
 
 
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:

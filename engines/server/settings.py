@@ -16,14 +16,15 @@ Seconds = Annotated[float, Range(above=0, most=86_400)]
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: Annotated[int, Range(0, 65_535)] = 8000
-    """0 lets the system choose."""
+    """Port to listen on; 0 is any that is free."""
     max_queue: Held = 256
     """Requests that may wait; one more is refused with 429."""
-    request_timeout_s: Seconds = 600.0
-    """For a whole request, from its arrival. A request may ask for less."""
-    drain_timeout_s: Seconds = 60.0
-    """For requests to end after SIGTERM; those that are left then fail."""
+    request_timeout: Seconds = 600.0
+    """Seconds for a request, waiting included; it may ask for less."""
+    drain_timeout: Seconds = 60.0
+    """Seconds for requests to end after SIGTERM; those that are left then fail."""
     api_key: str | None = None
     """Asked for as a bearer token under /v1; None asks for none."""
     max_body_bytes: Held = 1 << 22
@@ -36,6 +37,10 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(
+            self.host.strip() != "",
+            f"host={self.host!r} is empty: give an address, or 0.0.0.0 for all of this machine's",
+        )
         key = self.api_key
         # Never shown: it may be a real one with a slip of the pen.
         require(

@@ -1,17 +1,17 @@
-"""What goes between the server and its engine's process: pickles behind their length, over a socket that both inherit."""
+"""What goes between the server and its engine's process: pickles behind their length, over a socket that both inherit, as the
+engine's end, a ``multiprocessing.connection.Connection``, frames them."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 import struct
 from collections.abc import Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from engines.server.protocol import EngineStatus, Event, Submission
 
-_LENGTH = struct.Struct(">I")
+_LENGTH = struct.Struct("!i")
 
 
 class Cancel(NamedTuple):
@@ -58,26 +58,3 @@ async def read_frame(reader: asyncio.StreamReader) -> Any:
         return pickle.loads(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-
-
-class Channel:
-    """The engine's end; one thread sends, another receives."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._stream: IO[bytes] = end.makefile("rb")
-
-    def send(self, message: Any) -> None:
-        self._end.sendall(frame(message))
-
-    def receive(self) -> Any:
-        """None where the other end is gone."""
-        try:
-            header = self._stream.read(_LENGTH.size)
-            if len(header) < _LENGTH.size:
-                return None
-            (length,) = _LENGTH.unpack(header)
-            content = self._stream.read(length)
-        except OSError:
-            return None
-        return pickle.loads(content) if len(content) == length else None

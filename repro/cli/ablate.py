@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from engines.errors import require
 from engines.knobs import Range, check_fields
@@ -15,7 +14,7 @@ from repro.cli.study import run_study
 if TYPE_CHECKING:
     from repro.cli.study import Study
 
-STUDIES = {"dllm-serve": "ablate_dllm:study", "ampd": "ablate_cluster:study", "laps": "ablate_prefill:study"}
+STUDIES = {"dllm-serve": "ablate_dllm", "ampd": "ablate_cluster", "laps": "ablate_prefill"}
 """Where the ablations of a system's components are, below ``repro.cli``."""
 
 
@@ -66,14 +65,8 @@ def ablate(
     json: opt.Json = False,
 ) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
-    model = opt.given(model=asked.model)
-    study = _study_of(asked.component)(asked, model | opt.parse_knobs(knob or (), model))
-    run_study(study, stored=stored, placement=placement, plot=plot, json=json)
-
-
-def _study_of(component: str) -> Callable[[Asked, dict[str, Any]], Study]:
     from repro.reports.ablation import system_of
 
-    module, _, name = STUDIES[system_of(component)].partition(":")
-    found: Callable[[Asked, dict[str, Any]], Study] = getattr(import_module(f"repro.cli.{module}"), name)
-    return found
+    model, module = opt.given(model=asked.model), import_module(f"repro.cli.{STUDIES[system_of(asked.component)]}")
+    study: Study = module.study(asked, model | opt.parse_knobs(knob or (), model))
+    run_study(study, stored=stored, placement=placement, plot=plot, json=json)

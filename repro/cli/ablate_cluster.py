@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from repro.cli.output import percent
+from repro.cli.output import number, percent
 from repro.cli.study import Row, Runs, Study
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ NUM_RUNS = 10
 """Where none are asked for: one seed is an anecdote."""
 
 COLUMNS = {
-    "attainment": lambda row: f"{_said(row['slo_attainment'], row['half_width'], 100)} %",
-    "added, points": lambda row: _said(row["added_points"], row["added_half_width"]),
-    "TTFT initial s": lambda row: _said(row["ttft_initial_s"]),
-    "incremental s": lambda row: _said(row["ttft_incremental_s"]),
-    "ITL ms": lambda row: _said(row["itl_s"], scale=1e3),
+    "attainment": lambda row: f"{number(row['slo_attainment'], scale=100, half_width=row['half_width'])} %",
+    "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
+    "TTFT initial s": lambda row: number(row["ttft_initial_s"]),
+    "incremental s": lambda row: number(row["ttft_incremental_s"]),
+    "ITL ms": lambda row: number(row["itl_s"], scale=1e3),
     "local": lambda row: percent(row["local_share"]),
 }
 
@@ -69,9 +69,3 @@ def _row(runs: Runs, base: Runs) -> Row:
         "local_share": over_repeats(runs, "local_share").mean,
         "deployment": runs[0].facts["deployment"],
     }
-
-
-def _said(value: float | None, half_width: float | None = None, scale: float = 1.0) -> str:
-    if value is None:
-        return "-"
-    return f"{scale * value:z.1f}" + ("" if half_width is None else f" ± {scale * half_width:.1f}")

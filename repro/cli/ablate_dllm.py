@@ -20,7 +20,7 @@ NUM_PROBLEMS = 200
 """Problems of a task, where no limit is given."""
 
 COLUMNS = {
-    "tok/s": lambda row: number(row["throughput_tok_s"]) + _plus_minus(row["throughput_half_width"]),
+    "tok/s": lambda row: number(row["throughput_tok_s"], half_width=row["throughput_half_width"]),
     "relative": lambda row: "-" if row["relative"] is None else f"{row['relative']:.2f}x",
     "mean s": lambda row: number(row["mean_latency_s"], 2),
     "p99 s": lambda row: number(row["p99_latency_s"], 2),
@@ -108,7 +108,3 @@ def _row(runs: Runs, base: Runs) -> Row:
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
         "accuracy": over_repeats(runs, "accuracy", "value").mean,
     }
-
-
-def _plus_minus(half_width: float | None) -> str:
-    return "" if half_width is None else f" ± {half_width:.1f}"

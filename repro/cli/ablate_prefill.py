@@ -16,14 +16,14 @@ RATE = 60.0
 NUM_RUNS = 10
 
 COLUMNS = {
-    "late %": lambda row: _said(row["slo_violations"], row["half_width"], 100),
-    "added, points": lambda row: _said(row["added_points"], row["added_half_width"], 1),
+    "late %": lambda row: number(row["slo_violations"], scale=100, half_width=row["half_width"]),
+    "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
     "turns/s": lambda row: number(row["rps"]),
-    "mean ms": lambda row: _scaled(row["ttft_mean_s"], 1e3),
-    "P90 short": lambda row: _scaled(row["ttft_p90_short_s"], 1e3),
-    "P90 long": lambda row: _scaled(row["ttft_p90_long_s"], 1e3),
+    "mean ms": lambda row: number(row["ttft_mean_s"], 0, scale=1e3),
+    "P90 short": lambda row: number(row["ttft_p90_short_s"], 0, scale=1e3),
+    "P90 long": lambda row: number(row["ttft_p90_long_s"], 0, scale=1e3),
     "longest s": lambda row: number(row["longest_s"]),
-    "graphs %": lambda row: _scaled(row["graph_share"], 100),
+    "graphs %": lambda row: number(row["graph_share"], 0, scale=100),
 }
 
 
@@ -75,13 +75,3 @@ def _row(runs: Runs, base: Runs) -> Row:
         "longest_s": over("ttft_all_s", "max"),
         "graph_share": over("graph_share"),
     }
-
-
-def _said(value: float | None, half_width: float | None, scale: float) -> str:
-    return number(None if value is None else scale * value) + (
-        "" if half_width is None else f" ± {scale * half_width:.1f}"
-    )
-
-
-def _scaled(value: float | None, scale: float) -> str:
-    return number(None if value is None else scale * value, 0)

@@ -22,7 +22,6 @@ from repro.cli.spread import Given, Knobs
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
-    from repro.runs.sweep import Sweep
     from repro.systems.platforms import Platform
 
 ENDPOINT = "endpoint"
@@ -157,7 +156,11 @@ def bench(
             sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         if dry_run:
             pool.check(sweep.experiments)
-            _print_reasons(sweep, json=json)
+            reasons = [(each.cell.folder_name, sweep.why(each.cell)) for each in sweep.experiments]
+            if json:
+                print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
+            else:
+                print_table("What would run, or be reused", ("run", "why"), reasons)
             return
         for line in data_of(sweep.experiments):
             say(line, file=sys.stderr)
@@ -210,14 +213,6 @@ def _as_json(run: StoredRun) -> dict[str, Any]:
         "file": str(run.file),
         "summary": run.summary,
     }
-
-
-def _print_reasons(sweep: Sweep, *, json: bool) -> None:
-    reasons = [(e.cell.folder_name, sweep.why(e.cell)) for e in sweep.experiments]
-    if json:
-        print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
-    else:
-        print_table("What would run, or be reused", ("run", "why"), reasons)
 
 
 def _as_plotted(run: StoredRun) -> dict[str, Any]:

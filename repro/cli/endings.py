@@ -105,7 +105,8 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
     if isinstance(error, NoArgsIsHelpError):
         return Ending(code=DONE, help=error.format_message())
     if isinstance(error, ClickException):
-        return _refused(f"{_of_usage(error)}: see '{_command_of(error)} --help'")
+        command = getattr(getattr(error, "ctx", None), "command_path", "repro")
+        return _refused(f"{_of_usage(error)}: see '{command} --help'")
     if isinstance(error, UserError):
         return _refused(str(error))
     if isinstance(error, RunError):
@@ -128,11 +129,6 @@ def _of_usage(error: ClickException) -> str:
     return error.format_message().rstrip(".")
 
 
-def _command_of(error: ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return "repro" if context is None else str(context.command_path)
-
-
 def _of_the_machine(error: BaseException) -> Ending | None:
     if isinstance(error, BrokenPipeError):
         return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
@@ -147,7 +143,8 @@ def _of_the_machine(error: BaseException) -> Ending | None:
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         return _failed("out of memory: ask for less (fewer or shorter requests, a smaller model), or free some")
     if isinstance(error, UnicodeError):
-        return _refused(f"a text cannot be read or written as {_encoding(error)}: use UTF-8 (LC_ALL=C.UTF-8)")
+        encoding = getattr(error, "encoding", "text")
+        return _refused(f"a text cannot be read or written as {encoding}: use UTF-8 (LC_ALL=C.UTF-8)")
     if isinstance(error, RecursionError):
         return _refused("what was given is nested too deeply to be read: flatten it")
     if isinstance(error, ImportError) and (name := (error.name or "").partition(".")[0]):
@@ -187,10 +184,6 @@ def _place_in_own_code(error: BaseException) -> str | None:
         module.partition(".")[0] in sys.stdlib_module_names or {*Path(path).parts} & _INSTALLED or path.startswith("<")
     )
     return None if is_ours or is_installed else f"line {frames[-1].f_lineno} of {path}"
-
-
-def _encoding(error: UnicodeError) -> str:
-    return error.encoding if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) else "text"
 
 
 def _refused(sentence: str) -> Ending:

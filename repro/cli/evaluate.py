@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from engines.knobs import Range, check_fields
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import decoding_knobs, of_platform
 from repro.cli.output import number, print_json, print_table
@@ -46,9 +47,12 @@ class Asked:
     """Any of 'repro list'."""
     platform: str = "cpu-tiny"
     """Memory and defaults; the model always runs."""
-    limit: int | None = None
+    limit: Annotated[int, Range(1, 10**5)] | None = None
     """First problems only [default: all; 500 of a generated task]."""
     seed: opt.Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def cell(self, knobs: Mapping[str, Any]) -> Cell:
         from repro.runs.cell import Cell

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions:
+class FigureOptions(opt.Reused):
     """Which views of a figure, from which runs."""
 
     panel: ClassVar[str] = opt.WHAT
@@ -46,8 +46,6 @@ class FigureOptions:
     """Requests per run, where the figure does not fix them."""
     weights: str | None = None
     """checkpoint, or random for a shape without a download."""
-    result_dir: opt.ResultDir = None
-    accept_other_code: opt.OtherCode = False
     out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
@@ -96,12 +94,6 @@ class FigureOptions:
                     word for one in (value if isinstance(value, list) else [value]) for word in (option, str(one))
                 ]
         return shlex.join(words)
-
-    @property
-    def root(self) -> Path:
-        from repro.paths import LOCAL
-
-        return self.result_dir or LOCAL
 
     def out(self, name: str) -> Path:
         """Folder of the figure ``PAPER/NAME``: papers have figures of one name, on one platform too."""
@@ -266,20 +258,16 @@ def _said_of(
 
 def _say(figures: Sequence[Mapping[str, Any]], lines: Sequence[str], *, json: bool) -> None:
     """``lines`` are of the runs, and go to stderr."""
+    here = Path.cwd()
     for figure in figures if not json else ():
         page = figure["json"]
         print_table(figure["title"], page["columns"], page["rows"])
         for note in filter(None, (figure["lengths"], *page["notes"])):
             say(note, "  ")
-        say("files: " + ", ".join(_relative(Path(file)) for file in page["files"]), "  ")
+        files = map(Path, page["files"])
+        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in files)
+        say(f"files: {', '.join(map(str, shown))}", "  ")
     if json:
         print_json({"figures": [figure["json"] for figure in figures]})
     for line in lines:
         say(line, file=sys.stderr)
-
-
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

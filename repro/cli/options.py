@@ -92,23 +92,32 @@ class Placement(Place):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class Reused:
     """Which runs are reused, and where they are."""
 
-    panel: ClassVar[str] = RUNS
-    result_dir: Path | None = None
-    """Where runs are [default: results/local]."""
-    force: bool = False
-    """Run again what is already stored."""
-    accept_other_code: bool = False
-    """Reuse stored runs that other code made, and mark them."""
+    result_dir: ResultDir = None
+    accept_other_code: OtherCode = False
+
+    @property
+    def root(self) -> Path:
+        from repro.paths import LOCAL
+
+        return self.result_dir or LOCAL
 
     @property
     def store(self) -> Store:
-        from repro.paths import LOCAL
         from repro.runs.store import Store
 
-        return Store(self.result_dir or LOCAL, accept_other_code=self.accept_other_code)
+        return Store(self.root, accept_other_code=self.accept_other_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Reused):
+    """And whether any are."""
+
+    panel: ClassVar[str] = RUNS
+    force: bool = False
+    """Run again what is already stored."""
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -230,8 +230,10 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:z,.{digits}f}"
+def number(value: float | None, digits: int = 1, *, scale: float = 1.0, half_width: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{scale * value:z,.{digits}f}" + ("" if half_width is None else f" ± {scale * half_width:.{digits}f}")
 
 
 def counted(count: int, name: str) -> str:

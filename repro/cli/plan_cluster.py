@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 PLAN_SEED = 10**6
 Objective = Annotated[float, Range(1e-6, 1e6)]
 """Seconds; integer programs lose their digits beyond."""
+
+
+COLUMNS: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "rank": lambda row: str(row["rank"]),
+    "deployment": lambda row: row["deployment"],
+    "P95 TTFT s": lambda row: number(row["ttft_p95_s"], 3),
+    "of TTFT SLO": lambda row: f"{row['ttft_p95_of_slo']:.3g}",
+    "P95 ITL ms": lambda row: number(row["itl_p95_s"], scale=1e3),
+    "of ITL SLO": lambda row: f"{row['itl_p95_of_slo']:.3g}",
+    "P95 decode of a round s": lambda row: number(row["round_decode_p95_s"], 2),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +150,21 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
     found = _planned(asked, sample, solved, shape, gpu_name, rate, slo)
     rows = _rows(found.plans, slo)
     if json:
+        how = {
+            "constants": found.constants,
+            "solver": found.plans[0].solver,
+            "performance_model_error": found.performance.max_error,
+            "profile_seconds": found.profile_s,
+            "plan_seconds": found.plan_s,
+            "obtained": "simulated",
+        }
         about = {"model": shape.name, "trace": card.name, "gpus": asked.gpus, "hardware": gpu_name, "rate": rate}
-        print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **_how(found), "plans": rows})
+        print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
         return
     print_table(
         f"{shape.name}, {card.title}, {asked.gpus} x {gpu_name}, {rate:g} sessions/s (simulated)",
-        ("rank", "deployment", "P95 TTFT s", "of TTFT SLO", "P95 ITL ms", "of ITL SLO", "P95 decode of a round s"),
-        [_as_text(row) for row in rows],
+        tuple(COLUMNS),
+        [tuple(said(row) for said in COLUMNS.values()) for row in rows],
     )
     best = found.plans[0]
     if best.value > 1:
@@ -191,17 +211,6 @@ def _planned(
     return Planned([*found], performance, ground.constants.name, profiled - start, end - profiled)
 
 
-def _how(found: Planned) -> dict[str, Any]:
-    return {
-        "constants": found.constants,
-        "solver": found.plans[0].solver,
-        "performance_model_error": found.performance.max_error,
-        "profile_seconds": found.profile_s,
-        "plan_seconds": found.plan_s,
-        "obtained": "simulated",
-    }
-
-
 def _rows(plans: list[Plan], slo: Slo) -> list[dict[str, Any]]:
     return [
         {
@@ -216,15 +225,3 @@ def _rows(plans: list[Plan], slo: Slo) -> list[dict[str, Any]]:
         }
         for rank, plan in enumerate(plans, start=1)
     ]
-
-
-def _as_text(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(row["rank"]),
-        row["deployment"],
-        number(row["ttft_p95_s"], 3),
-        f"{row['ttft_p95_of_slo']:.3g}",
-        number(1e3 * row["itl_p95_s"], 1),
-        f"{row['itl_p95_of_slo']:.3g}",
-        number(row["round_decode_p95_s"], 2),
-    )

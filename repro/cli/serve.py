@@ -17,7 +17,6 @@ from repro.cli.output import say
 from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
-    from engines.server.settings import ServerSettings
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
 
@@ -54,6 +53,8 @@ class Asked:
     model: str | None = None
     """Checkpoint directory or hub id of a LLaDA, Dream, Qwen2 or Llama; 'tiny'; or a shape (llada-8b, dream-7b, qwen2.5-7b,
     tiny-qwen2) with --weights random."""
+    served_model_name: str | None = None
+    """What requests call it [default: the model]."""
 
     @property
     def chosen(self) -> str:
@@ -65,65 +66,38 @@ class Asked:
         return SYSTEM if self.model is not None and is_causal(self.model) else "dllm-serve"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listening:
-    """Where requests are taken, and how many."""
+def _listening() -> dict[str, Sequence[type | Some]]:
+    from engines.server.settings import ServerSettings
 
-    panel: ClassVar[str] = opt.SERVER
-    served_model_name: str | None = None
-    """What requests call it [default: the model]."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = 8000
-    """Port to listen on; 0 is any that is free."""
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="REPRO_API_KEY",
-            help="Asked of every request under /v1.",
-            show_envvar=True,
-            rich_help_panel=opt.SERVER,
-        ),
-    ] = None
-    max_queue: int = 256
-    """Requests that may wait; one more is refused with 429."""
-    request_timeout: float = 600.0
-    """Seconds for a request, waiting included."""
-    drain_timeout: float = 60.0
-    """Seconds for requests to end after SIGTERM."""
-
-    def settings(self) -> ServerSettings:
-        from engines.server.settings import ServerSettings
-
-        for name, value, fix in (
-            ("host", self.host, "give an address, or 0.0.0.0 for all of this machine's"),
-            (
-                "served_model_name",
-                self.served_model_name,
-                "give the name that requests call the model, or leave it out",
-            ),
-        ):
-            require(value is None or value.strip() != "", f"{name}={value!r} is empty: {fix}")
-        return ServerSettings(
-            host=self.host,
-            port=self.port,
-            max_queue=self.max_queue,
-            request_timeout_s=self.request_timeout,
-            drain_timeout_s=self.drain_timeout,
-            api_key=self.api_key,
-        )
+    return {opt.SERVER: (Some(ServerSettings, ("host", "port", "max_queue", "request_timeout", "drain_timeout")),)}
 
 
-def serve(*, asked: Asked, listening: Listening, given: Annotated[Given, KNOBS]) -> None:
+LISTENING = Knobs(_listening)
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="REPRO_API_KEY", help="Asked of every request under /v1.", show_envvar=True, rich_help_panel=opt.SERVER
+    ),
+]
+
+
+def serve(
+    *, asked: Asked, listening: Annotated[Given, LISTENING], api_key: ApiKey = None, given: Annotated[Given, KNOBS]
+) -> None:
     """Serve completions and chat over HTTP until SIGTERM or Ctrl-C. Settings of a generation are the defaults of requests."""
     from engines.server.run import run
+    from engines.server.settings import ServerSettings
 
-    settings = listening.settings()
+    settings, name = ServerSettings(**listening, api_key=api_key), asked.served_model_name
+    require(
+        name is None or name.strip() != "",
+        f"served_model_name={name!r} is empty: give the name that requests call the model, or leave it out",
+    )
     require(
         "stop_at_eos" not in given,
         "stop_at_eos has no effect on a server, where a request ends at its end unless it says ignore_eos: leave it out",
     )
-    served = _served_model(asked, given, listening.served_model_name)
+    served = _served_model(asked, given, name)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))

@@ -41,7 +41,7 @@ class ArrivalConfig:
         if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
             raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
         if self.kind == "burst" and self.rate is not None:
-            raise UserError(f"rate={self.rate} has no effect when arrivals='burst': leave it out")
+            raise UserError(f"request_rate={self.rate} has no effect when arrivals='burst': leave it out")
         if self.kind != "gamma" and self.burstiness != 1.0:
             raise UserError(
                 f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma', or leave it out"

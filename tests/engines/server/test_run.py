@@ -27,7 +27,7 @@ LONG = {"model": "echo", "prompt": "a story", "max_tokens": 200, "seed": 0}
 WAIT_S = 120.0
 
 
-def run_with(client: Callable[[int], None], *, drain_timeout_s: float = 60.0, port: int = 0, **model: Any) -> list[str]:
+def run_with(client: Callable[[int], None], *, drain_timeout: float = 60.0, port: int = 0, **model: Any) -> list[str]:
     """What the server says until its end; ``client`` gets its port once requests are taken, and sends the signals."""
     said: list[str] = []
     is_ready = threading.Event()
@@ -51,7 +51,7 @@ def run_with(client: Callable[[int], None], *, drain_timeout_s: float = 60.0, po
     thread = threading.Thread(target=use, daemon=True)
     thread.start()
     try:
-        settings = ServerSettings(port=port, drain_timeout_s=drain_timeout_s)
+        settings = ServerSettings(port=port, drain_timeout=drain_timeout)
         run(EchoModel(step_s=0.02, **model), ByteCodec(), settings, hear)
     finally:
         thread.join(WAIT_S)
@@ -122,7 +122,7 @@ def test_what_does_not_end_in_time_is_told_so(how: str) -> None:
             got.extend(events)
 
     with pytest.raises(RunError, match="1 requests were given up at the end"):
-        run_with(client, drain_timeout_s=0.2 if how == "the time is over" else 60.0)
+        run_with(client, drain_timeout=0.2 if how == "the time is over" else 60.0)
     *_, error, done = got
     assert (error["error"]["message"], done) == ("the server has ended before this request: send it again", "[DONE]")
 

@@ -155,7 +155,7 @@ def test_the_official_client_completes_chats_and_streams(served: Served) -> None
         (("--port", "99999"), "port=99999 is more than 65,535, the most that is taken"),
         (("--max-queue", "0"), "max_queue=0 must be at least 1"),
         (("--max-queue", "1" + "0" * 30), "is more than 1,073,741,824, the most that is taken"),
-        (("--request-timeout", "0"), "request_timeout_s=0.0 must be above 0"),
+        (("--request-timeout", "0"), "request_timeout=0.0 must be above 0"),
         (("--stop-at-eos",), "stop_at_eos has no effect on a server"),
         (("--system", "dllm-cache"), "can only be simulated"),
         (("--model", "nowhere"), "model='nowhere' is not a directory"),
