@@ -177,7 +177,7 @@ class Survival:
 
 class Attack:
     def __init__(self, server: ServerProcess, num_clients: int, seed: int) -> None:
-        self._server, self._num_clients = server, num_clients
+        self._url, self._num_clients = f"{server.url}/v1/completions", num_clients
         self._random = random.Random(seed)
         self._expected: dict[str, str] = {}
         self.outcomes: Counter[str] = Counter()
@@ -191,10 +191,6 @@ class Attack:
                 said = await response.json()
                 assert response.status == 200, said
                 self._expected[prompt] = said["choices"][0]["text"]
-
-    @property
-    def _url(self) -> str:
-        return f"{self._server.url}/v1/completions"
 
     def _body(self, prompt: str, **more: Any) -> dict[str, Any]:
         return {"model": "tiny", "prompt": prompt, "seed": 0, **more}

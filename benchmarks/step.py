@@ -103,15 +103,14 @@ class StepBatch:
         return [self.plan([Phase.FULL] * self.size, 0, requests), self.plan([Phase.BUILD] * self.size, 1)]
 
     def timed(self, kind: str) -> list[StepPlan]:
+        def phase(i: int, step: int) -> Phase:
+            if kind == "refresh":
+                return Phase.BUILD if step % 2 else Phase.FULL
+            return Phase.BUILD if kind == "mixed" and (i + step) % 2 else Phase.REUSE
+
         first = REFRESHES
         last = self.block_length if kind == "reuse" else min(self.block_length, first + NUM_REFRESH_STEPS)
-        return [self.plan([self._phase(kind, i, step) for i in range(self.size)], step) for step in range(first, last)]
-
-    @staticmethod
-    def _phase(kind: str, i: int, step: int) -> Phase:
-        if kind == "refresh":
-            return Phase.BUILD if step % 2 else Phase.FULL
-        return Phase.BUILD if kind == "mixed" and (i + step) % 2 else Phase.REUSE
+        return [self.plan([phase(i, step) for i in range(self.size)], step) for step in range(first, last)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Rows, parser_of, run
 
 from baselines.servers.admission import AdmissionConfig, replay
 from baselines.servers.launch import SERVED_NAME
@@ -77,17 +78,14 @@ class Found:
         return (self.short_ms if kind == "short" else self.long_ms).get(stat)
 
 
-@dataclass
-class Neighbours:
-    """Processor time of the machine but for this process and those it has started, the server's engine too."""
-
-    cores: float = field(default=float("nan"))
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        began, busy = time.monotonic(), _busy_s() - _own_s()
-        yield
-        self.cores = (_busy_s() - _own_s() - busy) / (time.monotonic() - began)
+@contextmanager
+def others_watched() -> Iterator[list[float]]:
+    """Filled at the end with how many cores the machine kept busy with neither this process nor those it has started, the server's
+    engine among them."""
+    found: list[float] = []
+    began, busy = time.monotonic(), _busy_s() - _own_s()
+    yield found
+    found.append((_busy_s() - _own_s() - busy) / (time.monotonic() - began))
 
 
 def _busy_s() -> float:
@@ -134,11 +132,10 @@ def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
         launch = Vllm(max_num_seqs=64, max_num_batched_tokens=int(tokens or options.step_tokens), **own)
         launch.environment.require_installed()
         requests = arrivals(options, repeat)
-        neighbours = Neighbours()
-        with launch.started(folder) as (url, _), neighbours.watched():
+        with launch.started(folder) as (url, _), others_watched() as cores:
             exchanges = asyncio.run(drive(url, requests))
         found = summary(policy, repeat, requests, exchanges, options.long_tokens)
-        found.cores_of_others = round(neighbours.cores, 2)
+        found.cores_of_others = round(cores[0], 2)
         if own:
             entries = [json.loads(line) for line in log.read_text().splitlines()]
             done = [name for entry in entries if entry["kind"] == "step" for name in entry["admitted"]]
@@ -186,17 +183,14 @@ def table(rows: Sequence[Found], policies: Sequence[str]) -> str:
     first = by_policy[policies[0]]
     for policy in policies[1:]:
         pairs = [(row, first[repeat]) for repeat, row in by_policy[policy].items() if repeat in first]
-        ratios = [[_ratio(row.value(name), base.value(name)) for row, base in pairs] for name in SHOWN]
+        both = [[(row.value(name), base.value(name)) for row, base in pairs] for name in SHOWN]
+        ratios = [[own / base if own is not None and base else None for own, base in each] for each in both]
         cells = " | ".join(_said(each, ".2f") for each in ratios)
         lines.append(f"| {policy} / {policies[0]} | {len(pairs)} | {cells} |")
     busy = [row.cores_of_others for row in rows]
     return "\n".join(
         [*lines, f"cores busy with something else: {min(busy):.2f} to {max(busy):.2f} of {os.cpu_count()}"]
     )
-
-
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return None if value is None or not base else value / base
 
 
 def _said(values: Sequence[float | None], form: str) -> str:
@@ -209,7 +203,7 @@ def _said(values: Sequence[float | None], form: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--policies",
         nargs="+",
@@ -225,18 +219,15 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=2048, help="max_num_batched_tokens")
     parser.add_argument("--answer", type=int, default=4, help="tokens of an answer")
     parser.add_argument("--settings", default="{}", help="policy_settings, a JSON object")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = []
+    rows = Rows(options.json)
     for number in range(options.repeats):
         repeat, first = options.seed + number, number % len(options.policies)
         for policy in options.policies[first:] + options.policies[:first]:
-            rows.append(measure(policy, repeat, options))
-            print(json.dumps(asdict(rows[-1])), flush=True)
-            if options.json is not None:
-                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    print(table(rows, options.policies))
+            rows.add(measure(policy, repeat, options))
+            print(json.dumps(asdict(rows.rows[-1])), flush=True)
+    print(table(rows.rows, options.policies))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

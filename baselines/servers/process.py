@@ -81,11 +81,6 @@ class _Process:
                 start_new_session=True,
             )
 
-    def let_go(self) -> None:
-        assert self.warden.stdin is not None
-        with suppress(OSError):
-            self.warden.stdin.close()
-
     def last_words(self) -> str:
         """The last lines of its log that speak of an error, else the last there are."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -132,7 +127,8 @@ def running(
     finally:
         # Each knows on its own what to do now, even if what follows is interrupted.
         for each in processes:
-            each.let_go()
+            with suppress(OSError):
+                each.warden.stdin.close()  # type: ignore[union-attr]
         for each in processes:
             each.warden.wait()
 

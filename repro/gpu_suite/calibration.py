@@ -94,11 +94,6 @@ class Fitted:
     finished_utc: str
 
     @property
-    def worst_fitted_percent(self) -> float:
-        """Largest absolute error of the rows that the constants are fitted to."""
-        return max(abs(each.error_percent) for each in self.comparisons if each.role == "fitted")
-
-    @property
     def medians(self) -> dict[str, tuple[int, float]]:
         """Unit -> number of predictions, and the median of their absolute errors in percent."""
         errors: dict[str, list[float]] = {}
@@ -273,11 +268,11 @@ class Calibrating:
         ]
         if platform(suite.platform).gpu is not None:
             comparisons += self._served(suite, calibration)
-        origin = run.provenance
+        origin, has_no_card = run.provenance, platform(suite.platform).part(DllmPart).device == "cpu"
         return Fitted(
             calibration=calibration,
             comparisons=tuple(comparisons),
-            machine=(origin["gpu"] or {}).get("name") if card_is_used(suite) else origin["cpu"]["model"],
+            machine=origin["cpu"]["model"] if has_no_card else (origin["gpu"] or {}).get("name"),
             commit=origin["git"]["commit"],
             finished_utc=origin["finished_utc"],
         )
@@ -316,10 +311,6 @@ class Calibrating:
                     )
                 )
         return found
-
-
-def card_is_used(suite: Suite) -> bool:
-    return platform(suite.platform).part(DllmPart).device != "cpu"
 
 
 def as_json(fitted: Fitted) -> dict[str, Any]:

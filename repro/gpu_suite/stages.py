@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
@@ -97,8 +95,11 @@ class Scale:
 
 def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
     """``memory_bytes`` is what the card that is there has; a platform that counts on more is held to it."""
+    import yaml
+
     where = platform(name)
-    found = _suites()["cpu" if where.gpu is None else "card"]
+    told = Path(__file__).with_name("suite.yaml").read_text(encoding="utf-8")
+    found = yaml.safe_load(told)["cpu" if where.gpu is None else "card"]
     knobs = dict(found["knobs"])
     if where.gpu is not None and memory_bytes is not None and memory_bytes < where.part(DllmPart).memory_bytes:
         where = where.with_part(DllmPart, memory_bytes=memory_bytes)
@@ -106,14 +107,6 @@ def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
     held = where.part(DllmPart).memory_bytes / GB
     asked = (SuiteLine(**line) for line in found["cells"])
     return Scale(where=where, knobs=knobs, asked=tuple(each for each in asked if each.from_gb <= held < each.below_gb))
-
-
-@cache
-def _suites() -> Mapping[str, Any]:
-    import yaml
-
-    found: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("suite.yaml").read_text(encoding="utf-8"))
-    return found
 
 
 def _step_batches(part: DllmPart) -> list[int]:

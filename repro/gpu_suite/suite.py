@@ -61,11 +61,6 @@ class Job:
         said = [str(knobs[name]) for name in ("script", "options", "model") if knobs.get(name)]
         return " ".join(said) or cell.system.rpartition(":")[2].lower().replace("_", " ")
 
-    @property
-    def kind(self) -> str:
-        """Estimates of one kind err alike."""
-        return self.experiment.cell.system
-
 
 @dataclass(kw_only=True)
 class Entry:
@@ -158,11 +153,11 @@ class Suite:
         return [job for job in self.jobs if self.stages is None or job.stage in self.stages]
 
     def expected_s(self, job: Job) -> float:
-        """The estimate, as far off as the worst of the kind's finished jobs was; twice that for every attempt cut off."""
+        """The estimate, as far off as the worst of the system's finished jobs was; twice that for every attempt cut off."""
         ratios = [
             entry.elapsed_s / entry.estimate_s
             for other in self.jobs
-            if other.kind == job.kind
+            if other.experiment.cell.system == job.experiment.cell.system
             and (entry := self.entries[other.name]).status == "done"
             and entry.elapsed_s is not None
             and entry.estimate_s > 0

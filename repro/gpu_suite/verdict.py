@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from repro.gpu_suite.calibration import (
     timed_steps,
 )
 from repro.gpu_suite.stages import OURS, title_of
-from repro.gpu_suite.suite import Job, Suite
+from repro.gpu_suite.suite import Suite
 from repro.reports.fitting import PROTOCOLS
 from repro.runs.store import StoredRun
 from repro.systems.dllm.columns import STEPS
@@ -30,7 +30,9 @@ LEAST_RATIO, LEAST_ROOFLINE = 2.5, 0.6
 MOST_HOST_MS, HOST_REQUESTS, MOST_LAUNCHES = 2.0, 64, 12
 """Host time of a Reuse step of so many requests; kernels a layer launches."""
 COMPARED_IN = ("throughput", "small-card", "shapes")
-"""Stages in which all systems serve one load."""
+"""Stages in which all systems serve one load, of which the verdict is."""
+SERVED_IN = (*COMPARED_IN, "paper-length", "burst")
+"""Those whose throughput is shown."""
 
 Answer = Literal["met", "NOT met", "FAILED", "not run yet", "-"]
 NOT_RUN: Answer = "not run yet"
@@ -128,37 +130,34 @@ def _correct(suite: Suite) -> Iterator[VerdictLine]:
 
 
 def _fast(suite: Suite) -> Iterator[VerdictLine]:
-    for (_, where), served in _compared(suite).items():
+    for (_, where), served in _compared(suite, COMPARED_IN).items():
         yield from (_ratio_line(where, ours, served) for ours in served if ours.is_ours)
     yield _roofline_line(suite)
 
 
-def _compared(suite: Suite) -> dict[tuple[str, str], list[ServedAtOnce]]:
+def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list[ServedAtOnce]]:
     """(stage, model and memory) -> the systems that serve the load."""
     own = platform(suite.platform).part(DllmPart).model
     found: dict[tuple[str, str], list[ServedAtOnce]] = {}
     for job in suite.jobs:
-        if job.stage not in COMPARED_IN:
+        if job.stage not in stages:
             continue
         cell = job.experiment.cell
         model, limit = str(cell.knob_values.get("model", own)), cell.knob_values.get("memory_limit")
         memory = "whole card" if limit is None else f"{float(limit) / 1e9:.3g} GB"
         length = cell.knob_values.get("gen_length")
         where = f"{model}, {memory}" + ("" if length is None else f", {length} tokens each")
-        found.setdefault((job.stage, where), []).append(_served(suite, job, model))
+        run = suite.stored(job)
+        is_usable = run is not None and run.validity.valid and run.summary["throughput_tok_s"]
+        served = ServedAtOnce(
+            system=title_of(cell),
+            model=model,
+            is_ours=cell.system == OURS,
+            simulated=job.simulated_tok_s,
+            run=run if is_usable else None,
+        )
+        found.setdefault((job.stage, where), []).append(served)
     return found
-
-
-def _served(suite: Suite, job: Job, model: str) -> ServedAtOnce:
-    cell, run = job.experiment.cell, suite.stored(job)
-    is_usable = run is not None and run.validity.valid and run.summary["throughput_tok_s"]
-    return ServedAtOnce(
-        system=title_of(cell),
-        model=model,
-        is_ours=cell.system == OURS,
-        simulated=job.simulated_tok_s,
-        run=run if is_usable else None,
-    )
 
 
 def _ratio_line(where: str, ours: ServedAtOnce, served: list[ServedAtOnce]) -> VerdictLine:
@@ -240,23 +239,25 @@ def _met(is_met: bool) -> Answer:
 def _throughputs(suite: Suite) -> Iterator[str]:
     yield "## Throughput, all requests there at once"
     yield ""
-    groups = [(stage, served) for (stage, _), served in _compared(suite).items() if any(one.run for one in served)]
+    groups = [
+        (stage, served) for (stage, _), served in _compared(suite, SERVED_IN).items() if any(one.run for one in served)
+    ]
     if not groups:
         yield from ("Not run yet.", "")
         return
-    yield "| stage | model | system | requests | tok/s | simulated | dLLM-Serve over it | CUDA graphs | roofline |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| stage | model | system | requests | tok/s | simulated | dLLM-Serve over it | CUDA graphs | roofline | outside forward |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for stage, served in groups:
         ours = next((one for one in served if one.is_ours and one.run is not None), None)
         for one in served:
             if one.run is None:
                 continue
             ratio = "-" if ours is None or one is ours else f"{ours.speed / one.speed:.2f} x, {_graphs(ours, one)}"
-            share = one.run.summary["roofline_share"]
+            shares = (one.run.summary[name] for name in ("graph_hit_rate", "roofline_share", "outside_forward_share"))
             simulated = "-" if one.simulated is None else f"{one.simulated:.1f}"
             yield (
                 f"| {stage} | {one.model} | {one.system} | {one.run.num_requests} | {one.speed:.1f} | {simulated} | "
-                f"{ratio} | {'yes' if one.uses_graphs else 'no'} | {'-' if share is None else f'{100 * share:.0f} %'} |"
+                f"{ratio} | {' | '.join('-' if share is None else f'{100 * share:.0f} %' for share in shares)} |"
             )
     yield ""
 
@@ -291,14 +292,14 @@ def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     if isinstance(fitted, str):
         yield from (f"{fitted[0].upper()}{fitted[1:]}.", "")
         return
-    own = fitted.calibration
+    own, worst = fitted.calibration, max(abs(e.error_percent) for e in fitted.comparisons if e.role == "fitted")
     errors = [f"{error:.1f} % over {count} ({unit})" for unit, (count, error) in fitted.medians.items()] or [
         "nothing to compare with yet"
     ]
     yield (
         f"{100 * own.matmul_efficiency:.1f} % of the matrix peak, {1e3 * own.step_overhead_s:.2f} ms a step, bandwidth share "
         f"{own.bandwidth_efficiency:.2f}, fitted to {len(own.fitted_on)} rows, off by at most "
-        f"{fitted.worst_fitted_percent:.1f} %. Median absolute error of predictions: "
+        f"{worst:.1f} %. Median absolute error of predictions: "
         f"{', '.join(errors)}. All of it is in {CALIBRATION}."
     )
     if platform(suite.platform).gpu is not None and suite.platform not in PROTOCOLS:

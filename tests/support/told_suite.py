@@ -103,7 +103,12 @@ def served(stage: str, speeds: Mapping[str, float], *, model: str | None = None,
         if job.stage == stage and title_of(cell) in speeds and cell.knob_values.get("model") == model:
             found[job.name] = ToldRun(
                 cell=cell,
-                summary={"throughput_tok_s": speeds[title_of(cell)], "roofline_share": 0.5},
+                summary={
+                    "throughput_tok_s": speeds[title_of(cell)],
+                    "roofline_share": 0.5,
+                    "graph_hit_rate": 1.0,
+                    "outside_forward_share": 0.25,
+                },
                 facts={"bound": {"card": "h200", "flops_per_s": H200.peak_flops, "bytes_per_s": H200.bandwidth}},
                 graphs=cell.system == "dllm-serve",
                 **more,

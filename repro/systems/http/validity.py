@@ -38,12 +38,9 @@ def submissions(record: RunRecord) -> Iterator[str]:
 def rate_was_kept(record: RunRecord) -> Iterator[str]:
     due, achieved = due_rate(record), achieved_rate(record)
     if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
-        held = " (max_concurrency held requests back)" if max(_queue(record), default=0.0) > 0.001 else ""
+        longest = max((value for value in record.requests["client_queue_s"] if value is not None), default=0.0)
+        held = " (max_concurrency held requests back)" if longest > 0.001 else ""
         yield f"requests were sent at {achieved:.3g} per second and fell due at {due:.3g}{held}"
-
-
-def _queue(record: RunRecord) -> list[float]:
-    return [value for value in record.requests["client_queue_s"] if value is not None]
 
 
 def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:

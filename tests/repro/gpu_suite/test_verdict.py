@@ -94,6 +94,7 @@ def test_what_is_there_is_judged_and_the_rest_has_not_run(tmp_path: Path) -> Non
     assert "% of the matrix peak" in text
     for system in ("fast-dllm", "sparse-dllm", "dllm-cache"):
         assert f"| throughput | llada-8b | {system} | 256 |" in text
+    assert text.count("| 100 % | 50 % | 25 % |") == 5
     assert text.count("x, the baseline without CUDA graphs |") == 3
     assert "7 met, 4 not run yet." in text
 
