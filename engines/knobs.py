@@ -228,7 +228,11 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     for name, only in asked:
         for other, wanted in only.values.items():
             found = values.get(other, wanted[0])  # what stands nowhere here is checked elsewhere
-            fix = "leave it out, or use --executor torch" if (other, wanted) == ("executor", ("torch",)) else "leave it out"
+            fix = (
+                "leave it out, or use --executor torch"
+                if (other, wanted) == ("executor", ("torch",))
+                else "leave it out"
+            )
             require(
                 found in wanted,
                 f"{name}={_written_in(given[name])} has no effect with {other}={_written_in(found)}: {fix}",
