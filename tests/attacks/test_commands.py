@@ -63,7 +63,7 @@ CASES = {
     "bench": 150,
     "eval": 50,
     "generate": 150,
-    "reproduce": 20,
+    "reproduce": 10,
     "figure": 150,
     "ablate": 200,
     "claims": 15,
