@@ -49,7 +49,7 @@ def test_budgeting_frees_cache_rows_and_a_single_refresh_is_faster(tmp_path: Pat
 
 
 def test_the_ladder_and_its_repeats(tmp_path: Path) -> None:
-    rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2", "--limit", "16")["rows"]
+    rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2")["rows"]
     assert isinstance(rows, list)
     assert [row["variant"] for row in rows][:2] == ["Sparse-dLLM", "+ inference engine"]
     assert len(rows) == 6
