@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,18 +21,16 @@ def install(
 ) -> None:
     """Install a server into a virtual environment of its own: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command
     again finishes what was interrupted, and does nothing where all is done."""
-    from baselines.servers.environment import written
     from repro.systems.servers.environments import environment_of
 
     environment = environment_of(server, device)
     if dry_run:
         for command in environment.commands():
-            print(written(command))
+            print(shlex.join(command))
         say(f"{server}: {environment.folder}, {environment.cost}", file=sys.stderr)
         return
-    environment.install(_run, lambda line: say(line, file=sys.stderr))
-
-
-def _run(command: Sequence[str]) -> int:
-    """What installers print goes where progress goes."""
-    return subprocess.run(command, stdout=sys.stderr.fileno()).returncode
+    # What installers print goes where progress goes.
+    environment.install(
+        lambda command: subprocess.run(command, stdout=sys.stderr.fileno()).returncode,
+        lambda line: say(line, file=sys.stderr),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from repro.cli.output import number, percent, print_table
@@ -14,33 +14,20 @@ if TYPE_CHECKING:
 
 
 def print_runs(runs: Sequence[StoredRun]) -> None:
-    """One table a family: each shows what only its runs have."""
+    """One table a family, which shows what only its runs have, and what was asked, as far as they have it."""
     for family in dict.fromkeys(run.family.name for run in runs):
         own = [run for run in runs if run.family.name == family]
-        _print_family(own, own[0].family.shown)
-
-
-def _print_family(runs: Sequence[StoredRun], shown: Sequence[Shown]) -> None:
-    """Shows what was asked, as far as these runs have it."""
-    lengths = [lengths_of(run) for run in runs]
-    asked = {
-        "system": [run.title for run in runs],
-        "reading": [reading_of(run) or "-" for run in runs],
-        "dataset": [run.cell.dataset for run in runs],
-        "lengths": [f"x {each.scale:g}" for each in lengths],
-        "prompt tok": [number(each.prompt) for each in lengths],
-        "output tok": [number(each.output) for each in lengths],
-    }
-    if {*asked["reading"]} == {"-"}:
-        del asked["reading"]
-    if {*asked["lengths"]} == {"x 1"}:
-        del asked["lengths"]
-    if any(each.metric == "input_len" for each in shown):
-        del asked["prompt tok"], asked["output tok"]
-    columns = ("platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s", "longest s")
-    titles = (*asked, *columns, *(each.title for each in shown), "obtained", "verdict")
-    rows = [(*own, *_row(run, shown)) for own, run in zip(zip(*asked.values(), strict=True), runs, strict=True)]
-    print_table("Runs", titles, rows)
+        columns = {title: [of(run) for run in own] for title, of in COLUMNS.items()}
+        shown = own[0].family.shown
+        for title, unsaid in (("reading", "-"), ("lengths", "x 1")):
+            if {*columns[title]} == {unsaid}:
+                del columns[title]
+        if any(each.metric == "input_len" for each in shown):
+            del columns["prompt tok"], columns["output tok"]
+        columns |= {each.title: [_shown(run, each) for run in own] for each in shown}
+        columns["obtained"] = [run.obtained for run in own]
+        columns["verdict"] = ["VALID" if run.validity.valid else "INVALID" for run in own]
+        print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
 def rate_of(run: StoredRun) -> str:
@@ -52,21 +39,21 @@ def rate_of(run: StoredRun) -> str:
     return "closed loop" if run.family.name == "prefill" else "inf"
 
 
-def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
-    summary, cell = run.summary, run.cell
-    latency = summary["e2el_s"]
-    return (
-        cell.platform,
-        rate_of(run),
-        number(summary["throughput_tok_s"]),
-        number(latency["mean"], 2),
-        number(latency["p50"], 2),
-        number(latency["p90"], 2),
-        number(latency["max"], 2),
-        *(_shown(run, each) for each in shown),
-        run.obtained,
-        "VALID" if run.validity.valid else "INVALID",
-    )
+COLUMNS: Mapping[str, Callable[[StoredRun], str]] = {
+    "system": lambda run: run.title,
+    "reading": lambda run: reading_of(run) or "-",
+    "dataset": lambda run: run.cell.dataset,
+    "lengths": lambda run: f"x {lengths_of(run).length_scale:g}",
+    "prompt tok": lambda run: number(lengths_of(run).mean_prompt_tokens),
+    "output tok": lambda run: number(lengths_of(run).mean_output_tokens),
+    "platform": lambda run: run.cell.platform,
+    "rate req/s": rate_of,
+    "tok/s": lambda run: number(run.summary["throughput_tok_s"]),
+    "mean s": lambda run: number(run.summary["e2el_s"]["mean"], 2),
+    "p50 s": lambda run: number(run.summary["e2el_s"]["p50"], 2),
+    "p90 s": lambda run: number(run.summary["e2el_s"]["p90"], 2),
+    "longest s": lambda run: number(run.summary["e2el_s"]["max"], 2),
+}
 
 
 def _shown(run: StoredRun, each: Shown) -> str:
@@ -75,7 +62,7 @@ def _shown(run: StoredRun, each: Shown) -> str:
             return "-"
         if each.is_share:
             return f"{percent(found['predicted'])} ({100 * found['error']:+.0f} points)"
-        return f"{number(each.scale * found['predicted'])} ({100 * found['error']:+.0f} %)"
+        return f"{number(found['predicted'], scale=each.scale)} ({100 * found['error']:+.0f} %)"
     value = run.summary[each.metric]
     if each.stat is not None:
         value = value.get(each.stat)
@@ -83,4 +70,4 @@ def _shown(run: StoredRun, each: Shown) -> str:
         return percent(value)
     if isinstance(value, int) and each.scale == 1:
         return str(value)
-    return number(None if value is None else each.scale * value)
+    return number(value, scale=each.scale)

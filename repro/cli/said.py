@@ -15,22 +15,19 @@ _OF_LENGTHS = ("input_len", "gen_length", "length_scale", "model", "script", "lo
 
 
 class Lengths(NamedTuple):
-    """Mean tokens of a run's prompts and answers, and what the data set's own lengths were multiplied by."""
+    """Mean tokens of a run's prompts and answers, and what the data set's own lengths were multiplied by; named as in JSON."""
 
-    prompt: float | None
-    output: float | None
-    scale: float
+    mean_prompt_tokens: float | None
+    mean_output_tokens: float | None
+    length_scale: float
 
 
 def lengths_of(run: StoredRun) -> Lengths:
     facts = run.manifest["facts"]
     scale = facts.get("dataset", {}).get("length_scale") or facts.get("facts", {}).get("length_scale") or 1.0
-    return Lengths(_mean(run, "prompt_len"), _mean(run, "output_len"), float(scale))
-
-
-def _mean(run: StoredRun, column: str) -> float | None:
-    num, total = run.sum_of(column)
-    return total / num if num else None
+    sums = (run.sum_of(column) for column in ("prompt_len", "output_len"))
+    prompt, output = (total / num if num else None for num, total in sums)
+    return Lengths(prompt, output, float(scale))
 
 
 def reading_of(run: StoredRun) -> str | None:
@@ -45,13 +42,7 @@ def reading_of(run: StoredRun) -> str | None:
 
 
 def as_json(run: StoredRun) -> dict[str, Any]:
-    lengths = lengths_of(run)
-    return {
-        "reading": reading_of(run),
-        "mean_prompt_tokens": lengths.prompt,
-        "mean_output_tokens": lengths.output,
-        "length_scale": lengths.scale,
-    }
+    return {"reading": reading_of(run), **lengths_of(run)._asdict()}
 
 
 def lengths_by_dataset(runs: Iterable[StoredRun]) -> Mapping[str, list[Lengths]]:
@@ -66,13 +57,7 @@ def lengths_by_dataset(runs: Iterable[StoredRun]) -> Mapping[str, list[Lengths]]
 
 
 def lengths_json(runs: Iterable[StoredRun]) -> dict[str, list[dict[str, float | None]]]:
-    return {
-        dataset: [
-            {"mean_prompt_tokens": each.prompt, "mean_output_tokens": each.output, "length_scale": each.scale}
-            for each in found
-        ]
-        for dataset, found in lengths_by_dataset(runs).items()
-    }
+    return {dataset: [each._asdict() for each in found] for dataset, found in lengths_by_dataset(runs).items()}
 
 
 def lengths_line(runs: Iterable[StoredRun]) -> str:
@@ -80,7 +65,7 @@ def lengths_line(runs: Iterable[StoredRun]) -> str:
     said = []
     for dataset, found in lengths_by_dataset(runs).items():
         prompts, outputs = ([each[i] for each in found if each[i] is not None] for i in (0, 1))
-        scales = sorted({each.scale for each in found} - {1.0})
+        scales = sorted({each.length_scale for each in found} - {1.0})
         scaled = f" (x {', '.join(f'{scale:g}' for scale in scales)})" if scales else ""
         said.append(f"{dataset} {_span(prompts)}{scaled} / {_span(outputs)}")
     return f"mean tokens of a prompt / of an answer: {'; '.join(said)}"

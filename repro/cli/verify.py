@@ -43,15 +43,10 @@ def verify_baselines(
             f"Golden cases of {folder}",
             ("method", "verdict", "passed", "tie-sensitive passed"),
             [
-                (
-                    row["method"],
-                    row["verdict"],
-                    f"{row['passed']} of {row['cases']}",
-                    f"{row['tie_sensitive_passed']} of {row['tie_sensitive_cases']}"
-                    if row["tie_sensitive_cases"]
-                    else "-",
-                )
+                (row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties)
                 for row in rows
+                for num in [row["tie_sensitive_cases"]]
+                for ties in [f"{row['tie_sensitive_passed']} of {num}" if num else "-"]
             ],
         )
         _print_notes(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baselines.servers import dynamo, sglang, vllm
-from baselines.servers.environment import FOLDER_VARIABLE, MARK, ServerEnvironment, written
+from baselines.servers.environment import FOLDER_VARIABLE, MARK, ServerEnvironment
 from engines.errors import RunError, UserError
 
 EVERY = (*vllm.ENVIRONMENTS.values(), *dynamo.ENVIRONMENTS.values(), sglang.ENVIRONMENT, sglang.ROUTER_ENVIRONMENT)
@@ -105,7 +106,7 @@ def test_recipes(environment: ServerEnvironment, tmp_path: Path) -> None:
     assert all(command[0] == str(environment.python) for command in commands[1:])
     compile(environment.check, "check", "exec")
     assert any("==" in word for command in commands for word in command)
-    assert json.loads(json.dumps(written(commands[1])))
+    assert json.loads(json.dumps(shlex.join(commands[1])))
 
 
 def test_the_cpu_build_of_vllm_gets_its_torch_first_and_loses_what_does_not_load() -> None:
