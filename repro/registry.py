@@ -30,14 +30,11 @@ class Registry(Generic[T]):
             raise UserError(
                 f"{self.kind}={name!r} must be a name: use one of {', '.join(self._entries)}, or module:NAME"
             )
-        if name in self._entries:
-            return self._load(self._entries[name])
-        if ":" in name:
-            return self._load(name)
-        for point in entry_points(group=f"repro.{self.kind}"):
-            if point.name == name:
-                return self._load(point.value)
-        raise UserError(f"{self.kind}={name!r} is unknown: use one of {', '.join(self._entries)}, or module:NAME")
-
-    def _load(self, where: str) -> T:
+        where = self._entries.get(name, name)
+        if ":" not in where:
+            installed = [each.value for each in entry_points(group=f"repro.{self.kind}") if each.name == name]
+            if not installed:
+                known = ", ".join(self._entries)
+                raise UserError(f"{self.kind}={name!r} is unknown: use one of {known}, or module:NAME")
+            where = installed[0]
         return cast(T, load_named(self.kind, where, having=self._having))

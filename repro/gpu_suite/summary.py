@@ -9,7 +9,7 @@ from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.stages import Drawn
 from repro.gpu_suite.suite import Suite
 from repro.reports.figures import figure
-from repro.runs.experiment import prepare_all
+from repro.runs.experiment import prepare
 from repro.runs.provenance import Timing, collect, utc_now
 from repro.runs.sweep import Sweep
 
@@ -24,7 +24,7 @@ def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
     """Draw every figure whose runs are all there; their names."""
     names = []
     for drawn in figures:
-        sweep = Sweep(prepare_all(drawn.cells), suite.store)
+        sweep = Sweep([prepare(cell) for cell in drawn.cells], suite.store)
         if not sweep.missing:
             figure(drawn.name).load().render(sweep.runs, drawn.view, suite.root / "figures")
             names.append(drawn.name)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -60,12 +60,12 @@ class Cell:
             _check_text(name, getattr(self, name))
         if self.figure is not None:
             _check_text("figure", self.figure)
-        if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed!r} must be an integer of at least 0, and below 2^63")
         if self.rate is not None:
             rate = self.rate
             # Compared, not asked whether it is finite: an integer may be too large for a float.
-            if not (_is_int(rate) or isinstance(rate, float)) or not 0 < rate < math.inf:
+            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
                 raise UserError(f"rate={rate!r} must be a positive number of requests per second, or null")
             check_value(Rate, "rate", rate)
             object.__setattr__(self, "rate", float(rate))
@@ -92,13 +92,11 @@ class Cell:
         return cls(**given, knobs=pairs)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"figure": self.figure, **self.identity}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"knobs": dict(self.knobs)}
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The hashed part."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("figure", "knobs")}
-        return {**own, "knobs": dict(self.knobs)}
+    def without(self, knob: str) -> Cell:
+        kept = tuple(each for each in self.knobs if each[0] != knob)
+        return self if kept == self.knobs else replace(self, knobs=kept)
 
     @property
     def knob_values(self) -> dict[str, Scalar]:
@@ -116,9 +114,10 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        asked = {**self.identity, "knobs": dict(knob for knob in self.knobs if knob != _UNHASHED)}
-        hashed = {"schema": CELL_SCHEMA_VERSION, **_canonical(asked)}
-        text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        knobs = dict(knob for knob in self.knobs if knob != _UNHASHED)
+        hashed = {"schema": CELL_SCHEMA_VERSION, **self.to_dict(), "knobs": knobs}
+        del hashed["figure"]
+        text = json.dumps(_canonical(hashed), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
     @property
@@ -153,10 +152,6 @@ def plain(value: Any) -> Any:
     if not isinstance(found, int) or found.bit_length() <= 1024:
         return found
     return math.inf if found > 0 else -math.inf
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_text(name: str, value: object) -> None:

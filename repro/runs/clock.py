@@ -49,9 +49,7 @@ class WallClock:
 
 class VirtualClock:
     obtained: Obtained = "simulated"
-
-    def __init__(self) -> None:
-        self._now = 0.0
+    _now = 0.0
 
     def start(self) -> None:
         self._now = 0.0

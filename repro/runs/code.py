@@ -11,11 +11,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 
 PACKAGES = frozenset({"engines", "baselines", "repro"})
@@ -41,13 +42,9 @@ class Code:
         return tuple(name for name in names if self.modules.get(name) != stored.get(name))
 
 
-def code_of(modules: Sequence[str], through: Sequence[str] = ()) -> Code:
-    """Identity of these modules and all they import; where ``through`` names packages, of what these import and no further."""
-    return _code_of(tuple(sorted(set(modules))), tuple(through))
-
-
 @cache
-def _code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
+def code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
+    """Identity of these modules and all they import; where ``through`` names packages, of what these import and no further."""
     named = PACKAGES | {name.partition(".")[0] for name in modules}
     found: dict[str, str] = {}
     waiting = list(modules)
@@ -73,29 +70,22 @@ def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
     path = place(name)
     if path is None:
         return None
-    content = path.read_bytes()
+    digest, tree = digested(path.read_bytes())
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = _parsed(content)
-    return _digest(content, tree), () if tree is None else tuple(dict.fromkeys(_imported(tree, package)))
+    return digest, tuple(dict.fromkeys(_imported(tree.body, package)))
 
 
-def source_digest(content: bytes) -> str:
-    """A digest of the syntax tree; of what Python cannot read, a module in machine code say, as it is."""
-    return _digest(content, _parsed(content))
-
-
-def _digest(content: bytes, tree: ast.Module | None) -> str:
+def digested(content: bytes) -> tuple[str, ast.Module]:
+    """A digest of the syntax tree, and the tree; of what Python cannot read, a module in machine code say, as it is, and an
+    empty one."""
     text: list[str] = []
-    if tree is not None:
-        _canonical(tree, text)
-    return hashlib.sha256(content if tree is None else "\n".join(text).encode()).hexdigest()[:DIGEST_LENGTH]
-
-
-def _parsed(content: bytes) -> ast.Module | None:
     try:
-        return ast.parse(content)
+        tree = ast.parse(content)
+        _canonical(tree, text)
+        content = "\n".join(text).encode()
     except (SyntaxError, ValueError, RecursionError):
-        return None
+        tree = ast.Module(body=[], type_ignores=[])
+    return hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH], tree
 
 
 @cache
@@ -132,36 +122,24 @@ def place(name: str) -> Path | None:
     return None
 
 
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """Every name that may be a module: packages on the way count too, and what is imported from one."""
-    for node in _running(tree.body):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
+def _imported(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
+    """Every name that may be a module, where not for type checkers alone: packages on the way count too, and what is imported
+    from one."""
+    for statement in statements:
+        match statement:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                continue
+            case ast.Import(names=names):
+                for alias in names:
+                    yield from accumulate(alias.name.split("."), "{}.{}".format)
+            case ast.ImportFrom(module=base, names=names, level=level):
                 parents = package.split(".")
-                base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
-            yield from _with_parents(base)
-            for alias in node.names:
-                yield f"{base}.{alias.name}"
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        yield ".".join(parts[:length])
-
-
-def _running(parts: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All statements but those for type checkers alone."""
-    for part in parts:
-        if isinstance(part, ast.If) and isinstance(part.test, ast.Name) and part.test.id == "TYPE_CHECKING":
-            continue
-        yield part
+                above = parents[: len(parents) - level + 1] if level else []
+                base = ".".join([*above, *filter(None, [base])])
+                yield from accumulate(base.split("."), "{}.{}".format)
+                yield from (f"{base}.{alias.name}" for alias in names)
         for name in _BLOCKS:
-            yield from _running(getattr(part, name, ()))
+            yield from _imported(getattr(statement, name, ()), package)
 
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -179,14 +157,11 @@ def _canonical(node: ast.AST, text: list[str]) -> None:
             continue
         text.append(field)
         for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, ast.AST):
-                if not _is_documentation(each):
+            match each:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    pass  # a docstring, or what is said of the line above
+                case ast.AST():
                     _canonical(each, text)
-            else:
-                text.append(repr(each))
+                case _:
+                    text.append(repr(each))
     text.append(")")
-
-
-def _is_documentation(node: ast.AST) -> bool:
-    """A string by itself: a docstring, or what is said of the line above."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +43,8 @@ class Experiment:
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
-        return merged(self.inputs, inputs_of(self.code))
+        code = self.code
+        return merged(self.inputs, inputs_of(code)) if code.plugged_in else {}
 
     @property
     def is_measured(self) -> bool:
@@ -105,32 +106,24 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
 
 def _plugged_in(cell: Cell) -> dict[str, str]:
     """The modules that the cell names, as ``module:NAME``, by what it says of each."""
-    values = (("system", cell.system), ("platform", cell.platform), *cell.knobs)
-    return {f"{name}={value!r}": module for name, value in values if (module := _module(value)) is not None}
-
-
-def _module(value: object) -> str | None:
-    where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
-    is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
-    if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
-        return None
-    if where in sys.modules and getattr(sys.modules[where], "__file__", None) is None:
-        raise UserError(f"{value!r} is of a module in no file, whose edits nobody would see: put it into a file")
-    return where if place(where) else None
+    found = {}
+    for what, value in (("system", cell.system), ("platform", cell.platform), *cell.knobs):
+        where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+        is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
+        if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+            continue
+        if where in sys.modules and getattr(sys.modules[where], "__file__", None) is None:
+            raise UserError(f"{value!r} is of a module in no file, whose edits nobody would see: put it into a file")
+        if place(where):
+            found[f"{what}={value!r}"] = where
+    return found
 
 
 def check_device(cell: Cell) -> None:
     """Refuses a cell whose device is not there, before anything of it is prepared."""
     check = getattr(SYSTEMS.get(cell.system), "check_device", None)
     if check is not None:
-        check(_as_asked(cell))
-
-
-def _as_asked(cell: Cell) -> Cell:
-    """As a system sees it."""
-    if cell.comparison is None:
-        return cell
-    return replace(cell, knobs=tuple(knob for knob in cell.knobs if knob[0] != COMPARISON))
+        check(cell.without(COMPARISON))
 
 
 def prepare(cell: Cell) -> Experiment:
@@ -139,13 +132,8 @@ def prepare(cell: Cell) -> Experiment:
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
-        deployment, workload = system.prepare(_as_asked(cell))
+        deployment, workload = system.prepare(cell.without(COMPARISON))
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     _plugged_in(cell)  # refuses what lies in no file
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
-
-
-def prepare_all(cells: Iterable[Cell]) -> list[Experiment]:
-    """Every cell is checked before the first one runs."""
-    return [prepare(cell) for cell in cells]

@@ -25,7 +25,7 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from types import FrameType
 
-from repro.runs.code import PACKAGES, Code, place, source_digest
+from repro.runs.code import PACKAGES, Code, digested, place
 
 Inputs = Mapping[str, str | None]
 """Name -> digest of what it stood for; None where it was not there."""
@@ -265,7 +265,7 @@ def _digest(path: str) -> str | None:
     if not path.endswith(".py"):
         return _content(path)
     try:
-        return source_digest(Path(path).read_bytes()) if os.path.isfile(path) else _content(path)
+        return digested(Path(path).read_bytes())[0] if os.path.isfile(path) else _content(path)
     except OSError:
         return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from repro.runs.record import RunRecord
 
 Floats = npt.NDArray[np.float64]
 
-PERCENTILES = (50, 90, 95, 99)
+PERCENTILES = {50: 2, 90: 10, 95: 20, 99: 100}
+"""With the fewest samples that put one beyond each."""
 REQUEST_TIMES = {"e2el_s": "finished_s", "ttft_s": "first_output_s", "queue_wait_s": "admitted_s"}
 """A request's time is this column minus its due time."""
 
@@ -80,7 +80,7 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
 
     std is the population's (ddof 0), needs n >= 2. span = max - min. A percentile interpolates linearly
     between order statistics (Hyndman and Fan's type 7, as numpy and vLLM) and is left out where n is too
-    small for it to mean anything, see ``min_count``.
+    small for it to mean anything.
     """
     data = np.asarray(values, dtype=np.float64)
     if not np.isfinite(data).all():
@@ -92,7 +92,7 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     summary["min"] = float(data.min()) if n else None
     summary["max"] = float(data.max()) if n else None
     summary["span"] = float(data.max() - data.min()) if n else None
-    known = [q for q in PERCENTILES if n >= min_count(q)]
+    known = [q for q, fewest in PERCENTILES.items() if n >= fewest]
     found = dict(zip(known, np.percentile(data, known), strict=True)) if known else {}
     summary |= {f"p{q}": float(found[q]) if q in found else None for q in PERCENTILES}
     return summary
@@ -106,13 +106,6 @@ def with_waits(record: RunRecord) -> RunRecord:
         found = request_times(record, times)
         told[name] = {"mean": float(found.mean()), "longest": float(found.max())} if found.size else None
     return record.with_manifest(facts={**record.facts, **told})
-
-
-def min_count(percentile: int) -> int:
-    """Fewest samples that put one beyond it: 2 for the median, 10 for p90, 20 for p95, 100 for p99."""
-    if not 0 < percentile < 100:
-        raise UserError(f"percentile={percentile} must be between 1 and 99")
-    return -(-100 // (100 - percentile))
 
 
 # -- goodput ----------------------------------------------------------------------------------------------
@@ -181,12 +174,14 @@ def per_second(count: int, seconds: float | None) -> float | None:
     return None if seconds is None else count / seconds
 
 
-def _distributed(record: RunRecord, name: str) -> dict[str, Any]:
-    return distribution(request_times(record, name))
-
-
 _NO_WINDOW = "no ok request, or the window has no length"
 _NO_SAMPLE = "per entry: no ok request with the stamp; std below 2, pQ below 100 / (100 - Q) of them"
+
+
+def _of_times(name: str, stamp: str) -> Metric:
+    formula = f"distribution of {stamp} - arrival"
+    return Metric(name, "s", formula, _NO_SAMPLE, lambda record: distribution(request_times(record, name)))
+
 
 METRICS: tuple[Metric, ...] = (
     Metric("num_requests", "requests", "by status: ok, failed, unfinished", "never", status_counts),
@@ -195,10 +190,9 @@ METRICS: tuple[Metric, ...] = (
         "throughput_tok_s", "tokens/s", "sum of output_len over ok requests / window_s", _NO_WINDOW, throughput_tok_s
     ),
     Metric("request_throughput", "requests/s", "ok requests / window_s", _NO_WINDOW, request_throughput),
-    *(
-        Metric(name, "s", f"distribution of {stamp} - arrival", _NO_SAMPLE, partial(_distributed, name=name))
-        for name, stamp in (("e2el_s", "finished"), ("ttft_s", "first output"), ("queue_wait_s", "admitted"))
-    ),
+    _of_times("e2el_s", "finished"),
+    _of_times("ttft_s", "first output"),
+    _of_times("queue_wait_s", "admitted"),
     Metric(
         "goodput",
         "requests/s, share",

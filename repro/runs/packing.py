@@ -55,7 +55,7 @@ class Packing:
                 dataset=record.manifest.get("dataset"),
                 argv=self.command,
                 sitting=None if sitting is None else sitting.id,
-                busy_s=_busy_s(experiment, record),
+                busy_s=_busy_s(experiment, record) if experiment.is_measured else None,
             )
             return pack(experiment, record, provenance)
 
@@ -73,7 +73,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
     """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
-    if not experiment.is_measured or record.manifest.get("device", "cpu") != "cpu":
+    if record.manifest.get("device", "cpu") != "cpu":
         return None
     compute = next((metric.compute for metric in experiment.family.all_metrics if metric.name == "busy_s"), None)
     return None if compute is None else compute(record)

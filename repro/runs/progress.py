@@ -127,7 +127,8 @@ def _short(cell: Cell) -> str:
 
 def _log_event(event: CellEvent) -> None:
     level = {"failed": logging.ERROR, "interrupted": logging.WARNING}.get(event.kind, logging.INFO)
-    logger.log(level, "%s", _line(event))
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", _line(event))
 
 
 def _line(event: CellEvent) -> str:

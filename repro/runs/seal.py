@@ -11,10 +11,6 @@ SEAL = "seal"
 """Its name in a file."""
 
 
-def digest_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, SEAL: _digest(value)}
 
@@ -25,4 +21,4 @@ def is_whole(value: Mapping[str, Any]) -> bool:
 
 
 def _digest(value: Mapping[str, Any]) -> str:
-    return digest_of(json.dumps(value, sort_keys=True).encode())
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from engines.errors import RunError, require
 from repro.files import replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.family import Family
+from repro.runs.family import Family, plain_table
 from repro.runs.inputs import changed as changed_inputs
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table, sums_of
 from repro.runs.run_file import (
@@ -40,7 +40,6 @@ from repro.runs.run_file import (
 from repro.runs.sitting import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
-from repro.runs.tables import plain_table
 from repro.runs.validity import Validity
 
 _LEFT_S = 3600.0
@@ -100,8 +99,7 @@ class StoredRun:
 
     @cached_property
     def _made_again(self) -> RunRecord:
-        knobs = tuple(knob for knob in self.cell.knobs if knob[0] != BASIS)
-        again = prepare(replace(self.cell, knobs=knobs))
+        again = prepare(self.cell.without(BASIS))
         if again.cell.key == self.cell.key:
             record = again.run()
             if json_line(SUMMARY, self.family.summarize(record)) == json_line(SUMMARY, self.summary):
@@ -159,10 +157,6 @@ class State:
     run: StoredRun | None
     reason: str
 
-    @property
-    def is_done(self) -> bool:
-        return self.run is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
@@ -182,16 +176,15 @@ def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None
     return mean_interval([value for value in values if value is not None])
 
 
+@dataclass(frozen=True)
 class Store:
     """``root`` holds the runs' files, ``results/local`` those of this machine."""
 
-    def __init__(self, root: Path, *, accept_other_code: bool = False, accept_other_machine: bool = False) -> None:
-        """``accept_other_code`` takes runs that other code made as done, and marks them; so does ``accept_other_machine``
-        with those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
-        self.root = root
-        self.accept_other_code = accept_other_code
-        self.accept_other_machine = accept_other_machine
-        self._is_cleared = False
+    root: Path
+    accept_other_code: bool = field(default=False, kw_only=True)
+    """Takes runs that other code made as done, and marks them."""
+    accept_other_machine: bool = field(default=False, kw_only=True)
+    """So too those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
 
     def file(self, cell: Cell) -> Path:
         return self.root / f"{cell.folder_name}{SUFFIX}"
@@ -236,7 +229,6 @@ class Store:
     def put(self, packed: Packed) -> StoredRun:
         """Replaces whatever was stored of the cell, in one rename once everything is written."""
         file = self.file(packed.cell)
-        self._clear_leftovers()
         try:
             with replacing(file) as temporary:
                 temporary.write_bytes(packed.content)
@@ -249,12 +241,8 @@ class Store:
         shutil.rmtree(self.root / packed.cell.folder_name, ignore_errors=True)
         return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
 
-    def _clear_leftovers(self) -> None:
-        """Old ones, of processes that were killed while they stored. Once, before the first run: a look at all files for each run
-        takes longer than storing it where there are thousands."""
-        if self._is_cleared:
-            return
-        self._is_cleared = True
+    def clear_leftovers(self) -> None:
+        """Removes old ones, of processes that were killed while they stored."""
         for path in self.root.glob(f".*{SUFFIX}.partial-*"):
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > _LEFT_S:

@@ -66,24 +66,21 @@ class Sweep:
             self._unique.setdefault(experiment.cell.key, experiment)
         self._outcomes: dict[str, CellOutcome] = {}
         self._reasons: dict[str, str] = {}
-        self._seen = {key: store.written(experiment.cell) for key, experiment in self._unique.items()}
+        self.num_cells = len(self._unique)
+        measured = {key: experiment for key, experiment in self._unique.items() if experiment.is_measured}
+        self._seen = {key: store.written(experiment.cell) for key, experiment in measured.items()}
         for key, experiment in self._unique.items():
             state = store.find(experiment)
-            if state.is_done and not force:
+            if state.run is not None and not force:
                 self._outcomes[key] = CellOutcome(
                     cell=experiment.cell, status="reused", reason=state.reason, run=state.run
                 )
             else:
                 self._reasons[key] = f"forced ({state.reason})" if force else state.reason
-        self._give_up_broken_units()
-
-    def _give_up_broken_units(self) -> None:
         stored = {key: outcome.run for key, outcome in self._outcomes.items() if outcome.run is not None}
-        for unit in units(self._unique.values()).values():
-            if (reason := broken(unit, stored)) is None:
-                continue
-            for key in (experiment.cell.key for experiment in unit):
-                if key in self._outcomes:
+        for unit in units(measured.values()).values() if measured else ():
+            if (reason := broken(unit, stored)) is not None:
+                for key in {experiment.cell.key for experiment in unit} & self._outcomes.keys():
                     del self._outcomes[key]
                     self._reasons[key] = reason
 
@@ -103,6 +100,7 @@ class Sweep:
             writable_folder("out_dir", out_dir)
         if self.to_run:
             writable_folder("result_dir", self.store.root)
+            self.store.clear_leftovers()
 
     def run(
         self,
@@ -123,27 +121,28 @@ class Sweep:
         check_value(Jobs, "jobs", jobs)
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
         packing = Packing.of_this_process()
-        making = _Making(self, on_event, continue_on_error)
+        making = _Making(sweep=self, on_event=on_event, continue_on_error=continue_on_error)
         for outcome in self._outcomes.values():
             making.tell(outcome.status, outcome.cell, outcome.reason)
         todo = [replace(experiment, inputs=experiment.inputs_now()) for experiment in self.to_run]
         simulated = [experiment for experiment in todo if not experiment.is_measured]
-        measured = interleaved([experiment for experiment in todo if experiment.is_measured])
-        hooks = Hooks(on_start=making.start, on_done=making.done, on_error=making.failed, on_step=on_step)
+        measured = [experiment for experiment in todo if experiment.is_measured]
+        hooks = Hooks(
+            on_start=lambda experiment: making.tell("started", experiment.cell, self.why(experiment.cell)),
+            on_done=making.done,
+            on_error=making.failed,
+            on_step=on_step,
+        )
         try:
             if simulated:
                 self.pool.simulate(simulated, jobs, packing, hooks)
             if measured:
                 locks = UnitLocks(self.store, self._seen, making.reused)
-                self.pool.measure(measured, sitting or Sitting(), packing, locks, hooks)
+                self.pool.measure(interleaved(measured), sitting or Sitting(), packing, locks, hooks)
         except KeyboardInterrupt:
             making.interrupted()
             raise
         return [replace(self._outcomes[each.cell.key], cell=each.cell) for each in self.experiments]
-
-    @property
-    def num_cells(self) -> int:
-        return len(self._unique)
 
     @property
     def missing(self) -> list[Cell]:
@@ -170,31 +169,27 @@ class Sweep:
         return None if outcome is None else outcome.run
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Making:
     """What becomes of a sweep's missing runs while they are made."""
 
-    def __init__(self, sweep: Sweep, on_event: OnEvent | None, continue_on_error: bool) -> None:
-        self._sweep = sweep
-        self._outcomes = sweep._outcomes
-        self._on_event = on_event
-        self._continue_on_error = continue_on_error
+    sweep: Sweep
+    on_event: OnEvent | None
+    continue_on_error: bool
 
     def tell(self, kind: EventKind, cell: Cell | None, message: str) -> None:
-        if self._on_event is not None:
-            num_closed, num_total = len(self._outcomes), self._sweep.num_cells
-            self._on_event(CellEvent(kind=kind, cell=cell, message=message, num_closed=num_closed, num_total=num_total))
+        if self.on_event is not None:
+            num_closed, num_total = len(self.sweep._outcomes), self.sweep.num_cells
+            self.on_event(CellEvent(kind=kind, cell=cell, message=message, num_closed=num_closed, num_total=num_total))
 
     def _close(self, outcome: CellOutcome) -> None:
-        self._outcomes[outcome.cell.key] = outcome
+        self.sweep._outcomes[outcome.cell.key] = outcome
         self.tell(outcome.status, outcome.cell, outcome.reason)
-
-    def start(self, experiment: Experiment) -> None:
-        self.tell("started", experiment.cell, self._sweep.why(experiment.cell))
 
     def done(self, experiment: Experiment, packed: Packed) -> None:
         cell = experiment.cell
-        run = self._sweep.store.put(packed)
-        self._close(CellOutcome(cell=cell, status="ran", reason=self._sweep.why(cell), run=run))
+        run = self.sweep.store.put(packed)
+        self._close(CellOutcome(cell=cell, status="ran", reason=self.sweep.why(cell), run=run))
 
     def reused(self, experiment: Experiment, run: StoredRun) -> None:
         reason = "made by another sweep meanwhile"
@@ -203,15 +198,15 @@ class _Making:
     def failed(self, experiment: Experiment, error: Exception) -> None:
         fault = error if is_of_a_plug_in(error) else fault_of(experiment.cell, error)
         # An error that ends the sweep is raised: its traceback need not be in the log too.
-        if self._continue_on_error and not isinstance(error, UserError | RunError):
+        if self.continue_on_error and not isinstance(error, UserError | RunError):
             logger.error("%s failed", experiment.cell.folder_name, exc_info=error)
         message = str(fault) if isinstance(fault, UserError | RunError) else f"{type(fault).__name__}: {fault}"
         self._close(CellOutcome(cell=experiment.cell, status="failed", reason=message))
-        if not self._continue_on_error:
+        if not self.continue_on_error:
             raise fault from (None if fault is error else error)
 
     def interrupted(self) -> None:
-        num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
-        num_done, num_left = len(self._outcomes) - num_failed, self._sweep.num_cells - len(self._outcomes)
+        num_failed = sum(outcome.status == "failed" for outcome in self.sweep._outcomes.values())
+        num_done, num_left = len(self.sweep._outcomes) - num_failed, self.sweep.num_cells - len(self.sweep._outcomes)
         said = f"{num_done} cells done, {num_failed} failed, {num_left} left; the same command continues"
         self.tell("interrupted", None, f"interrupted: {said}")

@@ -78,7 +78,7 @@ def test_a_run_that_another_sweep_stores_meanwhile(tmp_path: Path, monkeypatch: 
     (outcome,) = Sweep([prepare(fake_cell(num_prompts=3))], Store(tmp_path)).run(jobs=1)
     assert outcome.status == "ran"
     assert [path.resolve() for path in tmp_path.iterdir()] == others
-    assert Store(tmp_path).find(prepare(fake_cell(num_prompts=3))).is_done
+    assert Store(tmp_path).find(prepare(fake_cell(num_prompts=3))).run is not None
 
 
 def _seed(folder: Path, key: str) -> int:

@@ -9,7 +9,17 @@ from repro.paths import REPO
 
 PACKAGES = ("engines", "baselines", "repro", "paper_figures")
 POSITIONAL = frozenset(
-    {"CheckSystem", "DllmModel", "FlashAttnKernel", "FlashVarlen", "ModelCost", "Sdpa", "SdpaPadded", "StoredRun"}
+    {
+        "CheckSystem",
+        "DllmModel",
+        "FlashAttnKernel",
+        "FlashVarlen",
+        "ModelCost",
+        "Sdpa",
+        "SdpaPadded",
+        "Store",
+        "StoredRun",
+    }
     | {"TorchVarlenKernel"}
 )
 FILLED_ELSEWHERE = frozenset({"Local", "Reply"})

@@ -82,7 +82,7 @@ def test_kinds_of_text_and_integer_are_what_they_hold(tmp_path: Path, monkeypatc
     given = {**KNOWN, "system": Name("dllm-serve"), "dataset": Name("osc"), "num_prompts": Number.TWO}
     same = repro.run(**given, result_dir=Name(tmp_path))
     assert same.file == own.file
-    assert {type(value) for value in same.cell.identity.values()} <= {str, float, int, dict}
+    assert {type(value) for value in same.cell.to_dict().values()} <= {str, float, int, dict, type(None)}
     assert {type(value) for value in same.cell.knob_values.values()} <= {str, float, int}
 
 
@@ -145,4 +145,4 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     """The same run as with Python's own."""
     own = repro.run(**{**KNOWN, "length_scale": 1.0}, result_dir=tmp_path)
     assert repro.run(**{**KNOWN, **NUMBERS}, result_dir=tmp_path).file == own.file
-    assert Cell(**{**CELL.identity, "knobs": (("dataset_path", Path("a")),)}).knob_values == {"dataset_path": "a"}
+    assert Cell(**{**CELL.to_dict(), "knobs": (("dataset_path", Path("a")),)}).knob_values == {"dataset_path": "a"}

@@ -90,8 +90,8 @@ class Server:
             start = max(free, job.arrival_s)
             idle.append(start - free)
             ends.append(start + self.service_s)
-            log.admit(job.request_id, start)
-            log.first_output(job.request_id, ends[-1])
+            log.set_once("admitted_s", job.request_id, start)
+            log.set_once("first_output_s", job.request_id, ends[-1])
             log.finish(job.request_id, ends[-1], 1)
         tables = {REQUESTS: log.table, "work": {"idle_s": idle}}
         return RunRecord(tables=tables, manifest={"obtained": "simulated", "dataset": asdict(workload.provenance)})

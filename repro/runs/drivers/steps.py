@@ -154,12 +154,6 @@ class RequestLog:
         row = self._row[request_id]
         self.table["submit_lag_s"][row] = now - self.table["arrival_s"][row]
 
-    def admit(self, request_id: int, time_s: float) -> None:
-        self.set_once("admitted_s", request_id, time_s)
-
-    def first_output(self, request_id: int, time_s: float) -> None:
-        self.set_once("first_output_s", request_id, time_s)
-
     def finish(self, request_id: int, time_s: float, output_len: int) -> None:
         self.set_once("finished_s", request_id, time_s)
         self.set_once("output_len", request_id, output_len)

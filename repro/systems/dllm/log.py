@@ -39,9 +39,9 @@ class EngineLog(RequestLog):
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         self.steps.append((step, start, end))
         for request_id in step.plan.admitted:
-            self.admit(request_id, start)
+            self.set_once("admitted_s", request_id, start)
         for request_id in step.done.first_block:
-            self.first_output(request_id, end)
+            self.set_once("first_output_s", request_id, end)
         stopped = dict(step.done.stopped)
         for request_id in step.done.finished:
             self.finish(request_id, end, stopped.get(request_id, self.value("gen_length", request_id)))

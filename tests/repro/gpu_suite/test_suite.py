@@ -321,7 +321,7 @@ def test_ended_at_any_job_it_loses_nothing_and_goes_on(
     jobs = make_jobs()
     done = jobs[:at] if place == "run" else jobs[: at + 1]
     runs = Store(tmp_path / "suite" / "runs")
-    assert [runs.find(job.experiment).is_done for job in jobs] == [job in done for job in jobs]
+    assert [runs.find(job.experiment).run is not None for job in jobs] == [job in done for job in jobs]
     stored = contents(runs.root)
     assert stored.items() <= expected.items()
 
@@ -332,7 +332,7 @@ def test_ended_at_any_job_it_loses_nothing_and_goes_on(
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path / "copy", filter="data")
     copy = Store(tmp_path / "copy" / "suite" / "runs")
-    assert all(copy.find(job.experiment).is_done for job in jobs[:at])
+    assert all(copy.find(job.experiment).run is not None for job in jobs[:at])
     assert contents(copy.root).items() <= stored.items()
     state = json.loads((tmp_path / "copy" / "suite" / STATE).read_text())["jobs"]
     assert [state[job.name]["status"] for job in jobs] == ["done"] * at + ["new"] * (NUM_JOBS - at)

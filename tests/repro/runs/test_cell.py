@@ -43,7 +43,7 @@ def test_figures_share_a_run() -> None:
     other = replace(CELL, figure="table4")
     assert other.key == CELL.key
     assert other.folder_name == CELL.folder_name
-    assert other.identity == CELL.identity
+    assert {**other.to_dict(), "figure": CELL.figure} == CELL.to_dict()
 
 
 @pytest.mark.parametrize(

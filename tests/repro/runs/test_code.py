@@ -55,13 +55,13 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    code._code_of.cache_clear()
+    code.code_of.cache_clear()
     code._source.cache_clear()
 
 
 def now() -> Code:
     forget()
-    return code_of(["plug.policy"])
+    return code_of(("plug.policy",))
 
 
 def edit(path: Path, old: str, new: str) -> None:

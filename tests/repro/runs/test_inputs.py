@@ -27,7 +27,7 @@ def forget() -> None:
         inputs._seen.made,
     ):
         known.clear()
-    code._code_of.cache_clear()
+    code.code_of.cache_clear()
     code._source.cache_clear()
     code._is_loose.cache_clear()
     for name, module in list(sys.modules.items()):
@@ -63,14 +63,14 @@ def run() -> Inputs:
     """What a run of the plug-in rests on; it is asked for a number."""
     plug = importlib.import_module("plug")
     plug.number()
-    return inputs_of(code_of(["plug"]))
+    return inputs_of(code_of(("plug",)))
 
 
 def stale(before: Inputs, codes: object) -> bool:
     """Whether a process that is asked for the same cell makes it again: it looks before it runs anything."""
     forget()
     importlib.import_module("plug")
-    now = code_of(["plug"])
+    now = code_of(("plug",))
     return now != codes or bool(changed(before, now))
 
 
@@ -149,7 +149,7 @@ def test_a_run_is_bound_to(what: str, folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PLUG_BETA", "")
     change(folder, "1")
     write(folder, plug=READS[what])
-    before, codes = run(), code_of(["plug"])
+    before, codes = run(), code_of(("plug",))
     assert not stale(before, codes)
     change(folder, "2")
     assert stale(before, codes)
@@ -162,7 +162,7 @@ def test_a_module_that_was_there_before_it_was_asked_for(folder: Path) -> None:
     change(folder, "1")
     write(folder, plug=READS["a module that it names"])
     importlib.import_module("helper")
-    before, codes = run(), code_of(["plug"])
+    before, codes = run(), code_of(("plug",))
     change(folder, "2")
     assert stale(before, codes)
 
@@ -170,7 +170,7 @@ def test_a_module_that_was_there_before_it_was_asked_for(folder: Path) -> None:
 def test_what_nothing_reads_and_words_about_code_do_not_count(folder: Path) -> None:
     change(folder, "1")
     write(folder, plug="import helper\ndef number(): helper.__doc__\n", finds="import far\n")
-    before, codes = run(), code_of(["plug"])
+    before, codes = run(), code_of(("plug",))
     (folder / "src" / "data.txt").write_text("2")
     (folder / "src" / "many" / "c.txt").write_text("")
     write(folder, helper='"""What it is."""\n# And more.\nis_plugged, value = True, 1\n', finds="import numpy\n")
@@ -185,7 +185,7 @@ def test_what_it_writes_is_no_input(folder: Path) -> None:
         plug=HERE + "def number():\n    with open(here / 'log.txt', 'a') as log: log.write('x')\n"
         "    (here / 'tmp').write_text('1')\n    (here / 'tmp').read_text()\n    (here / 'tmp').unlink()",
     )
-    before, codes = run(), code_of(["plug"])
+    before, codes = run(), code_of(("plug",))
     (folder / "src" / "log.txt").write_text("xxx")
     assert not stale(before, codes)
 
@@ -198,7 +198,7 @@ def test_what_changed_under_a_process_binds_to_nothing(what: str, folder: Path) 
     run()
     change(folder, "2")
     del sys.modules["plug"]
-    again, codes = run(), code_of(["plug"])
+    again, codes = run(), code_of(("plug",))
     assert stale(again, codes)
     fresh = run()
     assert not stale(fresh, codes)
@@ -209,7 +209,7 @@ def test_a_module_that_was_edited_after_it_was_imported(folder: Path) -> None:
     write(folder, plug="def number(): return 1\n")
     importlib.import_module("plug")
     write(folder, plug="def number(): return 2\n")
-    before, codes = run(), code_of(["plug"])
+    before, codes = run(), code_of(("plug",))
     assert stale(before, codes)
 
 
@@ -220,7 +220,7 @@ def test_what_was_read_before_anybody_looked_is_not_known(folder: Path, monkeypa
     importlib.import_module("plug")
     monkeypatch.setattr(sys.modules["helper"].__spec__, "_initializing", True, raising=False)
     monkeypatch.setattr(inputs._seen, "before", set(inputs._imported()))
-    found, codes = run(), code_of(["plug"])
+    found, codes = run(), code_of(("plug",))
     assert {name for name in found if name.endswith(", imported before repro")} == {
         f"{name}, imported before repro" for name in ("plug.py", "other/__init__.py", "other/deep.py")
     }
@@ -241,10 +241,10 @@ def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(
     (folder / "work" / "script.py").write_text("ALPHA = 1\n")
     script.__file__ = str(folder / "work" / "script.py")
     assert "not stored" in repro(*bench).out
-    first = code_of(["__main__"])
+    first = code_of(("__main__",))
     (folder / "work" / "script.py").write_text("ALPHA = 2\n")
     forget()
-    assert code_of(["__main__"]).changed_from(first.modules) == ("__main__",)
+    assert code_of(("__main__",)).changed_from(first.modules) == ("__main__",)
 
 
 def test_a_name_is_the_same_on_another_machine_and_holds_no_folder_of_this(folder: Path) -> None:
@@ -263,7 +263,7 @@ def test_of_two_processes_that_saw_different_things_neither_counts() -> None:
 
 
 def test_nothing_is_kept_of_our_own_systems() -> None:
-    assert inputs_of(code_of(["repro.runs.cell"])) == {}
+    assert inputs_of(code_of(("repro.runs.cell",))) == {}
 
 
 SCHEDULER = """

@@ -662,6 +662,6 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_ray_one_line_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repro.runs.ray_cluster.find_spec", lambda _: None)
-    monkeypatch.setattr("repro.runs.experiment.prepare_all", lambda _: pytest.fail("cells were prepared"))
+    monkeypatch.setattr("repro.runs.experiment.prepare", lambda _: pytest.fail("cells were prepared"))
     said = refused(repro(*COMMANDS[command], "--pool", "ray"), "pip install 'dllm-serve-repro[ray]'")
     assert said == "error: pool='ray': package 'ray' is not installed: pip install 'dllm-serve-repro[ray]'"

@@ -42,7 +42,7 @@ def run(
 
 
 def is_done(store: Store, experiment: Experiment) -> bool:
-    return store.find(experiment).is_done
+    return store.find(experiment).run is not None
 
 
 def with_unlucky(error: Exception, seed: int = 1) -> list[Experiment]:
@@ -380,7 +380,7 @@ def test_importing_the_harness_loads_nothing_heavy() -> None:
         "import sys, repro, repro.registry, repro.runs.cell, repro.runs.clock, repro.runs.code, repro.runs.drivers.steps, "
         "repro.runs.experiment, repro.runs.family, repro.runs.metrics, repro.runs.progress, repro.runs.provenance, "
         "repro.runs.record, repro.runs.runner, repro.runs.statistics, repro.runs.store, repro.runs.sweep, repro.runs.system, "
-        "repro.runs.tables, repro.runs.validity\n"
+        "repro.runs.validity\n"
         "print([m for m in ('torch', 'pandas', 'pyarrow', 'matplotlib', 'datasets', 'transformers', 'rich') "
         "if m in sys.modules])"
     )

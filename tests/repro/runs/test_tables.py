@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from engines.ar.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of
 from engines.laps.record import InstanceRow, StepRow
+from repro.runs.family import check_table, plain_table
 from repro.runs.record import Column, columns_of
-from repro.runs.tables import check_table, plain_table
 
 KINDS: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers() | st.integers(-(2**63), 2**63 - 1).map(np.int64),
