@@ -7,11 +7,13 @@ of a static batch start together, so they share one count.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from engines.dllm.plan import Request, StepPlan
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
+
+if TYPE_CHECKING:  # the command line reads its options off this module
+    from engines.dllm.plan import Request, StepPlan
 
 Steps = Annotated[int, Range(1, 10**6)]
 GUIDED_STEPS = 5
