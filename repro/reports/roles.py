@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -126,15 +126,7 @@ class Perturbed(StoredRun):
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        draw = random.Random(self.__dict__["_seed"])
-        own: Mapping[str, Any] = self.__dict__["_run"].summary
-        scaled = _scaled(own, draw, self.__dict__["_size"])
-        # No factor moves a share of nothing, which is found all the same.
-        nothing = [
-            metric.name for metric in self.family.metrics if metric.unit == "share" and own.get(metric.name) == 0
-        ]
-        scaled |= {name: draw.uniform(0, self.__dict__["_size"]) for name in nothing}
-        return {name: own[name] if name in self.__dict__["_kept"] else value for name, value in scaled.items()}
+        return _ScaledSummary(self)
 
     @cached_property
     def record(self) -> RunRecord:
@@ -153,6 +145,34 @@ class Perturbed(StoredRun):
         times = {name: _scaled(own[name], draw, size) for name in _FOUND_TIMES if name in own}
         marks = {name: _turned(own[name], draw, min(0.5, size)) for name in _FOUND_MARKS if name in own}
         return {**own, **times, **marks}
+
+
+class _ScaledSummary(Mapping[str, Any]):
+    """Each metric is scaled when it is asked for: a finding asks for few of them."""
+
+    def __init__(self, of: Perturbed) -> None:
+        parts = of.__dict__
+        self._own: Mapping[str, Any] = parts["_run"].summary
+        self._size, self._seed, self._kept = parts["_size"], parts["_seed"], parts["_kept"]
+        self._shares = {metric.name for metric in of.family.metrics if metric.unit == "share"}
+        self._scaled: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._kept:
+            return self._own[name]
+        if name not in self._scaled:
+            own, draw = self._own[name], random.Random(f"{self._seed} {name}")
+            if name in self._shares and own == 0:  # no factor moves a share of nothing, which is found all the same
+                self._scaled[name] = draw.uniform(0, self._size)
+            else:
+                self._scaled[name] = own if name in _CHOSEN else _scaled(own, draw, self._size)
+        return self._scaled[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
 
 
 def _turned(marks: Sequence[bool | None], draw: random.Random, share: float) -> list[bool | None]:
