@@ -141,7 +141,7 @@ mutate: $(STAMP)
 	@$(BIN)/python benchmarks/mutation.py --count $(MUTANTS) --seed $(MUTATION_SEED) --jobs $(TEST_JOBS)
 
 # Where torch with CUDA and the rest are there already nothing is installed: many such machines have no network.
-HAS_ALL = $(PYTHON) -c 'import torch, numpy, matplotlib, typer, rich, yaml, safetensors, tokenizers, pytest; assert torch.cuda.is_available()'
+HAS_ALL = $(PYTHON) -c 'import torch, numpy, pandas, matplotlib, seaborn, typer, rich, yaml, safetensors, tokenizers, pytest; assert torch.cuda.is_available()'
 GPU_SUITE = repro gpu-suite $(if $(GPU_PLATFORM),--platform $(GPU_PLATFORM)) --budget $(BUDGET)
 GPU_READY = [ -e $(STAMP) ] || $(HAS_ALL) 2>/dev/null || $(MAKE) --no-print-directory setup
 ON_GPU = py=$(PYTHON); [ ! -e $(STAMP) ] || py=$(BIN)/python; $$py -m

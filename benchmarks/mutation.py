@@ -51,7 +51,7 @@ COMPARISONS = frozenset({"compare", "comparison", "gains", "growth_points", "rep
 """Modules of figures that verdicts rest on; of others only ``findings`` is changed and what it needs: no lines and colours."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["torch", "pyarrow.parquet", "matplotlib.pyplot", "hypothesis", "pytest", "scipy.stats", "typer", "rich"]
+    ["torch", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "hypothesis", "pytest", "scipy.stats", "typer", "rich"]
 )
 ALWAYS = ("tests/properties/test_dataclasses.py::test_records_take_keywords_and_do_not_change",)
 """Tests that read the code and do not execute it."""

@@ -88,15 +88,9 @@ def system_look(name: str) -> Look:
 def drawing() -> Iterator[None]:
     """Matplotlib's settings inside the block; nothing stays changed after it."""
     import matplotlib as mpl
+    import seaborn as sns
 
     own: Any = {
-        # Seaborn's "ticks", which would load pandas with it.
-        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), ".15"),
-        "axes.axisbelow": True,
-        "grid.color": ".8",
-        "lines.solid_capstyle": "round",
-        "patch.edgecolor": "w",
-        "patch.force_edgecolor": True,
         "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
         "axes.titlesize": 10,
         "axes.labelsize": 9,
@@ -109,7 +103,8 @@ def drawing() -> Iterator[None]:
         "pdf.fonttype": 42,
         "axes.unicode_minus": False,
     }
-    with mpl.rc_context(own):
+    with mpl.rc_context(), sns.axes_style("ticks"):
+        mpl.rcParams.update(own)
         yield
 
 

@@ -20,7 +20,7 @@ from repro.paths import REPO
 from repro.runs.record import Obtained
 from repro.runs.sitting import Load
 
-LIBRARIES = ("torch", "numpy", "pyarrow")
+LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
 REDACTED = "***"
 COMMIT_VARIABLE = "REPRO_COMMIT"
 
