@@ -151,10 +151,28 @@ def test_policies_load_no_torch(policy: str) -> None:
     assert direct == set()
 
 
-def test_the_command_line_starts_without_anything_heavy() -> None:
-    code = f"import sys, repro, repro.cli.main; sys.exit(' '.join(n for n in {HEAVY} if n in sys.modules) or None)"
+ARITHMETIC = "engines.models.shape, engines.hardware.catalogue, engines.hardware.roofline, engines.dllm.memory.budget"
+HARNESS = "repro.registry, repro.runs.drivers.steps, repro.runs.progress, repro.runs.sweep, repro.runs.validity"
+SIMULATION = (
+    "from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"
+    "knobs = (('num_prompts', 3), ('deployment', 'P:TP4x1 D:TP4x1'))\n"
+    "prepare(Cell(system='dynamo-sim', dataset='toolbench', platform='h20x32', executor='roofline', rate=0.5, seed=0,"
+    " knobs=knobs)).run()"
+)
+LIGHT = (
+    (f"import {ARITHMETIC}, repro.reports.paper", (*HEAVY, "numpy", "yaml")),
+    (f"import repro, {HARNESS}", (*HEAVY, "rich")),
+    ("import repro.cli.main, repro.workloads, repro.checks.doctor", HEAVY),
+    (SIMULATION, ("torch",)),
+)
+"""What one interpreter does in turn -> what must not be loaded by then."""
+
+
+def test_what_is_light_loads_nothing_heavy() -> None:
+    lines = [f"{done}\nfound += [[n for n in {barred} if n in sys.modules]]" for done, barred in LIGHT]
+    code = "\n".join(["import sys", "found = []", *lines, "print(found)"])
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{[[]] * len(LIGHT)}\n", "")
 
 
 def test_files_are_short_and_the_harness_has_few_modules_at_its_root() -> None:

@@ -373,17 +373,3 @@ def test_no_more_workers_are_begun_than_there_are_runs(tmp_path: Path, monkeypat
         with pytest.raises(KeyError):  # nothing was made
             run(Store(tmp_path), experiments, jobs=1000)
     assert begun == [1, 3]
-
-
-def test_importing_the_harness_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, repro, repro.registry, repro.runs.cell, repro.runs.clock, repro.runs.code, repro.runs.drivers.steps, "
-        "repro.runs.experiment, repro.runs.family, repro.runs.metrics, repro.runs.progress, repro.runs.provenance, "
-        "repro.runs.record, repro.runs.runner, repro.runs.statistics, repro.runs.store, repro.runs.sweep, repro.runs.system, "
-        "repro.runs.validity\n"
-        "print([m for m in ('torch', 'pandas', 'pyarrow', 'matplotlib', 'datasets', 'transformers', 'rich') "
-        "if m in sys.modules])"
-    )
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -522,13 +522,3 @@ def test_hub_without_the_library_says_what_to_install() -> None:
     root = CARDS_DIR.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert "pip install 'datasets>=3.0', or use source='auto'" in done.stdout
-
-
-def test_importing_workloads_is_light() -> None:
-    code = (
-        "import sys, repro.workloads; print(sorted({'torch', 'pandas', 'datasets', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=CARDS_DIR.parent, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
