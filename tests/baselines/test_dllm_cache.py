@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.dllm_cache_cases import dims_of, engine_config, is_decided, run, sample, weights_of
 from support.reference_dllm_cache import dllm_cache
 from support.reference_samplers import llada
-from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, network, prompt_of
+from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, network, prompt_of, request_on
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
 from baselines.dllm.dllm_cache.head import reduce_exponentials
@@ -459,7 +459,7 @@ def test_the_caches_take_what_the_plan_says():
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     engine = Engine(StaticBatchScheduler(executor.config, KvPool(0), NoCache(), batch_size=2), executor)
     for i, p in enumerate((5, 9)):
-        engine.submit(Request(request_id=i, prompt_len=p, prompt_ids=prompt_of(GQA, i, p), generation=generation))
+        engine.submit(request_on(GQA, i, p, generation))
     engine.step()
     tensors = [t for c in executor.forward.batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
     shape = ModelShape.from_config(GQA.config, name="tiny", dtype_bytes=4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import GQA, MHA, MQA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, MHA, MQA, TinyModel, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -45,12 +45,7 @@ def on_gpu(model: TinyModel, dtype: torch.dtype) -> LLaDAModelLM:
 
 def requests_of(model: TinyModel, count: int = 6) -> list[Request]:
     return [
-        Request(
-            request_id=i,
-            prompt_len=20 + 9 * i,
-            prompt_ids=prompt_of(model, i, 20 + 9 * i),
-            generation=GenerationConfig(gen_length=24, block_length=BLOCK, steps=24),
-        )
+        request_on(model, i, 20 + 9 * i, GenerationConfig(gen_length=24, block_length=BLOCK, steps=24))
         for i in range(count)
     ]
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_runs import Ids, chi_square, engine_for, run_alone, run_together
-from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, prompt_of
+from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, request_on
 
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
@@ -57,19 +57,15 @@ def requests(draw: st.DrawFn, model: TinyModel, request_id: int, *, thresholds: 
     block = draw(st.integers(1, 8))
     num_blocks = -(-gen // block)
     prompt_len = draw(st.integers(1, MAX_TOTAL - gen))
-    return Request(
-        request_id=request_id,
-        prompt_len=prompt_len,
-        prompt_ids=prompt_of(model, draw(st.integers(0, 99)), prompt_len),
-        generation=GenerationConfig(
-            gen_length=gen,
-            block_length=block,
-            steps=draw(st.integers(num_blocks, gen + 3)) if gen + 3 >= num_blocks else num_blocks,
-            temperature=draw(st.sampled_from((0.0, 0.0, 0.5, 1.5))),
-            threshold=draw(st.sampled_from((None, None, 0.3, 0.9))) if thresholds else None,
-            seed=draw(st.integers(0, 3)),
-        ),
+    generation = GenerationConfig(
+        gen_length=gen,
+        block_length=block,
+        steps=draw(st.integers(num_blocks, gen + 3)) if gen + 3 >= num_blocks else num_blocks,
+        temperature=draw(st.sampled_from((0.0, 0.0, 0.5, 1.5))),
+        threshold=draw(st.sampled_from((None, None, 0.3, 0.9))) if thresholds else None,
+        seed=draw(st.integers(0, 3)),
     )
+    return request_on(model, request_id, prompt_len, generation, seed=draw(st.integers(0, 99)))
 
 
 sparsities = st.builds(
@@ -173,7 +169,7 @@ def test_guidance_is_refused_where_rows_are_cached() -> None:
     """Its second forward has masked prompts, which must not get into anybody's cache."""
     chosen = method("dllm-serve").sampler("llada", {})
     generation = GenerationConfig(gen_length=12, block_length=6, steps=12, cfg_scale=1.5)
-    guided = Request(request_id=0, prompt_len=14, prompt_ids=prompt_of(MHA, 0, 14), generation=generation)
+    guided = request_on(MHA, 0, 14, generation)
     config = EngineConfig(max_num_seqs=2, max_model_len=64, sparsity=chosen.sparsity, decode=chosen.decode)
     engine = engine_for(MHA, config, 64, chosen.rule)
     with pytest.raises(UserError, match=r"cfg_scale=1\.5 .*leave it out"):
@@ -185,8 +181,8 @@ def test_a_slot_and_its_rows_keep_nothing_of_their_last_user() -> None:
     """Slots and pool rows are reused; a short request after a long one must not read what is left there."""
     sparsity = SparsityConfig()
     generation = GenerationConfig(gen_length=8, block_length=4, steps=8)
-    long = Request(request_id=0, prompt_len=30, prompt_ids=prompt_of(GQA, 1, 30), generation=generation)
-    short = Request(request_id=1, prompt_len=2, prompt_ids=prompt_of(GQA, 2, 2), generation=generation)
+    long = request_on(GQA, 0, 30, generation, seed=1)
+    short = request_on(GQA, 1, 2, generation, seed=2)
     config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=1, max_model_len=64, sparsity=sparsity)
     outputs = run_together(engine_for(GQA, config, cache_rows(long, sparsity)), [(0, long), (0, short)])
     assert outputs == {0: alone(GQA, long, sparsity), 1: alone(GQA, replace(short, request_id=0), sparsity)}
@@ -198,10 +194,7 @@ def test_caches_built_in_one_step_keep_to_their_own_rows(selection: str, kernel:
     """Contexts of different lengths are scored as one padded array; what pads the shorter must never be kept."""
     sparsity = SparsityConfig(selection=selection, pool_kernel=kernel, retention_ratio=0.5)  # type: ignore[arg-type]
     generation = GenerationConfig(gen_length=10, block_length=5, steps=10)
-    batch = [
-        Request(request_id=i, prompt_len=length, prompt_ids=prompt_of(GQA, i, length), generation=generation)
-        for i, length in enumerate((3, 30, 8, 17, 4, 25, 12, 6))
-    ]
+    batch = [request_on(GQA, i, length, generation) for i, length in enumerate((3, 30, 8, 17, 4, 25, 12, 6))]
     config = EngineConfig(max_num_seqs=8, max_model_len=64, sparsity=sparsity)
     engine = engine_for(GQA, config, sum(cache_rows(request, sparsity) for request in batch))
     expected = {request.request_id: alone(GQA, replace(request, request_id=0), sparsity) for request in batch}
@@ -218,11 +211,7 @@ def static_mixes(draw: st.DrawFn) -> tuple[TinyModel, bool, SparsityConfig, int,
     for i in range(draw(st.integers(1, 7))):
         prompt_len = draw(st.integers(1, MAX_TOTAL - shared.gen_length))
         generation = replace(shared, temperature=draw(st.sampled_from((0.0, 0.0, 0.8))), seed=i)
-        members.append(
-            Request(
-                request_id=i, prompt_len=prompt_len, prompt_ids=prompt_of(model, i, prompt_len), generation=generation
-            )
-        )
+        members.append(request_on(model, i, prompt_len, generation))
     sparsity = SparsityConfig(
         selection=draw(st.sampled_from(("uniform", "head"))),
         retention_ratio=draw(st.sampled_from((0.2, 0.5, 1.0))),
@@ -264,13 +253,8 @@ def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConf
 # ---- what a cache may and may not change ---------------------------------------------------------
 
 
-def request_on(model: TinyModel, *, seed: int, prompt_len: int = 11, **generation: float) -> Request:
-    return Request(
-        request_id=0,
-        prompt_len=prompt_len,
-        prompt_ids=prompt_of(model, seed, prompt_len),
-        generation=GenerationConfig(**generation),
-    )  # type: ignore[arg-type]
+def seeded(model: TinyModel, *, seed: int, prompt_len: int = 11, **generation: float) -> Request:
+    return request_on(model, 0, prompt_len, GenerationConfig(**generation), seed=seed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("delay", [0, 1])
@@ -278,7 +262,7 @@ def request_on(model: TinyModel, *, seed: int, prompt_len: int = 11, **generatio
 def test_a_block_without_a_reuse_step_never_sees_its_cache(model: TinyModel, delay: int) -> None:
     sparsity = SparsityConfig(retention_ratio=0.1, refresh_delay=delay)
     for seed in range(6):
-        request = request_on(model, seed=seed, gen_length=12, block_length=4, steps=3 * (delay + 1))
+        request = seeded(model, seed=seed, gen_length=12, block_length=4, steps=3 * (delay + 1))
         assert alone(model, request, sparsity) == alone(model, request, sparsity, cached=False)
 
 
@@ -288,7 +272,7 @@ def test_one_layer_and_every_row_kept_is_no_cache_at_all(delay: int) -> None:
     for selection in ("dense", "uniform", "head"):
         sparsity = SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay)  # type: ignore[arg-type]
         for seed in range(8):
-            request = request_on(ONE_LAYER, seed=seed, gen_length=14, block_length=6, steps=14)
+            request = seeded(ONE_LAYER, seed=seed, gen_length=14, block_length=6, steps=14)
             assert alone(ONE_LAYER, request, sparsity) == alone(ONE_LAYER, request, sparsity, cached=False)
 
 
@@ -297,9 +281,9 @@ def test_several_layers_or_dropped_rows_do_change_ids(model: TinyModel) -> None:
     """The control of the two tests above."""
     dense, sparse = SparsityConfig(selection="dense"), SparsityConfig(retention_ratio=0.1)
     generation = {"gen_length": 14, "block_length": 14, "steps": 14}
-    several = [request_on(model, seed=seed, **generation) for seed in range(8)]
+    several = [seeded(model, seed=seed, **generation) for seed in range(8)]
     assert sum(alone(model, r, dense) != alone(model, r, dense, cached=False) for r in several) >= 4
-    one = [request_on(ONE_LAYER, seed=seed, **generation) for seed in range(8)]
+    one = [seeded(ONE_LAYER, seed=seed, **generation) for seed in range(8)]
     assert sum(alone(ONE_LAYER, r, sparse) != alone(ONE_LAYER, r, dense) for r in one) >= 4
 
 
@@ -307,7 +291,7 @@ def test_several_layers_or_dropped_rows_do_change_ids(model: TinyModel) -> None:
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
 def test_at_full_retention_every_selection_is_the_same(model: TinyModel, delay: int) -> None:
     for seed in range(5):
-        request = request_on(model, seed=seed, gen_length=13, block_length=6, steps=13)
+        request = seeded(model, seed=seed, gen_length=13, block_length=6, steps=13)
         found = {
             alone(model, request, SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay))  # type: ignore[arg-type]
             for selection in ("head", "uniform", "dense")
@@ -318,7 +302,7 @@ def test_at_full_retention_every_selection_is_the_same(model: TinyModel, delay: 
 def test_below_full_retention_the_selections_differ() -> None:
     num_different = 0
     for seed in range(8):
-        request = request_on(MHA, seed=seed, prompt_len=20, gen_length=16, block_length=8, steps=16)
+        request = seeded(MHA, seed=seed, prompt_len=20, gen_length=16, block_length=8, steps=16)
         head, shared, dense = (
             alone(MHA, request, SparsityConfig(selection=selection, retention_ratio=0.2, pool_kernel=1))  # type: ignore[arg-type]
             for selection in ("head", "uniform", "dense")
@@ -381,7 +365,7 @@ def test_seeds_decide_sampled_ids() -> None:
     outputs = []
     for seed in range(12):
         generation = GenerationConfig(gen_length=12, block_length=6, steps=12, temperature=1.0, seed=seed)
-        request = Request(request_id=0, prompt_len=9, prompt_ids=prompt_of(MHA, 3, 9), generation=generation)
+        request = request_on(MHA, 0, 9, generation, seed=3)
         found = alone(MHA, request, SparsityConfig())
         alone.cache_clear()
         assert found == alone(MHA, request, SparsityConfig())
@@ -391,7 +375,7 @@ def test_seeds_decide_sampled_ids() -> None:
 
 def test_a_little_temperature_is_greedy() -> None:
     for seed in range(4):
-        greedy = request_on(GQA, seed=seed, gen_length=8, block_length=4, steps=8)
+        greedy = seeded(GQA, seed=seed, gen_length=8, block_length=4, steps=8)
         warm = replace(greedy, generation=replace(greedy.generation, temperature=1e-6))
         assert alone(GQA, greedy, SparsityConfig()) == alone(GQA, warm, SparsityConfig())
 

@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engines.dllm.config import GenerationConfig
+from engines.dllm.plan import Request
 from engines.models.decoder import DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.llada import LLaDAModelLM
@@ -183,6 +185,14 @@ def network(model: TinyModel) -> LLaDAModelLM:
 
 def prompt_of(model: TinyCheckpoint, seed: int, length: int) -> tuple[int, ...]:
     return tuple(int(i) for i in np.random.RandomState(seed).randint(0, model.mask_id, length))
+
+
+def request_on(
+    model: TinyCheckpoint, request_id: int, prompt_len: int, generation: GenerationConfig, *, seed: int | None = None
+) -> Request:
+    """A request with a prompt of its own: its id's, or another seed's."""
+    prompt = prompt_of(model, request_id if seed is None else seed, prompt_len)
+    return Request(request_id=request_id, prompt_len=prompt_len, prompt_ids=prompt, generation=generation)
 
 
 MHA = TinyModel(name="mha", seed=1, layers=3, width=32, heads=4, kv_heads=4, mlp=48, vocab=96)

@@ -10,7 +10,7 @@ import torch
 from support.cells import a_cell
 from support.recorder import Recorder
 from support.rooflines import CALIBRATION, roofline
-from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
@@ -38,10 +38,7 @@ CONFIG = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
 
 
 def requests(model: TinyModel = GQA, lengths: tuple[int, ...] = (5, 12, 3)) -> list[Request]:
-    return [
-        Request(request_id=i, prompt_len=n, prompt_ids=prompt_of(model, i, n), generation=GENERATION)
-        for i, n in enumerate(lengths)
-    ]
+    return [request_on(model, i, n, GENERATION) for i, n in enumerate(lengths)]
 
 
 def serve(executor: Executor) -> Engine:

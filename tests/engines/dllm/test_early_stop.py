@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.cells import a_cell
 from support.quiet_machine import submitted_in_time
 from support.recorder import Recorder
-from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of, request_on
 from typer.testing import CliRunner
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
@@ -189,9 +189,7 @@ def test_the_models_own_end_of_text_is_the_default() -> None:
     sparsity, eos, num_early = SparsityConfig(), LOUD.config.eos_token_id, 0
     config = EngineConfig(max_num_seqs=1, max_model_len=96)
     for seed in range(12):
-        plain = Request(
-            request_id=0, prompt_len=9, prompt_ids=prompt_of(LOUD, seed, 9), generation=replace(generation, seed=seed)
-        )
+        plain = request_on(LOUD, 0, 9, replace(generation, seed=seed), seed=seed)
         request = replace(plain, generation=replace(plain.generation, stop_at_eos=True))
         found = []
         for asked in (plain, request):
@@ -219,9 +217,7 @@ def test_a_stop_frees_rows_and_slot_in_its_step(delay: int, rule: dict[str, floa
         stop_at_eos=True,
         **rule,  # type: ignore[arg-type]
     )
-    pair = [
-        Request(request_id=i, prompt_len=12, prompt_ids=prompt_of(GQA, i, 12), generation=generation) for i in (0, 1)
-    ]
+    pair = [request_on(GQA, i, 12, generation) for i in (0, 1)]
     first = whole(GQA, pair[0], sparsity)
     start = next(start for start in (4, 8, 12) if set(first[start : start + 4]) - set(first[:start]))
     stop_ids, end = frozenset(set(first[start : start + 4]) - set(first[:start])), start + 4
@@ -255,7 +251,7 @@ def test_one_transfer_and_only_where_it_can_matter(rule: dict[str, float], monke
         engine = serve(GQA, config, 200, frozenset({GQA.config.eos_token_id}))
         for i in (0, 1):
             generation = GenerationConfig(gen_length=12, block_length=6, steps=12, stop_at_eos=i in asked, **rule)  # type: ignore[arg-type]
-            engine.submit(Request(request_id=i, prompt_len=9, prompt_ids=prompt_of(GQA, i, 9), generation=generation))
+            engine.submit(request_on(GQA, i, 9, generation))
         num_steps = 0
         while engine.has_work:
             transfers.clear()
@@ -389,15 +385,7 @@ def test_a_stop_counts_only_once_the_block_is_done() -> None:
 def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
     generation = GenerationConfig(gen_length=16, block_length=4, steps=16)
     sparsity = SparsityConfig()
-    batch = [
-        Request(
-            request_id=i,
-            prompt_len=10,
-            prompt_ids=prompt_of(MHA, i, 10),
-            generation=replace(generation, stop_at_eos=i < 3),
-        )
-        for i in range(5)
-    ]
+    batch = [request_on(MHA, i, 10, replace(generation, stop_at_eos=i < 3)) for i in range(5)]
     stop_ids = frozenset({whole(MHA, replace(batch[0], request_id=0), sparsity)[5]})
     config = EngineConfig(max_num_seqs=2, max_model_len=MAX_TOTAL, sparsity=sparsity)
     record = drive_engine(serve(MHA, config, 200, stop_ids), batch, WallClock())

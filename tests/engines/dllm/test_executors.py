@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recorder import Recorder
 from support.rooflines import CALIBRATION, roofline
-from support.tiny_models import GQA, network, prompt_of
+from support.tiny_models import GQA, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -81,9 +81,7 @@ def cases(draw: st.DrawFn, late: bool) -> Case:
         steps = per_block * num_blocks if is_static else draw(st.integers(-(-gen // block), gen + 2 + -(-gen // block)))
         prompt_len = draw(st.integers(1, MAX_TOTAL - gen))
         generation = GenerationConfig(gen_length=gen, block_length=block, steps=steps)
-        request = Request(
-            request_id=i, prompt_len=prompt_len, prompt_ids=prompt_of(GQA, i, prompt_len), generation=generation
-        )
+        request = request_on(GQA, i, prompt_len, generation)
         arrivals.append((draw(st.integers(0, 15)) if late else 0, request))
     rows = max(cache_rows(request, sparsity) for _, request in arrivals)
     config = EngineConfig(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.memory_probe import LogitsProbe, peak_allocated
-from support.tiny_models import TinyModel, network, prompt_of
+from support.tiny_models import TinyModel, network, prompt_of, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -38,9 +38,7 @@ REST = 4
 
 def requests(num: int, *, temperature: float = 0.0) -> list[Request]:
     generation = GenerationConfig(gen_length=8, block_length=8, steps=4, temperature=temperature)
-    return [
-        Request(request_id=i, prompt_len=4, prompt_ids=prompt_of(WIDE, i, 4), generation=generation) for i in range(num)
-    ]
+    return [request_on(WIDE, i, 4, generation) for i in range(num)]
 
 
 def serving(batch: list[Request], *, max_num_logits: int = CAP, suppress: bool = True) -> Engine:

@@ -12,7 +12,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
 from support.rooflines import CALIBRATION, roofline
-from support.tiny_models import GQA, network, prompt_of
+from support.tiny_models import GQA, network, request_on
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
@@ -285,11 +285,11 @@ def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[in
 
 def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
     length, generation = min(request.prompt_len, 20), request.generation
-    return Request(
-        request_id=request.request_id,
-        prompt_len=length,
-        prompt_ids=prompt_of(GQA, request.request_id, length),
-        generation=GenerationConfig(
+    return request_on(
+        GQA,
+        request.request_id,
+        length,
+        GenerationConfig(
             gen_length=generation.gen_length,
             block_length=generation.block_length,
             steps=generation.steps,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import GQA, network, prompt_of
+from support.tiny_models import GQA, network, request_on
 from torch import Tensor
 
 from engines.dllm.cache.kv_pool import KvPool
@@ -17,7 +17,6 @@ from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.step import Candidates, Head
-from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from repro.runs.clock import WallClock
@@ -51,10 +50,7 @@ def run(config: EngineConfig, generation: GenerationConfig, step: int | None, va
     if step is not None:
         executor.head = SpoiledHead(executor.head, network(GQA), step, value)
     engine = Engine(SCHEDULERS["phase"](config, KvPool(KV_ROWS), DelayedCache(delay=1)), executor)
-    requests = [
-        Request(request_id=i, prompt_len=20 + i, prompt_ids=prompt_of(GQA, i, 20 + i), generation=generation)
-        for i in range(3)
-    ]
+    requests = [request_on(GQA, i, 20 + i, generation) for i in range(3)]
     return engine, drive_engine(engine, requests, WallClock())
 
 
@@ -109,6 +105,6 @@ def test_the_request_fails_and_the_others_do_not(rule: str, value: float) -> Non
     assert not spoiled.has_work
 
     # The slot it had is as good as new.
-    spoiled.submit(Request(request_id=9, prompt_len=20, prompt_ids=prompt_of(GQA, 0, 20), generation=generation))
+    spoiled.submit(request_on(GQA, 9, 20, generation, seed=0))
     spoiled.run()
     assert spoiled.take_output(9) == kept[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import GQA, network, prompt_of
+from support.tiny_models import GQA, network, request_on
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -46,10 +46,7 @@ class StarvedHead:
 
 def requests(count: int) -> list[Request]:
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
-    return [
-        Request(request_id=i, prompt_len=20 + i, prompt_ids=prompt_of(GQA, i, 20 + i), generation=generation)
-        for i in range(count)
-    ]
+    return [request_on(GQA, i, 20 + i, generation) for i in range(count)]
 
 
 def engine_of(

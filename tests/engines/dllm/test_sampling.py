@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_runs import chi_square, engine_for, run_alone, run_together
-from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, request_on
 from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
@@ -235,23 +235,19 @@ def sampled_requests(draw: st.DrawFn, model: TinyModel, chosen: Sampler, request
     temperature = draw(st.sampled_from((0.0, 0.0, 0.3, 1.0, 2.0)))
     threshold = draw(st.sampled_from((None, None, 0.4)))
     ranks = chosen.decode.quota == "timestep" and threshold is None
-    prompt_len = draw(st.integers(1, 20))
-    return Request(
-        request_id=request_id,
-        prompt_len=prompt_len,
-        prompt_ids=prompt_of(model, draw(st.integers(0, 99)), prompt_len),
-        generation=GenerationConfig(
-            gen_length=12,
-            block_length=draw(st.sampled_from((4, 6, 12))),
-            steps=draw(st.sampled_from((6, 12))),
-            temperature=temperature,
-            top_p=draw(st.sampled_from((1.0, 0.9, 0.5))) if temperature else 1.0,
-            top_k=draw(st.sampled_from((None, 1, 3, 500))) if temperature else None,
-            alg_temp=draw(st.sampled_from((0.0, 0.1, 1.0))) if ranks else 0.0,
-            threshold=threshold,
-            seed=draw(st.integers(0, 3)),
-        ),
+    prompt_len, seed = draw(st.integers(1, 20)), draw(st.integers(0, 99))
+    generation = GenerationConfig(
+        gen_length=12,
+        block_length=draw(st.sampled_from((4, 6, 12))),
+        steps=draw(st.sampled_from((6, 12))),
+        temperature=temperature,
+        top_p=draw(st.sampled_from((1.0, 0.9, 0.5))) if temperature else 1.0,
+        top_k=draw(st.sampled_from((None, 1, 3, 500))) if temperature else None,
+        alg_temp=draw(st.sampled_from((0.0, 0.1, 1.0))) if ranks else 0.0,
+        threshold=threshold,
+        seed=draw(st.integers(0, 3)),
     )
+    return request_on(model, request_id, prompt_len, generation, seed=seed)
 
 
 @st.composite
@@ -306,10 +302,7 @@ def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) ->
         replace(shape, temperature=0.5, top_k=2, seed=1),
         replace(shape, temperature=2.0, seed=2),
     ]
-    members = [
-        Request(request_id=i, prompt_len=5 + 7 * i, prompt_ids=prompt_of(GQA, i, 5 + 7 * i), generation=generation)
-        for i, generation in enumerate(asked)
-    ]
+    members = [request_on(GQA, i, 5 + 7 * i, generation) for i, generation in enumerate(asked)]
 
     def outputs_of(batch: list[Request]) -> dict[int, Ids]:
         config = EngineConfig(
@@ -329,13 +322,8 @@ def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) ->
 
 
 def on(system: str, family: str, options: dict[str, object], seed: int = 0, **generation: object) -> Ids:
-    request = Request(
-        request_id=0,
-        prompt_len=9,
-        prompt_ids=prompt_of(MHA, seed, 9),
-        generation=GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation),
-    )  # type: ignore[arg-type]
-    return run_alone(MHA, method(system).sampler(family, options), request)
+    asked = GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation)  # type: ignore[arg-type]
+    return run_alone(MHA, method(system).sampler(family, options), request_on(MHA, 0, 9, asked, seed=seed))
 
 
 @pytest.mark.parametrize("system", ["llada", "dllm-serve"])

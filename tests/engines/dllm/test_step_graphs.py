@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.graph_recorders import EagerRecorder
-from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
@@ -36,12 +36,7 @@ def replaying(model: TinyModel, config: EngineConfig, kv_rows: int) -> TorchExec
 
 def requests_of(model: TinyModel, sizes: Sequence[tuple[int, int]], block: int) -> list[Request]:
     return [
-        Request(
-            request_id=i,
-            prompt_len=prompt,
-            prompt_ids=prompt_of(model, i, prompt),
-            generation=GenerationConfig(gen_length=gen, block_length=block, steps=gen),
-        )
+        request_on(model, i, prompt, GenerationConfig(gen_length=gen, block_length=block, steps=gen))
         for i, (prompt, gen) in enumerate(sizes)
     ]
 

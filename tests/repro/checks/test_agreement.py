@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.tiny_models import GQA, MHA, network, prompt_of
+from support.tiny_models import GQA, MHA, network, request_on
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
@@ -17,7 +17,7 @@ GENERATION = GenerationConfig(gen_length=6, block_length=6, steps=6)
 
 def requests(model: object, lengths: tuple[int, ...] = (3, 7)) -> list[Request]:
     return [
-        Request(request_id=i, prompt_len=n, prompt_ids=prompt_of(model, i, n), generation=GENERATION)  # type: ignore[arg-type]
+        request_on(model, i, n, GENERATION)  # type: ignore[arg-type]
         for i, n in enumerate(lengths)
     ]
 
