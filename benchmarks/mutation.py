@@ -47,7 +47,7 @@ TARGETS = (
     *(f"repro/reports/{name}.py" for name in ("claims*", "determined", "predictions", "roles")),
     "paper_figures/*/*.py",
 )
-COMPARISONS = frozenset({"compare", "comparison", "gains", "growth_points", "repeats", "retention", "speedups"})
+COMPARISONS = frozenset({"compare", "comparison", "gains", "growth", "repeats", "retention"})
 """Modules of figures that verdicts rest on; of others only ``findings`` is changed and what it needs: no lines and colours."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

@@ -1,10 +1,12 @@
-"""What the paper's figures compare (§6.1), and how its baselines are read."""
+"""What the paper's figures compare (§6.1), how its baselines are read, and what several figures say of its claims."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paper_figures.common.figure import cell_by_cell
+from paper_figures.common.runs import Runs
+from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.systems.dllm.batching import READINGS
@@ -13,6 +15,8 @@ DATASETS = ("livebench", "burst", "osc")
 OURS = "dllm-serve"
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 SYSTEMS = (OURS, *BASELINES)
+Throughputs = Mapping[tuple[str, str], float]
+"""(data set, system) -> tok/s, saturated."""
 
 
 def rate_cells(view: View, rates: Sequence[float]) -> list[Cell]:
@@ -48,3 +52,30 @@ def reading_sentence(view: View) -> str:
     if view.reading == "published" and view.platform.executor != "roofline":
         text += " (here its batches only: our code makes no such copies)"
     return f"{text}."
+
+
+def labels(view: View) -> dict[str, str]:
+    """Data set -> what a finding calls it on this card."""
+    return {dataset: f"{view.platform.name}/{dataset}" for dataset in DATASETS}
+
+
+def gains_of(throughput: Throughputs) -> dict[str, float]:
+    """dLLM-Serve's throughput over the best baseline's, by data set."""
+    best = {dataset: max(throughput[dataset, system] for system in BASELINES) for dataset in DATASETS}
+    return {dataset: throughput[dataset, OURS] / best[dataset] for dataset in DATASETS}
+
+
+def ranks_of(throughput: Throughputs) -> dict[str, float]:
+    """1 where no baseline is faster."""
+    return {
+        dataset: 1.0 + sum(throughput[dataset, system] > throughput[dataset, OURS] for system in BASELINES)
+        for dataset in DATASETS
+    }
+
+
+def token_cap(runs: Runs) -> Finding:
+    """Steps above the token budget make a run INVALID (docs/metrics.md, Validity)."""
+    own = [run for run in runs.all if run.cell.system == OURS]
+    over = sum(any("max_num_batched_tokens" in reason for reason in run.validity.reasons) for run in own)
+    how = f"runs of dLLM-Serve with a step above its cap, of {len(own)}, whose every step is checked"
+    return runs.finding("dllm-token-cap", float(over), how, of=(runs.view.platform.name,), holds=over == 0)

@@ -11,11 +11,21 @@ from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look, system_look
 from paper_figures.common.words import shown
 from paper_figures.dllm_serve import rates
-from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
+from paper_figures.dllm_serve.comparison import (
+    BASELINES,
+    DATASETS,
+    OURS,
+    SYSTEMS,
+    gains_of,
+    labels,
+    ranks_of,
+    rate_cells,
+    reading_sentence,
+    token_cap,
+)
 from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, printed_in
 from paper_figures.dllm_serve.rates import PaperValue
-from paper_figures.dllm_serve.speedups import gains_of, labels, ranks_of, token_cap
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell

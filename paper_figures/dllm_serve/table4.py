@@ -10,11 +10,19 @@ from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import system_look
 from paper_figures.common.words import shown
 from paper_figures.dllm_serve import rates
-from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS, reading_sentence
+from paper_figures.dllm_serve.comparison import (
+    DATASETS,
+    OURS,
+    SYSTEMS,
+    gains_of,
+    labels,
+    ranks_of,
+    reading_sentence,
+    token_cap,
+)
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_of
 from paper_figures.dllm_serve.fig5 import cells
 from paper_figures.dllm_serve.layout import PAPER, all_valid, dllm_figure
-from paper_figures.dllm_serve.speedups import gains_of, labels, ranks_of, token_cap
 from repro.reports.claims import Finding
 from repro.reports.paper import load_table
 from repro.runs.statistics import Interval

@@ -10,8 +10,7 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
 from paper_figures.laps.contenders import CONTENDERS, LMSYS, MIDDLE, MODELS, rate_of
-from paper_figures.laps.graphs import GRAPHS, choices
-from paper_figures.laps.layout import laps_figure, laps_page
+from paper_figures.laps.layout import GRAPHS, choices, laps_figure, laps_page
 from paper_figures.laps.measures import GRAPH_SHARE, LATE, MEAN
 from repro.reports.claims import Finding
 from repro.reports.figures import View

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from paper_figures.common.caption import contended_note, device_text, invalid_notes
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
-from paper_figures.common.runs import Of, Runs
+from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS
 from paper_figures.laps.measures import csv_of
 from repro.reports.figures import View
@@ -58,6 +59,11 @@ def doubling(places: Sequence[float], label: str | None = None) -> Axis:
     return Axis(scale="log2", ticks=places, label=label)
 
 
+GRAPHS: Mapping[str, str] = {"nearest": "#D55E00", "cheapest": "#0072B2"}
+"""As printed, and only where a graph is predicted to be faster; with their colours."""
+Column = TypeVar("Column")
+
+
 def basis_of(runs: Runs) -> str:
     kind = "simulated, uncalibrated" if runs.view.obtained == "simulated" else "measured"
     return f"{kind}: {part_of(runs.view.platform).title}"
@@ -97,3 +103,30 @@ OBTAINED = (
 
 def seeds_sentence(view: View) -> str:
     return f"{len(view.seeds)} paired seeds: mean, and bars for its 95 % interval (Student's t)."
+
+
+def choices(
+    runs: Runs,
+    measures: Sequence[Measure],
+    columns: Mapping[Column, str],
+    cells: Callable[[Column, str], Sequence[Cell]],
+    ticks: Sequence[str],
+    *,
+    x_label: str = "",
+) -> list[Panel]:
+    """Panels of LAPS with either way to choose a graph: a row a measure, a column a setting. ``cells`` of a column and a choice are
+    one for every tick; ``columns`` have their titles."""
+    places = range(len(ticks))
+    return [
+        Panel(
+            title=title,
+            layers=[
+                line(runs, "laps", places, cells(column, graphs), of, f"graphs: {graphs}", color=color)
+                for graphs, color in GRAPHS.items()
+            ],
+            x=Axis(label=x_label, ticks=places, names=ticks, size=7),
+            y=Axis(label=of.label if place == 0 else None, limits=(0, None)),
+        )
+        for of in measures
+        for place, (column, title) in enumerate(columns.items())
+    ]

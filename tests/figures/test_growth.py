@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import growth
-from paper_figures.dllm_serve.growth_points import exponent
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -40,10 +39,10 @@ def planned(run: StoredRun, **measured: int) -> StoredRun:
 
 def test_the_exponent_between_two_points_is_the_law_s_in_either_order() -> None:
     for first, last in (((2.0, 4.0), (8.0, 64.0)), ((8.0, 64.0), (2.0, 4.0))):
-        assert exponent(first, last) == pytest.approx(2.0)
-    assert exponent((2.0, 9.0), (2.0, 4.0)) is None
-    assert [exponent((1.0, low), (2.0, 4.0)) for low in (None, 0.0, -1.0)] == [None] * 3
-    assert [exponent((1.0, 4.0), (2.0, high)) for high in (None, 0.0, -1.0)] == [None] * 3
+        assert growth.exponent(first, last) == pytest.approx(2.0)
+    assert growth.exponent((2.0, 9.0), (2.0, 4.0)) is None
+    assert [growth.exponent((1.0, low), (2.0, 4.0)) for low in (None, 0.0, -1.0)] == [None] * 3
+    assert [growth.exponent((1.0, 4.0), (2.0, high)) for high in (None, 0.0, -1.0)] == [None] * 3
 
 
 @pytest.mark.parametrize("where", [CPU_TINY, H200, RTX4090, L40S], ids=lambda where: where.name)

@@ -19,7 +19,7 @@ from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
 from repro.systems.ar.family import AR_METRICS
 from repro.systems.dllm.metrics import DLLM_METRICS
-from repro.systems.http.metrics import HTTP_METRICS
+from repro.systems.http.family import HTTP
 from repro.systems.laps.family import PREFILL_METRICS
 
 PAGES = sorted(
@@ -206,7 +206,7 @@ def test_metrics_are_those_of_the_code() -> None:
     )
     assert rows == [
         (metric.name, metric.unit, metric.formula, metric.undefined)
-        for metric in METRICS + DLLM_METRICS + AR_METRICS + PREFILL_METRICS + HTTP_METRICS
+        for metric in METRICS + DLLM_METRICS + AR_METRICS + PREFILL_METRICS + HTTP.metrics
     ]
 
 

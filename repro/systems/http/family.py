@@ -1,18 +1,310 @@
-"""The family of endpoints."""
+"""The family of endpoints: what a client can see of one, and when the numbers of a run against it may not be used. Times count from
+the due time unless they say otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
 from repro.runs.family import Family, Shown
-from repro.systems.http.columns import CHUNK_COLUMNS, CHUNKS, REQUEST_COLUMNS
-from repro.systems.http.metrics import HTTP_METRICS
-from repro.systems.http.validity import HTTP_CHECKS
+from repro.runs.metrics import Floats, distribution, floats, is_ok, metric, told_of_good
+from repro.runs.record import RunRecord
+from repro.runs.validity import late_submissions
+from repro.systems.http.log import CHUNK_COLUMNS, CHUNKS, REQUEST_COLUMNS
+from repro.systems.http.server_metrics import tokens_generated
+
+MIN_REQUESTS = 10
+"""Below it there is no p90 and no verdict."""
+MIN_RATE_SHARE = 0.95
+"""The share of the rate at which requests fell due that they have to be sent at."""
+MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
+"""A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
+longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
+MAX_OTHERS = 0.01
+"""Share of tokens that others may have had of the server."""
+
+_NONE_SENT = "per entry: none sent; std below 2, pQ below 100 / (100 - Q) of them"
+_FEW = "fewer than two first turns sent, or all at one moment"
+
+
+def sent_s(record: RunRecord) -> Floats:
+    """[requests] when each was sent; NaN where it was not."""
+    return floats(record.requests["arrival_s"]) + floats(record.requests["submit_lag_s"])
+
+
+@metric("s", "distribution of sent - due - client_queue_s", _NONE_SENT)
+def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
+    """How late the client itself was, the wait for a place left out."""
+    return _known(floats(record.requests["submit_lag_s"]) - floats(record.requests["client_queue_s"]))
+
+
+@metric("s", "distribution of the wait under max_concurrency", _NONE_SENT)
+def client_queue_s(record: RunRecord) -> dict[str, Any]:
+    return _known(floats(record.requests["client_queue_s"]))
+
+
+@metric("s", "distribution of first piece - sent", _NONE_SENT)
+def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
+    return _known(floats(record.requests["first_output_s"]) - sent_s(record))
+
+
+@metric(
+    "s",
+    "distribution over requests of (end of the answer - first piece) / (output_len - 1)",
+    "one token, or an answer in one piece",
+)
+def tpot_s(record: RunRecord) -> dict[str, Any]:
+    return _known(_times_per_token(record))
+
+
+def _times_per_token(record: RunRecord) -> Floats:
+    """[requests] (E2EL - TTFT) / (n_out - 1); NaN for one token, or an answer in one piece."""
+    table = record.requests
+    tokens, pieces = floats(table["output_len"]), np.asarray(table["num_chunks"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = (floats(table["finished_s"]) - floats(table["first_output_s"])) / (tokens - 1)
+    times[~((tokens > 1) & (pieces > 1) & is_ok(record))] = np.nan
+    return times
+
+
+@metric("s", "distribution of gaps between pieces", "answers in one piece")
+def icl_s(record: RunRecord) -> dict[str, Any]:
+    return _known(_gaps(record, is_ok(record)))
+
+
+@metric("s", "distribution of gaps between tokens", "answers in pieces of several tokens")
+def itl_s(record: RunRecord) -> dict[str, Any]:
+    single = np.asarray(record.requests["num_chunks"]) == floats(record.requests["output_len"])
+    return _known(_gaps(record, is_ok(record) & single))
+
+
+def _gaps(record: RunRecord, of: np.ndarray) -> Floats:
+    owner = np.asarray(record.tables[CHUNKS]["request_id"], dtype=np.int64)
+    arrived = floats(record.tables[CHUNKS]["arrived_s"])
+    # Requests are numbered by their rows, and pieces are in their order.
+    together = (owner[1:] == owner[:-1]) & of[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
+    return np.diff(arrived)[together] if owner.size else arrived
+
+
+@metric("requests/s", "as asked; of sessions, where they are", "all at once")
+def requested_rate(record: RunRecord) -> float | None:
+    rate: float | None = record.facts.get("requested_rate")
+    return rate
+
+
+@metric("requests/s", "(first turns - 1) / span of their due times", _FEW)
+def due_rate(record: RunRecord) -> float | None:
+    """The rate of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
+    return _rate(floats(record.requests["arrival_s"])[_first_turns(record)])
+
+
+@metric("requests/s", "(first turns - 1) / span of their sending", _FEW)
+def achieved_rate(record: RunRecord) -> float | None:
+    return _rate(sent_s(record)[_first_turns(record)])
+
+
+def _first_turns(record: RunRecord) -> np.ndarray:
+    return np.asarray(record.requests["turn"]) == 0
+
+
+def _rate(times: Floats) -> float | None:
+    times = times[~np.isnan(times)]
+    span = float(times.max() - times.min()) if times.size > 1 else 0.0
+    return (times.size - 1) / span if span > 0 else None
+
+
+@metric("requests", "most under way at once")
+def peak_concurrency(record: RunRecord) -> int:
+    begun, ended = sent_s(record), floats(record.requests["finished_s"])
+    known = ~np.isnan(begun) & ~np.isnan(ended)
+    events = sorted([(t, 1) for t in begun[known].tolist()] + [(t, -1) for t in ended[known].tolist()])
+    return int(np.cumsum([step for _, step in events]).max()) if events else 0
+
+
+@metric("requests/s, share", "within the limits of goodput / window_s; / all", "no limits")
+def goodput_http(record: RunRecord) -> dict[str, Any]:
+    """Good requests are ok and keep every limit of ``goodput``; the others count against attainment."""
+    limits: dict[str, float] = record.facts.get("goodput", {})
+    if not limits:
+        return {}
+    table = record.requests
+    arrival = floats(table["arrival_s"])
+    times = {
+        "ttft": floats(table["first_output_s"]) - arrival,
+        "e2el": floats(table["finished_s"]) - arrival,
+        "tpot": _times_per_token(record),
+    }
+    good = is_ok(record)
+    for name, limit in limits.items():
+        # An answer in one piece has no time per token, and breaks no limit of it.
+        good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name == "tpot" else False))
+    return {"limits_s": limits, **told_of_good(record, good)}
+
+
+def _known(times: Floats) -> dict[str, Any]:
+    return distribution(times[~np.isnan(times)])
+
+
+@metric("tokens", "distribution of prompt_len over ok requests", "no ok request")
+def input_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(floats(record.requests["prompt_len"])[is_ok(record)])
+
+
+@metric("tokens", "distribution of output_len over ok requests", "no ok request")
+def output_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(floats(record.requests["output_len"])[is_ok(record)])
+
+
+@metric("tokens", "sum of prompt_len over ok requests")
+def prompt_tokens(record: RunRecord) -> int:
+    return int(sum(n for n, ok in zip(record.requests["prompt_len"], is_ok(record), strict=True) if ok))
+
+
+# -- checks -----------------------------------------------------------------------------------------------
+
+
+def enough_requests(record: RunRecord) -> Iterator[str]:
+    if 0 < record.num_requests < MIN_REQUESTS:
+        yield f"{record.num_requests} requests are too few: send at least {MIN_REQUESTS}"
+
+
+def submissions(record: RunRecord) -> Iterator[str]:
+    """The wait for a place is shown apart, and is not the harness's."""
+    queue = np.nan_to_num(floats(record.requests["client_queue_s"]))
+    yield from late_submissions(record, floats(record.requests["arrival_s"]) + queue)
+
+
+def rate_was_kept(record: RunRecord) -> Iterator[str]:
+    due, achieved = due_rate(record), achieved_rate(record)
+    if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
+        longest = max((value for value in record.requests["client_queue_s"] if value is not None), default=0.0)
+        held = " (max_concurrency held requests back)" if longest > 0.001 else ""
+        yield f"requests were sent at {achieved:.3g} per second and fell due at {due:.3g}{held}"
+
+
+def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:
+    """These columns of the requests that are ok."""
+    for ok, *row in zip(is_ok(record), *(record.requests[name] for name in names), strict=True):
+        if ok:
+            yield tuple(row)
+
+
+def output_lengths(record: RunRecord) -> Iterator[str]:
+    """Exactly as long as asked for where ends of text are ignored, else at most."""
+    is_exact = record.facts.get("ignore_eos", False)
+    rows = _ok_rows(record, "asked_tokens", "output_len")
+    wrong = sum((got != asked if is_exact else got > asked) for asked, got in rows)
+    if wrong:
+        rule = "exactly" if is_exact else "at most"
+        yield f"{wrong} answers have not {rule} the tokens that were asked for"
+
+
+def prompt_lengths(record: RunRecord) -> Iterator[str]:
+    """As the endpoint counts them, where it does: it cannot have read more or less than was sent."""
+    rows = _ok_rows(record, "prompt_len", "least_prompt", "most_prompt")
+    wrong = [(told, least, most) for told, least, most in rows if not least <= told <= most]
+    if wrong:
+        told, least, most = wrong[0]
+        sent = f"{least} that were sent" if least == most else f"{least} to {most} that what was sent can be"
+        yield (
+            f"in {len(wrong)} answers the endpoint counts other prompt tokens (usage) than it got, the first {told} of the {sent}"
+        )
+
+
+def answers_sent(record: RunRecord) -> Iterator[str]:
+    """A token comes in one piece, and with its id where ids come; an end of text that was heeded may stay unsaid."""
+    wrong = []
+    for told, ids, pieces, reason in _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason"):
+        unsaid = 0 if ids is None else told - ids
+        if pieces > told or unsaid not in (0, int(reason == "stop")):
+            wrong.append(f"{told} (pieces: {pieces}" + (")" if ids is None else f", ids: {ids})"))
+    if wrong:
+        yield f"{len(wrong)} answers have not the tokens that the endpoint counts (usage), the first {wrong[0]}"
+
+
+def cold_cache(record: RunRecord) -> Iterator[str]:
+    """A first turn has seen nothing of its prompt before; later ones may find their own history."""
+    rows = zip(record.requests["turn"], record.requests["cached_tokens"], strict=True)
+    if warm := sum(turn == 0 and bool(cached) for turn, cached in rows):
+        yield (
+            f"{warm} first turns found a part of their prompt in a cache: start the endpoint again, or without prefix "
+            f"caching"
+        )
+
+
+def no_drift(record: RunRecord) -> Iterator[str]:
+    """Looks at runs with a rate: what comes all at once waits as long as it must."""
+    if record.facts.get("requested_rate") is None:
+        return
+    ttft = floats(record.requests["first_output_s"]) - floats(record.requests["arrival_s"])
+    ttft = ttft[~np.isnan(ttft)]
+    quarter = ttft.size // 4
+    if quarter < MIN_REQUESTS // 2:
+        return
+    first, last = float(np.median(ttft[:quarter])), float(np.median(ttft[-quarter:]))
+    if last > MAX_DRIFT * first and last - first > MIN_DRIFT_S:
+        yield (
+            f"the wait for the first output grew from {first:.3g} s to {last:.3g} s (medians of the first and the last "
+            f"quarter): the rate is above what the endpoint serves"
+        )
+
+
+def nobody_else(record: RunRecord) -> Iterator[str]:
+    """By the server's own count of tokens, where it tells one. Of failed requests nobody knows how many they had."""
+    counted = tokens_generated(record.facts.get("server_metrics"))
+    if counted is None or not is_ok(record).all():
+        return
+    own = sum(record.requests["output_len"])
+    if counted > (1 + MAX_OTHERS) * own:
+        yield (
+            f"the server generated {counted:.0f} tokens during the run, of which {own} were asked for here: measure it while "
+            f"nobody else uses it"
+        )
+
+
+def unseen_tokens(record: RunRecord) -> Iterator[str]:
+    """What a reader of valid numbers has to know: ends of text that are ignored leave no text, and neither does a lie."""
+    rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
+    if unseen := sum(ids is None and told > num_bytes for told, num_bytes, ids in rows):
+        yield (
+            f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: let the endpoint tell "
+            f"ids, as with --knob extra='{{\"return_token_ids\": true}}'"
+        )
+
 
 HTTP = Family(
     name="http",
     request_columns=REQUEST_COLUMNS,
     tables={CHUNKS: CHUNK_COLUMNS},
-    metrics=HTTP_METRICS,
-    checks=HTTP_CHECKS,
+    metrics=(
+        ttft_sent_s,
+        tpot_s,
+        itl_s,
+        icl_s,
+        schedule_delay_s,
+        client_queue_s,
+        requested_rate,
+        due_rate,
+        achieved_rate,
+        peak_concurrency,
+        input_len,
+        output_len,
+        prompt_tokens,
+        goodput_http,
+    ),
+    checks=(
+        enough_requests,
+        submissions,
+        rate_was_kept,
+        prompt_lengths,
+        output_lengths,
+        answers_sent,
+        cold_cache,
+        no_drift,
+        nobody_else,
+    ),
     shown=(
         Shown("in tok", "input_len", stat="mean"),
         Shown("out tok", "output_len", stat="mean"),

@@ -18,11 +18,10 @@ from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.http.endpoint import require_client
-from repro.systems.http.family import HTTP
+from repro.systems.http.family import HTTP, unseen_tokens
 from repro.systems.http.knobs import HttpKnobs, resolve
 from repro.systems.http.log import tables_of
 from repro.systems.http.server_metrics import Page, change, fetch
-from repro.systems.http.validity import unseen_tokens
 from repro.systems.http.workload import HttpWorkload, workload_of
 
 EXECUTOR = "http"

@@ -24,11 +24,10 @@ from repro.runs.cell import Cell
 from repro.runs.drivers.http import Exchange, Reply
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.systems.http.columns import CHUNKS
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import resolve
-from repro.systems.http.log import tables_of
+from repro.systems.http.log import CHUNKS, tables_of
 from repro.systems.http.server_metrics import Page, fetch
 from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
 from repro.systems.platforms import platform
