@@ -7,13 +7,18 @@ here. Only sums that are rounded once (``math.fsum``), products and square roots
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from math import fsum, sqrt
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 DEPENDENT = 1e-12
 """A column of which the others leave less than this is one of their sums."""
 
 Column = Sequence[float]
+Floats = npt.NDArray[np.float64]
 
 
 class Reduced(NamedTuple):
@@ -80,3 +85,28 @@ def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
         fsum([share * unit[place] for unit, share in zip(units, shares, strict=True)]) / norm
         for place, norm in enumerate(norms)
     ]
+
+
+def nonnegative_fit(features: Floats, times: Floats) -> Floats:
+    """Coefficients >= 0 of least squared relative error, over every set of active ones: exact for a handful."""
+    scaled = (features / times[:, None]).T.tolist()
+    norms = [sqrt(dot(column, column)) for column in scaled]
+    active = [place for place, norm in enumerate(norms) if norm > 0]
+    made = reduced([[value / norms[place] for value in scaled[place]] for place in active], [1.0] * len(times))
+    best_loss, best = float(len(times)), np.zeros(features.shape[1])
+    for size in range(1, len(active) + 1):
+        for columns in combinations(range(len(active)), size):
+            part = [made.columns[column] for column in columns]
+            solution = least_squares(part, made.target)
+            if min(solution) < 0:
+                continue
+            missed = [
+                fsum([*(c * x for c, x in zip(solution, row, strict=True)), -due])
+                for row, due in zip(zip(*part, strict=True), made.target, strict=True)
+            ]
+            loss = made.rest + fsum([miss * miss for miss in missed])
+            if loss < best_loss:
+                best_loss, best = loss, np.zeros(features.shape[1])
+                for column, found in zip(columns, solution, strict=True):
+                    best[active[column]] = found / norms[active[column]]
+    return best

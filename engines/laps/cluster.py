@@ -9,22 +9,61 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.record import table_of
 from engines.ar.session import ClosedLoop, OpenLoop, Session
 from engines.errors import RunError, UserError, require
+from engines.knobs import Count, Range, Tokens, check_fields
 from engines.laps.controller import PressureController, Signals
 from engines.laps.instance import PrefillInstance
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
 from engines.laps.system import PrefillSystem
-from engines.laps.turns import PrefillArrivals, Turn
 from engines.named import asked
 from engines.policies.instances import LengthClass
 from engines.policies.owed import Owed
 from engines.policies.step import StepTimes
 from engines.policies.task import PrefillTask
+
+
+class Turn(NamedTuple):
+    arrival_s: float
+    session_id: int
+    turn: int
+    """From 0."""
+    history: int
+    """H: tokens of the turns before, answers included."""
+    tokens: int
+    """L: new tokens."""
+    answered: int = 0
+    """Tokens of the history that the answer to the turn before generated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTurns:
+    """Turns start at ``arrival_s`` whatever the system does; a Poisson process of turns, say."""
+
+    turns: Iterable[Turn]
+    """In rising order of ``arrival_s``."""
+
+    def __iter__(self) -> Iterator[Turn]:
+        last_s = 0.0
+        for turn in self.turns:
+            if not (turn.arrival_s >= last_s):
+                raise UserError(
+                    f"session {turn.session_id}: arrival_s={turn.arrival_s} is before {last_s}: sort the turns"
+                )
+            if turn.tokens < 1 or turn.history < 0 or not 0 <= turn.answered <= turn.history:
+                raise UserError(
+                    f"session {turn.session_id} turn {turn.turn}: tokens={turn.tokens}, history={turn.history}, "
+                    f"answered={turn.answered}: a turn has at least one token, and its answer is part of the history"
+                )
+            last_s = turn.arrival_s
+            yield turn
+
+
+PrefillArrivals = OpenTurns | OpenLoop | ClosedLoop
 
 Cache = Literal["shared", "instance"]
 """shared: any instance can read any history. instance: only what it prefilled itself; the rest is prefilled again."""
@@ -34,21 +73,17 @@ Cache = Literal["shared", "instance"]
 class PrefillCluster:
     system: PrefillSystem
     cost: StepTimes
-    num_instances: int = 1
-    slo_s: float | None = 0.4
+    num_instances: Count = 1
+    slo_s: Annotated[float, Range(above=0)] | None = 0.4
     """TTFT objective of every request; None: no deadlines."""
-    boundary: int = 256
+    boundary: Tokens = 256
     """Requests of fewer tokens are short, in the record and for pools."""
     cache: Cache = "shared"
     reprefills_answer: bool = False
     """Whether a turn prefills the answer before it, whose K/V a decode instance made (disaggregation without a way back)."""
 
     def __post_init__(self) -> None:
-        require(self.num_instances >= 1, f"num_instances={self.num_instances} must be at least 1")
-        require(self.slo_s is None or self.slo_s > 0, f"slo_s={self.slo_s} must be above 0 s")
-        require(self.boundary >= 1, f"boundary={self.boundary} must be at least 1 token")
-        if self.cache not in get_args(Cache):
-            raise UserError(f"cache={self.cache!r} is unknown: use one of {', '.join(get_args(Cache))}")
+        check_fields(self)
         spatial = self.system.spatial
         if spatial is not None:
             require(
@@ -132,16 +167,13 @@ class _PrefillSimulation:
             elif isinstance(stream, OpenLoop):
                 OpenArrivals(self.loop, stream, begin)
             else:
-                OpenArrivals(self.loop, stream, self._turn)
+                OpenArrivals(self.loop, stream, self._arrive)
         if self._controller is not None:
             self.loop.at(self._controller.config.period_s, self._control)
         self.loop.run(until_s)
         return self._record()
 
     # ---- arrivals ------------------------------------------------------------------------------------------
-
-    def _turn(self, due: Turn) -> None:
-        self._arrive(due.session_id, due.turn, due.history, due.tokens, due.answered)
 
     def _begin(self, stream: int, session: Session) -> None:
         self._next_round(_Talk(session, self._clients.get(stream)))
@@ -152,10 +184,11 @@ class _PrefillSimulation:
         talk.turn += 1
         request_id = len(self._requests)
         self._turns[request_id] = talk, tokens
-        self._arrive(talk.session.session_id, turn, talk.history, tokens, talk.answered)
+        self._arrive(Turn(self.loop.now, talk.session.session_id, turn, talk.history, tokens, talk.answered))
 
-    def _arrive(self, session_id: int, turn: int, history: int, tokens: int, answered: int) -> None:
+    def _arrive(self, due: Turn) -> None:
         cluster, now = self._cluster, self.loop.now
+        _, session_id, turn, history, tokens, answered = due
         if cluster.reprefills_answer:
             history, tokens = history - answered, tokens + answered
         task = PrefillTask(
@@ -175,7 +208,8 @@ class _PrefillSimulation:
         if cluster.slo_s is not None:
             row.deadline_s = now + cluster.slo_s
         if self._is_global:
-            self._estimate(task)
+            if self._work_s is not None:
+                task.estimate_s = self._work_s(task.history, task.tokens)
             asked(self._pool_queues[row.length_class].push, task)
             for instance in self.instances:
                 if instance.pool == row.length_class and not instance.is_busy:
@@ -197,12 +231,9 @@ class _PrefillSimulation:
             self.owed.more(task, missing)
             row = self._requests[task.task_id]
             row.history, row.tokens, row.length_class = task.history, task.tokens, self._cluster.class_of(task.tokens)
-        self._estimate(task)
-        instance.enqueue(task)
-
-    def _estimate(self, task: PrefillTask) -> None:
         if self._work_s is not None:
             task.estimate_s = self._work_s(task.history, task.tokens)
+        instance.enqueue(task)
 
     # ---- what instances tell ----------------------------------------------------------------------------------
 
@@ -240,7 +271,7 @@ class _PrefillSimulation:
             return
         self._cached.pop(task.session_id, None)
         if talk.clients is not None and not talk.clients.go_on(now):
-            self.loop.at(now + talk.clients.think_s, _thought)  # the run lasts until all have thought
+            self.loop.at(now + talk.clients.think_s, lambda: None)  # the run lasts until all have thought
 
     # ---- spatial disaggregation ---------------------------------------------------------------------------------
 
@@ -296,10 +327,6 @@ class _PrefillSimulation:
             instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
             facts={"end_s": now, "num_events": self.loop.num_events},
         )
-
-
-def _thought() -> None:
-    """Nothing comes of it."""
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from typing import Protocol
 from engines.ar.cluster.hub import Host
 from engines.ar.cluster.worker import Worker
 from engines.laps.controller import Signals
-from engines.laps.record import InstanceRow, StepRow, mode_label
+from engines.laps.record import InstanceRow, StepRow
 from engines.policies.instances import LengthClass
 from engines.policies.queue import OpenQueue, PrefillQueue
-from engines.policies.step import Batching, StepPlan, StepTimes, padded_tokens
+from engines.policies.step import Batching, Bucket, Fallback, Rung, StepPlan, StepTimes, padded_tokens
 from engines.policies.task import PrefillTask
 
 
@@ -117,9 +117,22 @@ class PrefillInstance(Worker):
             num_short,
             len(plan.shares) - num_short,
             num_finished,
-            mode_label(plan.mode),
+            _label(plan.mode),
         )
         self.steps.append(row)
         self.num_requests -= num_finished
         self._left_tokens -= self._tokens
         super()._finish(plan)
+
+
+def _label(mode: object) -> str:
+    """As in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
+    if mode is None:
+        return "eager"
+    if isinstance(mode, Fallback):
+        return "fallback"
+    if isinstance(mode, Bucket):
+        return f"graph {mode.length}x{mode.batch}"
+    if isinstance(mode, Rung):
+        return f"rung {mode.tokens}"
+    return str(mode)

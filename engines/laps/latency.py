@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
-from engines.least_squares import dot, least_squares, reduced
+from engines.least_squares import nonnegative_fit
 
 Floats = npt.NDArray[np.float64]
 
@@ -131,31 +130,6 @@ def fit_floor_form(
     return FloorForm(
         base_s=base_s, c=c, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=math.fsum(errors) / len(errors)
     )
-
-
-def nonnegative_fit(features: Floats, times: Floats) -> Floats:
-    """Coefficients >= 0 of least squared relative error, over every set of active ones: exact for a handful."""
-    scaled = (features / times[:, None]).T.tolist()
-    norms = [math.sqrt(dot(column, column)) for column in scaled]
-    active = [place for place, norm in enumerate(norms) if norm > 0]
-    made = reduced([[value / norms[place] for value in scaled[place]] for place in active], [1.0] * len(times))
-    best_loss, best = float(len(times)), np.zeros(features.shape[1])
-    for size in range(1, len(active) + 1):
-        for columns in combinations(range(len(active)), size):
-            part = [made.columns[column] for column in columns]
-            solution = least_squares(part, made.target)
-            if min(solution) < 0:
-                continue
-            missed = [
-                math.fsum([*(c * x for c, x in zip(solution, row, strict=True)), -due])
-                for row, due in zip(zip(*part, strict=True), made.target, strict=True)
-            ]
-            loss = made.rest + math.fsum([miss * miss for miss in missed])
-            if loss < best_loss:
-                best_loss, best = loss, np.zeros(features.shape[1])
-                for column, found in zip(columns, solution, strict=True):
-                    best[active[column]] = found / norms[active[column]]
-    return best
 
 
 def _columns(tokens: Sequence[float], history: Sequence[float]) -> tuple[Floats, Floats]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from engines.errors import require
-from engines.laps.buckets import LENGTHS
+from engines.laps.graphs import LENGTHS
 from engines.policies.queue import OpenQueue
 from engines.policies.task import PrefillTask
 
@@ -74,9 +74,6 @@ class ClassQueue(OpenQueue):
 
     def oldest_short(self) -> PrefillTask | None:
         return min((next(iter(bucket.values())) for bucket in self.buckets if bucket), key=_age, default=None)
-
-    def oldest_long(self) -> PrefillTask | None:
-        return next(iter(self.longs.values()), None)
 
     def shorts_by_bucket(self) -> Iterator[PrefillTask]:
         """The oldest one's bucket first, then shorter ones (no more padding), then longer ones; oldest first in each."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from engines.ar.record import Table
 from engines.policies.instances import LengthClass
-from engines.policies.step import Bucket, Fallback, Rung
 
 
 @dataclass(slots=True)
@@ -112,20 +111,3 @@ class PrefillRun:
     instances: Table
     facts: Mapping[str, Any]
     """end_s and num_events."""
-
-    @property
-    def num_requests(self) -> int:
-        return len(self.requests["request_id"])
-
-
-def mode_label(mode: object) -> str:
-    """As in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
-    if mode is None:
-        return "eager"
-    if isinstance(mode, Fallback):
-        return "fallback"
-    if isinstance(mode, Bucket):
-        return f"graph {mode.length}x{mode.batch}"
-    if isinstance(mode, Rung):
-        return f"rung {mode.tokens}"
-    return str(mode)

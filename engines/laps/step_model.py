@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from engines.errors import require
-from engines.laps.latency import Floats, nonnegative_fit
+from engines.least_squares import Floats, nonnegative_fit
 from engines.policies.step import Bucket, Chunk, Fallback, Rung, StepTimes
 
 LENGTHS = (1, 16, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from engines.knobs import Count, Range, Tokens, check_fields
-from engines.laps.buckets import BATCHES, LADDER, captured_buckets
 from engines.laps.controller import ControllerConfig
-from engines.laps.graphs import Cheapest, GraphChoice, Ladder, Nearest, WithGraphs
+from engines.laps.graphs import BATCHES, LADDER, Cheapest, GraphChoice, Ladder, Nearest, WithGraphs, captured_buckets
 from engines.laps.queue import ClassQueue
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel

@@ -71,15 +71,12 @@ class TemporalDisaggregation:
     # ---- which class ---------------------------------------------------------------------------------
 
     def _long_is_due(self, at: Situation, queue: ClassQueue, now: float) -> bool:
-        oldest = self._oldest_long(at, queue)
+        oldest = min(at.begun, key=lambda task: task.ready_s) if at.begun else next(iter(queue.longs.values()), None)
         if oldest is None:
             return False
         if now - oldest.ready_s >= self.config.max_long_wait_s:
             return not self._was_long
         return self.config.class_rule == "urgency" and self._long_is_more_urgent(oldest, at, queue, now)
-
-    def _oldest_long(self, at: Situation, queue: ClassQueue) -> PrefillTask | None:
-        return min(at.begun, key=lambda task: task.ready_s) if at.begun else queue.oldest_long()
 
     def _long_is_more_urgent(self, long: PrefillTask, at: Situation, queue: ClassQueue, now: float) -> bool:
         short = queue.oldest_short()

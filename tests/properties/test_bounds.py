@@ -18,10 +18,10 @@ from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import RoutingConfig
 from engines.errors import UserError
-from engines.laps.buckets import captured_buckets
-from engines.laps.cluster import PrefillCluster
+from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.cost import PrefillConstants
+from engines.laps.graphs import captured_buckets
 from engines.laps.hol import TwoClasses
 from engines.laps.latency import fit_floor_form, fit_paper_totals
 from engines.laps.queue import ClassQueue
@@ -29,7 +29,6 @@ from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import Spatial, laps
 from engines.laps.temporal import TemporalConfig
-from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.task import Slo

@@ -10,10 +10,10 @@ import numpy as np
 
 from engines.ar.cost import DecodeLine
 from engines.hardware.catalogue import H200
+from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.step_model import StepModel
 from engines.laps.system import shapes_of
-from engines.laps.turns import OpenTurns, Turn
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Chunk, Situation, StepPlan

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from engines.errors import require
 from engines.hardware.catalogue import gpu
 from engines.knobs import Only, Range, Seconds, check_fields, check_given, given_to
-from engines.laps.buckets import GRID, graph_bytes
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.graphs import GRID, graph_bytes
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, shapes_of
 from engines.models.shape import model_shape

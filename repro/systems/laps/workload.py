@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import require
-from engines.laps.turns import PrefillArrivals
+from engines.laps.cluster import PrefillArrivals
 from repro.runs.kept import kept
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
-from repro.workloads.conversations.arrivals import open_turns
-from repro.workloads.conversations.workload import ConversationProvenance
+from repro.workloads.conversations.workload import ConversationProvenance, open_turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +49,9 @@ class PrefillWorkload:
             for each, stream in zip(self.streams, config.streams, strict=True)
         )
 
-    @cached_property
+    @property
     def longest_tokens(self) -> int:
-        return max(session.context_tokens for each in self.streams for session in each.sessions)
+        return max(each.longest_tokens for each in self.streams)
 
 
 _conversations = kept(maxsize=256)(draw_conversations)

@@ -19,16 +19,19 @@ import numpy as np
 from engines.ar.session import Round, Session
 from engines.errors import require
 from engines.knobs import Range, Seconds, Seed, check_fields
+from engines.laps.cluster import OpenTurns, Turn
+from repro.workloads.arrivals import ArrivalConfig, arrival_times
 from repro.workloads.conversations.card import SHORT, ConversationCard, load_conversation_card
 from repro.workloads.conversations.chats import Chat, read_chats
 from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
 from repro.workloads.lengths import NORMAL, SMALLEST_UNIFORM, Ints, LogNormalParameters
 from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.sessions.card import RoundCounts
-from repro.workloads.sessions.generator import draw_rounds
 from repro.workloads.sessions.traces import RecordedRound, repeats
-from repro.workloads.sessions.workload import Source
+from repro.workloads.sessions.workload import SessionWorkload, Source, draw_rounds
 
+LANES = 256
+"""Conversations that go on side by side in an open loop, where there are as many."""
 Tokens = Annotated[int, Range(1, 10**6)]
 
 
@@ -72,17 +75,8 @@ class ConversationProvenance(Provenance):
     """Prompts below 256 tokens, of first and of later turns, in this sample."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversations:
-    """Sessions of rounds, ``arrival_s`` 0: who serves them says when they come."""
-
-    name: str
-    sessions: tuple[Session, ...]
-    provenance: ConversationProvenance
-
-    @property
-    def num_turns(self) -> int:
-        return sum(len(session.rounds) for session in self.sessions)
+Conversations = SessionWorkload[ConversationProvenance]
+"""Each has ``arrival_s`` 0: who serves them says when they come."""
 
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
@@ -103,7 +97,7 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         )
         for index, chat in enumerate(chats)
     )
-    return Conversations(
+    return SessionWorkload(
         name=card.name,
         sessions=sessions,
         provenance=ConversationProvenance(
@@ -228,3 +222,35 @@ def _describe(card: ConversationCard, config: ConversationConfig) -> str:
     if config.source == "embedded":
         return f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
     return f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
+
+
+# -- turns that wait for no answer ----------------------------------------------------------------------------
+
+
+def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:
+    """Puts every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
+
+    The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
+    random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
+    a conversation in order. What a cut divides counts as conversations of their own.
+    """
+    flat = []
+    for session in conversations.sessions:
+        history = answered = 0
+        for index, (prefill, decode, _) in enumerate(session.rounds):
+            flat.append(Turn(0.0, session.session_id, index, history, prefill, answered))
+            history, answered = history + prefill + decode, decode
+    cuts = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
+    rng = np.random.default_rng(derive_seed(seed, "conversations", "lanes"))
+    lanes = rng.permutation(np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))).tolist()
+    times = arrival_times(arrivals, len(flat), seed).tolist()
+    places = cuts[:-1].tolist()
+    cut = [flat[place].session_id if flat[place].turn > 0 else None for place in places]
+    turns = []
+    for lane, arrival_s in zip(lanes, times, strict=True):
+        turn = flat[places[lane]]
+        places[lane] += 1
+        is_rest = turn.session_id == cut[lane]
+        session_id = len(conversations.sessions) + lane if is_rest else turn.session_id
+        turns.append(turn._replace(arrival_s=arrival_s, session_id=session_id))
+    return OpenTurns(turns=turns)

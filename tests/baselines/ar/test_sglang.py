@@ -10,7 +10,7 @@ from support.prefill import ask, execute, h200_14b, task
 from baselines.ar.sglang import CacheAware, GuardedRungs, SglangConfig, TokenBudget, graphs_only, make_router, sglang
 from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
 from engines.errors import UserError
-from engines.laps.buckets import LADDER
+from engines.laps.graphs import LADDER
 from engines.laps.step_model import StepModel
 from engines.policies.instances import LengthClass
 from engines.policies.queue import PrefillQueue

@@ -18,11 +18,10 @@ from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
-from engines.laps.cluster import Cache, PrefillCluster
+from engines.laps.cluster import Cache, OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
-from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
 from engines.policies.instances import InstanceView, LeastTokensInPool
 from engines.policies.task import PrefillTask
@@ -62,7 +61,7 @@ def test_every_request_is_served_once_and_the_same_way_again(name: str) -> None:
     requests, steps = run.requests, run.steps
     assert None not in requests["finished_s"]
     assert sum(steps["tokens"]) == sum(requests["tokens"]) == sum(run.instances["tokens"])
-    assert sum(steps["num_finished"]) == run.num_requests
+    assert sum(steps["num_finished"]) == len(run.requests["request_id"])
     assert all(padded >= tokens for padded, tokens in zip(steps["padded_tokens"], steps["tokens"], strict=True))
     for arrival, started, finished in zip(
         requests["arrival_s"], requests["started_s"], requests["finished_s"], strict=True
@@ -90,7 +89,7 @@ def test_every_request_is_served_once_and_the_same_way_again(name: str) -> None:
 def test_littles_law_holds_for_a_run_cut_off(seed: int, rate: float, until_s: float, name: str) -> None:
     arrivals = OpenTurns(turns=[*chat(rate, 3.0, seed=seed).turns, Turn(3.0, 10**6, 0, 0, 50)])
     run = PrefillCluster(system=SYSTEMS[name], cost=COST, num_instances=3).simulate(arrivals, until_s=until_s)
-    if run.num_requests:
+    if len(run.requests["request_id"]):
         number, product = little(run)
         assert number == pytest.approx(product, abs=1e-9)
     assert sum(run.instances["busy_s"]) <= 3 * run.facts["end_s"] + 1e-9

@@ -11,11 +11,10 @@ from support.prefill import chat, h200_14b
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
-from engines.laps.cluster import PrefillCluster
+from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig, Form, PressureController, Signals
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, Pooling, Spatial, laps
-from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
 
 COST, MODEL = h200_14b()
@@ -173,7 +172,7 @@ def test_migrations_lose_no_request(pooling: Pooling) -> None:
     assert len(run.moves["time_s"]) > 20
     assert None not in run.requests["finished_s"]
     assert sum(run.steps["tokens"]) == sum(run.requests["tokens"])
-    assert sum(run.steps["num_finished"]) == run.num_requests
+    assert sum(run.steps["num_finished"]) == len(run.requests["request_id"])
 
 
 def test_bad_configurations_are_refused() -> None:

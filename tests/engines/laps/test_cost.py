@@ -7,8 +7,8 @@ from support.prefill import LINEAR_MODEL, h200_14b
 
 from engines.errors import UserError
 from engines.hardware.catalogue import H200, RTX4090
-from engines.laps.buckets import GRID, LADDER
 from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.graphs import GRID, LADDER
 from engines.laps.step_model import StepModel
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung

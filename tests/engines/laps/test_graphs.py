@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.prefill import ask, h200_14b, task
 
 from engines.errors import UserError
-from engines.laps.buckets import GRID, LADDER, captured_buckets, graph_bytes
-from engines.laps.graphs import Cheapest, Ladder, Nearest, WithGraphs
+from engines.laps.graphs import GRID, LADDER, Cheapest, Ladder, Nearest, WithGraphs, captured_buckets, graph_bytes
 from engines.laps.system import LapsConfig, graph_choice, shapes_of
 from engines.policies.batching import Chunked
 from engines.policies.queue import PrefillQueue

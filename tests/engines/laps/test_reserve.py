@@ -12,11 +12,10 @@ from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, tu
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
-from engines.laps.cluster import PrefillCluster
+from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
-from engines.laps.turns import OpenTurns
 from engines.policies.queue import OpenQueue, PrefillQueue
 from engines.policies.step import StepPlan
 from engines.policies.task import PrefillTask

@@ -19,7 +19,7 @@ from repro.systems.laps.family import PREFILL, littles_law, tokens_are_whole
 from repro.systems.laps.log import STEPS, Window, window_of
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
-from repro.workloads.conversations.arrivals import LANES, open_turns
+from repro.workloads.conversations.workload import LANES, open_turns
 
 SYSTEMS = (
     *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd"),
