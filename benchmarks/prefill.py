@@ -22,10 +22,8 @@ from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 from engines.ar.torch.executor import grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.policies.step import Bucket, Rung
-from repro.prefill.host import host_times
 from repro.prefill.instance import Setting, executor_of, setting_of
-from repro.prefill.mixing import Mix, mixes, penalties
-from repro.prefill.times import Shape, step_shapes, step_times
+from repro.prefill.times import Mix, Shape, host_times, mixes, penalties, step_shapes, step_times
 
 PARTS = ("kappa", "times", "graphs", "host")
 

@@ -53,7 +53,7 @@ def scheduled(name: str, executor: TorchExecutor, max_num_batched_tokens: int, m
         return Scheduled(batching, OpenQueue())
     if name == "sglang":
         # Its limit counts the prefills of a step.
-        budget = TokenBudget(chunked_prefill_size=max_num_batched_tokens, max_running_requests=max_num_seqs)
+        budget = TokenBudget(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(AtMost(batching=budget, max_num_seqs=max_num_seqs), OpenQueue())
     instance = _profiled(executor)
     time_scale = instance.slo_s / PAPER_SLO_S

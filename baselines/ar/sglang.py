@@ -1,6 +1,6 @@
 """SGLang's prefill side under PD disaggregation: token-budget batches, first come, first served, behind its router.
 
-Batches hold up to ``chunked_prefill_size`` tokens, the last prompt in part; decodes never ride along. The router is
+Batches hold up to ``max_num_batched_tokens`` (SGLang's chunked_prefill_size), the last prompt in part; decodes never ride along. The router is
 plain data parallelism (round robin), least loaded by requests or tokens, or its cache-aware policy. Prefill graphs
 came to SGLang after the versions the papers used (pull requests 10062 and 31487); ``graphs`` switches them on.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Count, Range, Tokens, check_fields, check_value
+from engines.knobs import Range, Tokens, check_fields, check_value
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
 from engines.policies.batching import Chunked
@@ -29,23 +28,15 @@ _MAX_PADDING = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenBudget:
+class TokenBudget(Chunked):
     """Prefill-first continuous batching: begun prompts, then waiting ones in order, up to the budget."""
 
-    chunked_prefill_size: Tokens = CHUNKED_PREFILL_SIZE
-    max_running_requests: Count = 256
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+    max_num_batched_tokens: Tokens = CHUNKED_PREFILL_SIZE
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         # A prefill step holds decodes up; its budget is its own.
-        shares = self._chunked.next_step(at._replace(decoding=0) if at.decoding else at, now).shares
+        shares = super().next_step(at._replace(decoding=0) if at.decoding else at, now).shares
         return StepPlan(shares) if shares else IDLE
-
-    @cached_property
-    def _chunked(self) -> Chunked:
-        return Chunked(max_num_batched_tokens=self.chunked_prefill_size, max_num_seqs=self.max_running_requests)
 
 
 class GuardedRungs:
@@ -104,10 +95,17 @@ def make_router(routing: Routing) -> Callable[[], InstanceRouter]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SglangConfig:
-    chunked_prefill_size: int = CHUNKED_PREFILL_SIZE
-    routing: Routing = "round-robin"
-    """round-robin is the paper's vanilla data parallelism; the other three its "SGLang with router"."""
+class PdConfig:
+    max_num_batched_tokens: Tokens | None = None
+    """Tokens of a step."""
+    routing: Routing | None = None
+    """Which instance a turn goes to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangConfig(PdConfig):
+    """``routing`` round-robin, the default, is the paper's vanilla data parallelism; the other three are its "SGLang with router"."""
+
     prefill_graphs: bool = False
     """Replay captured sizes, as SGLang does by now; the paper's baselines did not."""
 
@@ -117,7 +115,7 @@ def sglang(
 ) -> PrefillSystem:
     """``model`` names the captured rungs; only ``prefill_graphs`` needs it."""
     config = config or SglangConfig()
-    batching = TokenBudget(chunked_prefill_size=config.chunked_prefill_size)
+    batching = TokenBudget(max_num_batched_tokens=config.max_num_batched_tokens or CHUNKED_PREFILL_SIZE)
     choice = None
     if config.prefill_graphs:
         rungs = [shape for shape in model.shapes if isinstance(shape, Rung)] if model is not None else []
@@ -128,7 +126,7 @@ def sglang(
     return PrefillSystem(
         name=name,
         make_batching=lambda: with_graphs(batching, choice),
-        make_router=make_router(config.routing),
+        make_router=make_router(config.routing or "round-robin"),
         work_s=None if model is None else model.work_s,
     )
 
@@ -137,12 +135,12 @@ def graphs_only(
     model: StepModel,
     *,
     graphs: Graphs = "cheapest",
-    chunked_prefill_size: int = CHUNKED_PREFILL_SIZE,
+    max_num_batched_tokens: int = CHUNKED_PREFILL_SIZE,
     routing: Routing = "round-robin",
     name: str = "graphs-only",
 ) -> PrefillSystem:
     """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape where they fit one."""
-    batching = TokenBudget(chunked_prefill_size=chunked_prefill_size)
+    batching = TokenBudget(max_num_batched_tokens=max_num_batched_tokens)
     choice = graph_choice(graphs, model, tuple(model.shapes))
     require(choice is not None, "graphs='none' leaves plain SGLang: use sglang-pd")
     return PrefillSystem(

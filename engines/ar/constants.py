@@ -7,11 +7,11 @@ meets all figures at once (``repro reproduce ampd/readings``).
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from engines.errors import UserError
+from engines.knobs import Proportion, Range, Seconds, check_fields
 
 Role = Literal["assumed", "fitted", "implied"]
 """assumed: chosen beforehand, from common experience. fitted: the best of a search against printed results, which
@@ -26,45 +26,35 @@ class CostConstants:
     name: str
     role: Role
     note: str
-    matmul_efficiency: float
+    matmul_efficiency: Proportion
     """Share of the datasheet's matrix peak."""
-    attention_efficiency: float
+    attention_efficiency: Proportion
     """Share of the same peak that attention over a prompt reaches."""
-    bandwidth_efficiency: float
+    bandwidth_efficiency: Proportion
     """Share of the datasheet's memory bandwidth. Values below 0.6 stand in for engine overhead, not for hardware."""
-    layer_launch_s: float = 0.0
+    layer_launch_s: Seconds = 0.0
     """Least time of a layer in any step: a step is launch-bound below ``n_layers`` times this."""
-    step_overhead_s: float = 2e-3
+    step_overhead_s: Seconds = 2e-3
     """Scheduling, sampling and detokenising of every step."""
-    prefill_overhead_s: float = 0.0
+    prefill_overhead_s: Seconds = 0.0
     """Added for every prefill, wherever it runs."""
-    remote_prefill_overhead_s: float = 0.0
+    remote_prefill_overhead_s: Seconds = 0.0
     """Added for a prefill away from its decode worker: handshake, block allocation, registration."""
-    tensor_parallel_loss: float = 0.0
+    tensor_parallel_loss: Annotated[float, Range(least=0)] = 0.0
     """A degree of n does the work of n / (1 + loss log2 n) GPUs, besides its communication."""
-    all_reduce_latency_s: float = 12e-6
+    all_reduce_latency_s: Seconds = 12e-6
     """Latency of each of the two all-reduces per layer."""
-    nvlink_efficiency: float = 0.7
-    inter_server_gb_s: float = _INTER_SERVER_GB_S
+    nvlink_efficiency: Proportion = 0.7
+    inter_server_gb_s: Annotated[float, Range(above=0)] = _INTER_SERVER_GB_S
     """Per GPU, one direction."""
-    inter_server_efficiency: float = 0.8
-    transfer_latency_s: float = 1e-3
+    inter_server_efficiency: Proportion = 0.8
+    transfer_latency_s: Seconds = 1e-3
     """The alpha of a KV transfer (AMPD App. A.1, Hockney's model)."""
-    memory_share: float = 0.85
+    memory_share: Proportion = 0.85
     """Share of a GPU's memory for weights and KV; the rest holds activations, graphs and the runtime."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, float):
-                continue
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"constants {self.name}: {field.name}={value} must be finite and not negative")
-            share = field.name.endswith(("_efficiency", "_share"))
-            if share and not 0 < value <= 1:
-                raise UserError(f"constants {self.name}: {field.name}={value} must be in (0, 1]")
-        if self.inter_server_gb_s == 0:
-            raise UserError(f"constants {self.name}: inter_server_gb_s=0 leaves servers unconnected: give GB/s per GPU")
+        check_fields(self)
 
 
 PHYSICAL = CostConstants(

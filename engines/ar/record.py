@@ -5,7 +5,8 @@ A row of a table is a slotted dataclass, whose fields are the columns; the text 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -229,3 +230,19 @@ def gaps_of(logs: Sequence[TokenLog]) -> Gaps:
         np.concatenate([first, log_gap[index]])[order],
         np.concatenate([np.ones(len(row), dtype=np.int64), log_count[index]])[order],
     )
+
+
+def prefill_load(workers: Iterable[tuple[str, float]], span_s: float) -> dict[str, Any]:
+    """Seconds of prefill that arrived for each second of arrivals and worker that prefills, in the busier pool; of workers' roles
+    and busy times."""
+    busy: dict[str, list[float]] = {}
+    for role, busy_s in workers:
+        busy.setdefault(role, []).append(busy_s)
+    load = max(math.fsum(each) / len(each) for each in busy.values()) / span_s if span_s > 0 else None
+    reason = None
+    if load is not None and load > 1:
+        reason = (
+            f"prefills take {load:.2f} times what the workers had time for while sessions arrived: "
+            "latencies grow with the length of the run"
+        )
+    return {"prefill_load": load, "overload_reason": reason}

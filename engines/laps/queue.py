@@ -37,11 +37,8 @@ class ClassQueue(OpenQueue):
         """In order of arrival."""
         return iter(sorted(chain(self.longs.values(), *(bucket.values() for bucket in self.buckets)), key=_age))
 
-    def is_short(self, task: PrefillTask) -> bool:
-        return task.tokens < self.boundary
-
     def push(self, task: PrefillTask) -> None:
-        if self.is_short(task):
+        if task.tokens < self.boundary:
             self.buckets[bisect_left(LENGTHS, task.tokens)][task.task_id] = task
             self.num_short += 1
             self.short_tokens += task.tokens
@@ -59,7 +56,7 @@ class ClassQueue(OpenQueue):
         return min(oldest, key=_age)
 
     def pull(self, task: PrefillTask) -> PrefillTask:
-        if self.is_short(task):
+        if task.tokens < self.boundary:
             del self.buckets[bisect_left(LENGTHS, task.tokens)][task.task_id]
             self.num_short -= 1
             self.short_tokens -= task.tokens

@@ -112,7 +112,8 @@ class AdaptiveWait:
             self._round_s = now
         depth = min(queue.num_short, self.target)
         wake_s = self._wake_s(queue, depth, now)
-        if now < wake_s and depth < self.target and not self._is_full(queue):
+        is_full = self.config.slo_s is None and queue.short_tokens >= self.config.token_max
+        if now < wake_s and depth < self.target and not is_full:
             return Wait(0, wake_s)
         self._close(depth, now - self._round_s)
         return Wait(depth)
@@ -133,9 +134,6 @@ class AdaptiveWait:
                     config, slack_s=latest_start_s - now, target=self.target, depth=depth, rate=queue.short_rate
                 )
         return min(self._round_s + self.window_s, latest_start_s - config.slack_s, oldest.ready_s + config.max_wait_s)
-
-    def _is_full(self, queue: ClassQueue) -> bool:
-        return self.config.slo_s is None and queue.short_tokens >= self.config.token_max
 
     def _close(self, depth: int, took_s: float) -> None:
         """Lines 10-13, and the repair."""

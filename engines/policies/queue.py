@@ -35,9 +35,6 @@ class PrefillQueue:
         """Remove the next task. ``now`` is when it can start."""
         return self._taken(self._tasks.popleft())
 
-    def oldest_ready_s(self) -> float | None:
-        return min((task.ready_s for task in self), default=None)
-
     def _count(self, task: PrefillTask) -> None:
         self.backlog_s += task.estimate_s
         self.backlog_tokens += task.tokens

@@ -10,8 +10,7 @@ import numpy as np
 
 from engines.hardware.catalogue import gpu
 from engines.laps.cost import PrefillCost
-from engines.laps.hol import TwoClasses, waits_s
-from engines.laps.latency import PaperForm, fit_floor_form, fit_paper_form, fit_paper_totals
+from engines.laps.latency import PaperForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.models.shape import model_shape
 from engines.policies.step import Chunk
 from paper_figures.common.figure import Page, Table

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from engines.ampd.planner.planner import Plan
     from engines.models.shape import ModelShape
     from engines.policies.task import Slo
-    from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
+    from repro.workloads.sessions.card import SessionCard
+    from repro.workloads.sessions.workload import SessionWorkloadConfig
 
 PLAN_SEED = 10**6
 Objective = Annotated[float, Range(1e-6, 1e6)]
@@ -92,7 +93,7 @@ class Sample:
 
     def workload(self, card: SessionCard, gpus: int, rate: float) -> SessionWorkloadConfig:
         from repro.workloads.arrivals import ArrivalConfig
-        from repro.workloads.sessions import SessionWorkloadConfig
+        from repro.workloads.sessions.workload import SessionWorkloadConfig
 
         usual = max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
         path = self.trace_path
@@ -139,7 +140,7 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
     from repro.systems.ar.settings import DIFFUSION, PLANNING_RATE
-    from repro.workloads.sessions import load_session_card
+    from repro.workloads.sessions.card import load_session_card
 
     card, shape, gpu_name = load_session_card(asked.trace), model_shape(asked.model), gpu(asked.hardware).name
     require(
@@ -185,7 +186,7 @@ def _planned(
     from engines.ampd.planner.workload import PlanningWorkload
     from repro.cli.data_file import readable
     from repro.systems.ar.settings import hardware_of, performance_of, profiled_context, sessions_of
-    from repro.workloads.sessions import load_session_card
+    from repro.workloads.sessions.card import load_session_card
 
     config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]
     workload, gpus = sample.workload(load_session_card(asked.trace), asked.gpus, rate), asked.gpus
@@ -201,7 +202,7 @@ def _planned(
         f"more each: give at least {2 * min(degrees)}",
     )
     start = time.perf_counter()
-    performance = performance_of(shape.name, card, ground.constants.name, gpus, profiled_context(workload))
+    performance = performance_of(ground, gpus, profiled_context(workload))
     profiled = time.perf_counter()
     planning = PlanningWorkload(sessions=drawn.sessions, rate=rate, slo=slo)
     table = coefficients(performance, planning, degrees, gpus, config.method)

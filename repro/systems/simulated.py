@@ -11,7 +11,7 @@ import numpy as np
 from engines.knobs import knobs_of
 from repro.runs.cell import Cell
 from repro.runs.metrics import Floats, floats
-from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
+from repro.runs.record import REQUESTS, RunRecord, Table
 
 Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
@@ -52,10 +52,6 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
     options: Options
 
     @property
-    def obtained(self) -> Obtained:
-        return "simulated"
-
-    @property
     def basis(self) -> str:
         return self.settings.basis
 
@@ -68,7 +64,6 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
         return RunRecord(
             tables=tables,
             manifest={
-                "obtained": self.obtained,
                 **manifest,
                 "dataset": asdict(provenance),
                 "platform": platform,

@@ -119,11 +119,6 @@ def _recorded(path: Path, columns: _Recorded) -> Iterator[PromptRow]:
         )
 
 
-def _milliseconds(row: Row, field: str) -> float:
-    """Mooncake's conversation trace has them in batches, one every 3 s."""
-    return row.seconds(field) / 1000
-
-
 def _clock_time(row: Row, field: str) -> float:
     value = row.values[field]
     match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?", value.strip(), re.ASCII)
@@ -140,7 +135,10 @@ def _clock_time(row: Row, field: str) -> float:
 _RECORDED: Mapping[TraceFormat, _Recorded] = {
     "burstgpt_csv": _Recorded("Timestamp", "Request tokens", "Response tokens", Row.seconds),
     "azure_csv": _Recorded("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_time),
-    "mooncake_jsonl": _Recorded("timestamp", "input_length", "output_length", _milliseconds, is_json=True),
+    # Mooncake's conversation trace has milliseconds, and requests in batches, one every 3 s.
+    "mooncake_jsonl": _Recorded(
+        "timestamp", "input_length", "output_length", lambda row, field: row.seconds(field) / 1000, is_json=True
+    ),
 }
 
 

@@ -25,8 +25,8 @@ from repro.runs.system import SYSTEMS
 from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS
 from repro.workloads.card import known_datasets
-from repro.workloads.conversations import known_conversation_cards
-from repro.workloads.sessions import known_session_cards
+from repro.workloads.conversations.card import known_conversation_cards
+from repro.workloads.sessions.card import known_session_cards
 
 NAMES = (
     *SYSTEMS,

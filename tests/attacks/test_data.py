@@ -132,7 +132,7 @@ def test_a_fault_of_the_program_is_not_the_files(tmp_path: Path, monkeypatch: py
     exec("def fail(*_):\n    raise TypeError('of our own')\n", ours)
     fail = ours["fail"]
     with monkeypatch.context() as patch:
-        patch.setattr(system, "_check_lengths", fail)
+        patch.setattr(system.ClusterDeployment, "check", fail)
         result = repro(*command)
     assert result.code == 1
     assert "TypeError: of our own: a fault of this program" in result.err

@@ -22,8 +22,7 @@ from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.cost import PrefillConstants
 from engines.laps.graphs import captured_buckets
-from engines.laps.hol import TwoClasses
-from engines.laps.latency import fit_floor_form, fit_paper_totals
+from engines.laps.latency import TwoClasses, fit_floor_form, fit_paper_totals
 from engines.laps.queue import ClassQueue
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel

@@ -26,8 +26,7 @@ from support.prefill import h200_14b
 
 from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.laps.hol import TwoClasses, waits_s
-from engines.laps.latency import FloorForm, fit_floor_form, fit_paper_form, fit_paper_totals
+from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from engines.policies.task import Slo
 from repro.runs.cell import Cell, Scalar

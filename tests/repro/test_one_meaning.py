@@ -19,7 +19,7 @@ from repro.systems.dllm.part import DllmPart
 from repro.systems.http.knobs import resolve
 from repro.systems.http.workload import workload_of
 from repro.systems.platforms import PLATFORMS, platform
-from repro.workloads.scale import length_scale_for
+from repro.workloads.knobs import length_scale_for
 
 
 def at_a_server(dataset: str, context: int | None, **knobs: Any) -> list[tuple[int, ...]]:

@@ -10,6 +10,7 @@ import json
 import queue
 import threading
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,13 +79,15 @@ class DecodeProcess:
 
     def _turn(self) -> None:
         """What has landed joins; a local prefill goes before the next decode step (AMPD §3, footnote 3)."""
-        self._drain()
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
         if self._prefill_locally():
             return
         if self._batch:
             self._step()
-        else:
-            self._take(self._waited())
+            return
+        with suppress(queue.Empty):
+            self._take(self._inbox.get(timeout=IDLE_S))
 
     # ---- what comes in -------------------------------------------------------------------------------------
 
@@ -95,24 +98,13 @@ class DecodeProcess:
             for each in woken(IDLE_S):
                 self._inbox.put(each["word"])
 
-    def _waited(self) -> list[_Landed | str]:
-        try:
-            return [self._inbox.get(timeout=IDLE_S)]
-        except queue.Empty:
-            return []
-
-    def _drain(self) -> None:
-        while not self._inbox.empty():
-            self._take([self._inbox.get()])
-
-    def _take(self, items: list[_Landed | str]) -> None:
-        for item in items:
-            if isinstance(item, _Landed):
-                self._admit(item)
-                continue
-            self._may_claim = True
-            if item == "left":
-                self._drop_strangers()
+    def _take(self, item: _Landed | str) -> None:
+        if isinstance(item, _Landed):
+            self._admit(item)
+            return
+        self._may_claim = True
+        if item == "left":
+            self._drop_strangers()
 
     def _drop_strangers(self) -> None:
         """Sessions that are no longer here, as their clients have left; the store hears of the room that makes."""
@@ -248,10 +240,7 @@ class DecodeProcess:
         if lost:
             self._drop_strangers()  # what it was woken for may have come before they were here
         self._took("busy_decode_s", time.perf_counter() - began)
-        self._log_step(len(batch), int(contexts.sum()), time.perf_counter() - began)
-
-    def _log_step(self, batch: int, context: int, seconds: float) -> None:
-        self._steps.append((batch, context, seconds))
+        self._steps.append((len(batch), int(contexts.sum()), time.perf_counter() - began))
         if len(self._steps) >= _STEPS_AT_ONCE or not self._batch:
             store, line = self.worker.store, json.dumps(self._steps)
             store.answered(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.ampd.fitting import Piecewise, fit_piecewise
-from engines.ampd.live.client import OnTurn, serve
-from engines.ampd.live.coordinator import Coordinator
+from engines.ampd.live.coordinator import Coordinator, OnTurn, serve
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
 from engines.ampd.performance import PerformanceModel
-from engines.ar.record import ClusterRun
+from engines.ar.record import ClusterRun, rows_of
 from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts
 from engines.least_squares import least_squares
@@ -118,18 +117,10 @@ def _fitted(
     took = np.array(remote.transfers["end_s"]) - np.array(remote.transfers["start_s"])
     transfer = _medians(length[:, None], took)
     sent = transfer[0][:, 0]
-    reads: dict[int, float] = {}
-    for task, content, start_s, end_s in zip(
-        *(remote.transfers[name] for name in ("task_id", "content", "start_s", "end_s")), strict=True
-    ):
-        if content == "history":
-            reads[task] = end_s - start_s
-    waits = [
-        started - ready - reads.get(task, 0.0)
-        for task, ready, started in zip(
-            *(remote.tasks[name] for name in ("task_id", "ready_s", "started_s")), strict=True
-        )
-    ]
+    moves = rows_of(remote.transfers, "task_id", "content", "start_s", "end_s")
+    reads = {task: end_s - start_s for task, content, start_s, end_s in moves if content == "history"}
+    starts = rows_of(remote.tasks, "task_id", "ready_s", "started_s")
+    waits = [started - ready - reads.get(task, 0.0) for task, ready, started in starts]
     return LiveProfile(
         remote=_prefill(remote),
         local=_prefill(local),

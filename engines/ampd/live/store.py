@@ -74,7 +74,11 @@ class Store:
     def __init__(self, client: Any, prefix: str, *, clock: RedisClock | None = None, outage_s: float = 20.0) -> None:
         self.client, self.prefix, self.outage_s = client, prefix, outage_s
         self.num_outages = 0
-        self._transient, self._refused = _errors()
+        found = load_redis().exceptions
+        self._transient, self._refused = (
+            (found.ConnectionError, found.TimeoutError, found.BusyLoadingError),
+            found.ResponseError,
+        )
         self._script = client.register_script(
             "".join((files(__package__) / name).read_text(encoding="utf-8") for name in ("state.lua", "operations.lua"))
         )
@@ -203,11 +207,6 @@ def client_of(url: str, answer_s: float) -> Any:
 def shown(url: str) -> str:
     """The address as it may be said: without its password."""
     return re.sub(r"(?<=://).*@", "***@", re.sub(r"(?<=password=)[^&]*", "***", url))
-
-
-def _errors() -> tuple[tuple[type[Exception], ...], type[Exception]]:
-    found = load_redis().exceptions
-    return (found.ConnectionError, found.TimeoutError, found.BusyLoadingError), found.ResponseError
 
 
 def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:

@@ -17,10 +17,9 @@ import numpy as np
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.closed_form import ClosedForm, PhaseLatency
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cluster.decode_worker import DecodeWorker
+from engines.ar.cluster.decode_worker import DecodeWorker, Sink
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation
-from engines.ar.cluster.sink import Sink
 from engines.ar.cluster.worker import Parts
 from engines.ar.cost import DecodeLine, StepCost
 from engines.ar.metrics import observe

@@ -7,15 +7,19 @@ Where the policy names no prefill, the decode batch runs until something interru
 from __future__ import annotations
 
 import sys
-from typing import ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
-from engines.ar.cluster.hub import Hub, Live
+from engines.ar.cluster.hub import Live
 from engines.ar.cluster.worker import Parts, Worker
 from engines.ar.kv import KvPool
+from engines.ar.record import Stay, TokenLog, WorkerRow
 from engines.ar.window import WINDOW_S, TokenWindow
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
+
+if TYPE_CHECKING:
+    from engines.ar.cluster.simulation import Simulation
 
 
 class DecodeWorker(Worker):
@@ -25,7 +29,7 @@ class DecodeWorker(Worker):
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Simulation,
         *,
         kv_capacity: int,
         keep_s: float = 0.0,
@@ -72,10 +76,12 @@ class DecodeWorker(Worker):
     # ---- what the hub tells it ---------------------------------------------------------------------
 
     def lend(self, live: Live) -> int:
+        """Hold the session's cached history for a prefill elsewhere; how many tokens are left of it."""
         live.lent = self.kv.resume(live.order)
         return live.lent
 
     def land(self, live: Live, tokens: int) -> None:
+        """K/V of ``tokens`` tokens arrived behind the lent history; decoding can go on."""
         if live.left:
             self._landed.append((live, tokens))
             self.poke()
@@ -134,7 +140,8 @@ class DecodeWorker(Worker):
         shares = [self._admitted(share, now) for share in plan.shares]
         decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         self._compute(shares, plan.mode, decoding, self.batch.context if decoding else 0)
-        self._loop.at(self._end_s, self._end_step, shares, Run(now, self._step_s, 0.0, 1) if decoding else None)
+        decoded = Run(now, self._step_s, 0.0, 1) if decoding else None
+        self._loop.at(self._end_s, self._finish, plan._replace(shares=shares), decoded)
 
     def _admitted(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins; what the cache has lost of its history is prefilled again."""
@@ -148,11 +155,10 @@ class DecodeWorker(Worker):
         self.kv.hold(need)
         return Share(task, task.tokens if is_whole else tokens)
 
-    def _end_step(self, shares: list[Share], decoded: Run | None) -> None:
+    def _finish(self, plan: StepPlan, decoded: Run | None = None) -> None:
         if decoded is not None:
             self._advance(decoded)
-        self._settle(shares)
-        self._boundary()
+        super()._finish(plan)
 
     # ---- decoding ---------------------------------------------------------------------------------------
 
@@ -242,3 +248,72 @@ class DecodeWorker(Worker):
 
 def _whole_need(task: PrefillTask) -> int:
     return task.history + task.tokens + 1
+
+
+class Sink:
+    """A decode side without contention: every sequence gets a token at a fixed pace, memory has no end.
+
+    For studying the prefill side alone: prefill-only instances, queues with a closed form, planning.
+    """
+
+    def __init__(
+        self, hub: Simulation, *, worker_id: int, degree: int = 1, itl_s: float = 0.0, server: int = 0
+    ) -> None:
+        self.worker_id, self.degree, self.server = worker_id, degree, server
+        self.num_sessions = 0
+        self.backlog_s = 0.0
+        self.backlog_tokens = 0
+        self.kv_tokens = 0
+        self.kv_capacity = sys.maxsize
+        self.log = TokenLog()
+        self._hub, self._loop, self._itl_s = hub, hub.loop, itl_s
+
+    def busy_s(self, now: float) -> float:
+        return 0.0
+
+    def oldest_wait_s(self, now: float) -> float:
+        return 0.0
+
+    def windowed_itl_s(self, now: float) -> float:
+        return self._itl_s
+
+    def token_age_s(self, now: float) -> float:
+        return 0.0
+
+    def row(self) -> WorkerRow:
+        return WorkerRow(self.worker_id, "sink", self.degree, self.server)
+
+    def enqueue(self, task: PrefillTask) -> None:
+        raise AssertionError("a sink prefills nothing: route every task to a prefill worker")
+
+    def join(self, live: Live) -> None:
+        raise AssertionError("a sink prefills nothing")
+
+    def lend(self, live: Live) -> int:
+        return live.context
+
+    def land(self, live: Live, tokens: int) -> None:
+        self.kv_tokens += tokens + 1
+        now = self._loop.now
+        if live.left:
+            self._loop.at(now + live.left * self._itl_s, self._finish, live)
+        else:
+            self._finish(live)
+
+    def _finish(self, live: Live) -> None:
+        if live.left:
+            live.token_s = self._loop.now
+            self.kv_tokens += live.left
+            live.context += live.left
+            gaps, counts, start = self.log.gaps, self.log.counts, len(self.log.gaps)
+            if live.left > 1:
+                gaps.append(self._itl_s)
+                counts.append(live.left - 1)
+            self.log.stays.append(Stay(live.row, self._itl_s, start, len(gaps)))
+            live.left = 0
+        if not self._hub.round_done(live):
+            self.kv_tokens -= live.context
+
+
+Home = DecodeWorker | Sink
+"""Holds the K/V of its sessions and decodes them."""

@@ -7,12 +7,14 @@ The next step is chosen when the current one begins to compute, so that its hist
 from __future__ import annotations
 
 from math import fsum
-from typing import NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
-from engines.ar.cluster.hub import Hub
 from engines.ar.cluster.worker import Parts, Worker
 from engines.ar.window import WINDOW_S, Window
 from engines.policies.step import Share, StepPlan
+
+if TYPE_CHECKING:
+    from engines.ar.cluster.simulation import Simulation
 
 
 class _Staged(NamedTuple):
@@ -23,7 +25,9 @@ class _Staged(NamedTuple):
 
 
 class PrefillWorker(Worker):
-    def __init__(self, hub: Hub, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
+    def __init__(
+        self, hub: Simulation, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]
+    ) -> None:
         super().__init__(hub, **parts)
         self._hub, self._overlaps = hub, overlaps
         self.ttft = Window(window_s)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from engines.ar.cluster.hub import Home, Live
+from engines.ar.cluster.decode_worker import Home
+from engines.ar.cluster.hub import Live
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cost import KvLinks
 from engines.ar.events import Clients, EventLoop, OpenArrivals
-from engines.ar.record import ClusterRun, RoundRow, SessionRow, Stay, TaskRow, TransferRow, WorkerRow, gaps_of, table_of
+from engines.ar.record import (
+    ClusterRun,
+    RoundRow,
+    SessionRow,
+    Stay,
+    TaskRow,
+    TransferRow,
+    WorkerRow,
+    gaps_of,
+    prefill_load,
+    table_of,
+)
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.errors import RunError, require
 from engines.named import asked
@@ -159,9 +169,11 @@ class Simulation:
             self._rounds[live.row].is_local = decision.is_local
         worker.enqueue(task)
 
-    # ---- what workers tell (Hub) -------------------------------------------------------------------------
+    # ---- what workers tell -------------------------------------------------------------------------
 
     def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
+        """When it is here. A lazy read (AMPD §6): the home holds the history until the increment is back; what it no longer has
+        of it is prefilled again."""
         live, worker = self._lives[task.order], self._prefill_of[worker_id]
         cached = live.home.lend(live)
         self.owed.more(task, task.history - cached)
@@ -180,17 +192,14 @@ class Simulation:
         row.computed_tokens = task.tokens
         row.finished_s = now
         worker = self._prefill_of.get(worker_id)
-        if worker is None:
-            self._token_out(live, task, now)
-            live.home.join(live)
+        end_s = now if worker is None else self._send("increment", task, worker, live.home, task.tokens, now)
+        if end_s > now:
+            self.loop.at(end_s, self._land, live, task, worker)
         else:
-            end_s = self._send("increment", task, worker, live.home, task.tokens, now)
-            if end_s > now:
-                self.loop.at(end_s, self._land, live, task, worker)
-            else:
-                self._land(live, task, worker)
+            self._land(live, task, worker)
 
     def round_done(self, live: Live) -> bool:
+        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
         self._rounds[live.row].finished_s = self.loop.now
         delay = live.session.rounds[live.round_index].delay_s
         live.round_index += 1
@@ -202,19 +211,14 @@ class Simulation:
         return False
 
     def preempted(self, live: Live) -> None:
+        """Its K/V is gone: it needs a prefill of all its tokens."""
         self._route(live, "recompute", 0, live.context)
 
     # ---- in between ----------------------------------------------------------------------------------------
 
-    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker) -> None:
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None) -> None:
+        """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home."""
         now = self.loop.now
-        self._token_out(live, task, now)
-        if task.kind != "recompute":
-            worker.ttft.add(now, now - task.ready_s)
-        live.home.land(live, task.tokens)
-
-    def _token_out(self, live: Live, task: PrefillTask, now: float) -> None:
-        """The prefill's token; the first of its round but after a preemption."""
         self._tasks[task.task_id].landed_s = now
         live.context = task.history + task.tokens + 1
         live.left -= 1
@@ -224,6 +228,12 @@ class Simulation:
         else:
             self._rounds[live.row].first_token_s = now
         live.token_s = now
+        if worker is None:
+            live.home.join(live)
+            return
+        if task.kind != "recompute":
+            worker.ttft.add(now, now - task.ready_s)
+        live.home.land(live, task.tokens)
 
     def _end(self, live: Live) -> None:
         row = self._sessions[live.order]
@@ -261,6 +271,7 @@ class Simulation:
 
     def _record(self) -> ClusterRun:
         workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
+        span_s = self._sessions[-1].arrival_s if self._sessions and self._clients is None else 0.0
         return ClusterRun(
             sessions=table_of(SessionRow, self._sessions),
             rounds=table_of(RoundRow, self._rounds),
@@ -272,23 +283,6 @@ class Simulation:
                 "num_events": self.loop.num_events,
                 "end_s": self.loop.now,
                 "stop_reason": self._stop_reason,
-                **self._load(workers),
+                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), span_s),
             },
         )
-
-    def _load(self, workers: Sequence[WorkerRow]) -> dict[str, Any]:
-        """Seconds of prefill that arrived for each second of arrivals and worker that prefills, in the busier pool."""
-        span_s = self._sessions[-1].arrival_s if self._sessions else 0.0
-        if self._clients is not None or span_s <= 0:
-            return {"prefill_load": None, "overload_reason": None}
-        busy: dict[str, list[float]] = {}
-        for worker in workers:
-            busy.setdefault(worker.role, []).append(worker.busy_prefill_s)
-        load = max(math.fsum(each) / len(each) for each in busy.values()) / span_s
-        reason = None
-        if load > 1:
-            reason = (
-                f"prefills take {load:.2f} times what the workers had time for while sessions arrived: "
-                "latencies grow with the length of the run"
-            )
-        return {"prefill_load": load, "overload_reason": reason}

@@ -84,8 +84,7 @@ class Worker:
         return max(0.0, self._start_s + fsum([task.estimate_s for task, _ in self._shares]) - now)
 
     def oldest_wait_s(self, now: float) -> float:
-        oldest = self.queue.oldest_ready_s()
-        return 0.0 if oldest is None else now - oldest
+        return now - min((task.ready_s for task in self.queue), default=now)
 
     # ---- what the host tells it ---------------------------------------------------------------------
 
@@ -178,13 +177,9 @@ class Worker:
         self.prefilled_tokens += tokens
 
     def _finish(self, plan: StepPlan) -> None:
-        self._settle(plan.shares)
-        self.is_busy = False
-        self._boundary()
-
-    def _settle(self, shares: Sequence[Share]) -> None:
-        """Tell of the prefills that ended with the step."""
-        for task, _ in shares:
+        for task, _ in plan.shares:
             if task.computed == task.tokens:
                 self.num_prefills += 1
                 self._host.prefilled(task, self.worker_id)
+        self.is_busy = False
+        self._boundary()

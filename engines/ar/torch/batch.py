@@ -10,7 +10,6 @@ from engines.ar.session import Session
 from engines.ar.torch.rows import StepWork
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.policies.task import PrefillTask
-from engines.runtime.rows import Ints
 
 
 @dataclass(slots=True, eq=False)
@@ -45,35 +44,23 @@ class Sequence:
 class DecodeColumns:
     def __init__(self) -> None:
         self.members: list[Sequence] = []
-        self._slot, self._context, self._left = np.zeros((3, 0), dtype=np.int64)
+        self.slots, self.contexts, self._left = np.zeros((3, 0), dtype=np.int64)
 
     @property
     def size(self) -> int:
         return len(self.members)
 
-    @property
-    def total_context(self) -> int:
-        return int(self._context.sum())
-
-    @property
-    def slots(self) -> Ints:
-        return self._slot
-
-    @property
-    def contexts(self) -> Ints:
-        return self._context
-
     def join(self, sequence: Sequence) -> None:
         """It has a newest token and at least one to come."""
         self.members.append(sequence)
-        self._slot = np.append(self._slot, sequence.slot)
-        self._context = np.append(self._context, sequence.context)
+        self.slots = np.append(self.slots, sequence.slot)
+        self.contexts = np.append(self.contexts, sequence.context)
         self._left = np.append(self._left, sequence.left)
 
     def work(self) -> StepWork:
         """The newest token of each, for the next."""
         size = self.size
-        return StepWork(self._slot, self._context - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
+        return StepWork(self.slots, self.contexts - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
 
     def end(self, which: np.ndarray) -> None:
         """Have the next token of these members be their last."""
@@ -81,7 +68,7 @@ class DecodeColumns:
 
     def advance(self) -> list[Sequence]:
         """Every member has a token more; those that have all of theirs leave, the oldest first."""
-        self._context = self._context + 1
+        self.contexts = self.contexts + 1
         self._left = self._left - 1
         done = self._left == 0
         if not done.any():
@@ -99,10 +86,10 @@ class DecodeColumns:
         gone = []
         for index in np.flatnonzero(which).tolist():
             sequence = self.members[index]
-            sequence.context, sequence.left = int(self._context[index]), int(self._left[index])
+            sequence.context, sequence.left = int(self.contexts[index]), int(self._left[index])
             sequence.computed = sequence.context - 1
             gone.append(sequence)
         stay = ~which
         self.members = [member for member, stays in zip(self.members, stay.tolist(), strict=True) if stays]
-        self._slot, self._context, self._left = self._slot[stay], self._context[stay], self._left[stay]
+        self.slots, self.contexts, self._left = self.slots[stay], self.contexts[stay], self._left[stay]
         return gone

@@ -9,26 +9,75 @@ advances by one token.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from engines.ar.cost import StepCost
 from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.record import table_of
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.torch.batch import Sequence
-from engines.ar.torch.clock import Clock, WallClock
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRound, EngineRun, Prompts, StepRow, random_prompts
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.ar.torch.worker import Worker
 from engines.policies.queue import PrefillQueue
-from engines.policies.step import Batching, StepPlan
+from engines.policies.step import Batching, Chunk, StepPlan
 from engines.policies.task import PrefillTask, TaskKind
 from engines.runtime.rows import Ints
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    def wait_until(self, time_s: float) -> None: ...
+
+    def charge(self, chunks: list[Chunk], decoding: int, context: int, mode: object) -> None:
+        """The step has been run: a clock that does not go by itself is put forward by what it costs."""
+        ...
+
+
+class WallClock:
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._began
+
+    def wait_until(self, time_s: float) -> None:
+        left = time_s - self.now()
+        if left > 0:
+            time.sleep(left)
+
+    def charge(self, chunks: list[Chunk], decoding: int, context: int, mode: object) -> None:
+        return
+
+
+class CostClock:
+    """A step takes what ``cost`` says, everything else no time."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost, self._now = cost, 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wait_until(self, time_s: float) -> None:
+        self._now = max(self._now, time_s)
+
+    def charge(self, chunks: list[Chunk], decoding: int, context: int, mode: object) -> None:
+        if chunks:
+            self._now += self._cost.step_s(chunks, decoding, context, mode)
+        else:
+            base, slope, floor = self._cost.decode_line(decoding)
+            self._now += max(base + slope * context, floor)
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from engines.ar.torch.attention import SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.graphs import CaptureCost, CausalGraphs
 from engines.ar.torch.paged import PagedAttention, Served, probe
-from engines.ar.torch.rows import CausalRows, Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
+from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
 from engines.errors import UserError, require
 from engines.kernels.choice import TritonKernels
@@ -139,7 +139,11 @@ class TorchExecutor:
         where a bucket runs operator by operator."""
         wanted = sorted(sizes, key=lambda size: (size.tokens, most_sequences(size)), reverse=True)
         for size in wanted:
-            self._check(size)
+            require(size.tokens >= 1, f"size={size} must hold at least one token")
+            require(
+                not isinstance(size, Bucket) or size.length <= max(self._longest_bucket, 1),
+                f"bucket={size} is longer than longest_bucket={self._longest_bucket}: raise it",
+            )
         if self.graphs is None:
             return {}
         with on(self.device):
@@ -205,14 +209,6 @@ class TorchExecutor:
             return SdpaAttention(store, self._staging, block_size=block_size)
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
 
-    def _check(self, size: Size) -> None:
-        require(size.tokens >= 1, f"size={size} must hold at least one token")
-        if isinstance(size, Bucket):
-            require(
-                size.length <= max(self._longest_bucket, 1),
-                f"bucket={size.length}x{size.batch} is longer than longest_bucket={self._longest_bucket}: raise it",
-            )
-
     def _size(self, work: StepWork, mode: object) -> Size | None:
         """What the step runs in: as asked, else the narrowest captured bucket of a decode step."""
         if isinstance(mode, Bucket):
@@ -231,20 +227,15 @@ class TorchExecutor:
         """[sampling sequences, V] logits and the rows computed."""
         rows = packed_rows(work, self.tables, least=MIN_ROWS) if size is None else rows_in(size, work, self.tables)
         attend = self.attention.attend(rows, self.tables, self.pool)
-        last, wanted = self._last(rows, work.samples)
+        last = rows.last[work.samples]
+        wanted = len(last)
+        if wanted < MIN_ROWS:  # repeated up to so many
+            last = np.concatenate((last, np.full(MIN_ROWS - wanted, rows.last[0], dtype=np.int64)))
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
         hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
         if wanted == 0:
             return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows
         return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows
-
-    def _last(self, rows: CausalRows, samples: np.ndarray) -> tuple[Ints, int]:
-        """Rows that get logits, repeated up to MIN_ROWS, and how many are wanted."""
-        last = rows.last[samples]
-        wanted = len(last)
-        if wanted < MIN_ROWS:
-            last = np.concatenate((last, np.full(MIN_ROWS - wanted, rows.last[0], dtype=np.int64)))
-        return last, wanted
 
     def _draws(self, work: StepWork) -> Draws | None:
         """None where every sequence takes the likeliest token."""

@@ -6,14 +6,13 @@ being preempted. Shapes: m sequences, V vocabulary rows.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from engines.errors import require
+from engines.knobs import Proportion, Range, Seed, check_fields
 from engines.runtime.noise import gumbel_argmax, row_keys
 
 
@@ -21,17 +20,12 @@ from engines.runtime.noise import gumbel_argmax, row_keys
 class SamplingParams:
     """Temperature 0 is greedy. ``top_p`` keeps the fewest likely tokens that hold that probability, at least one."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+    temperature: Annotated[float, Range(least=0)] = 0.0
+    top_p: Proportion = 1.0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.temperature < math.inf,
-            f"temperature={self.temperature} must be 0 (greedy) or a positive, finite number",
-        )
-        require(0 < self.top_p <= 1, f"top_p={self.top_p} must be above 0 and at most 1")
-        require(0 <= self.seed < 2**63, f"seed={self.seed} must be between 0 and 2**63 - 1")
+        check_fields(self)
 
 
 GREEDY = SamplingParams()

@@ -19,8 +19,7 @@ import numpy as np
 from engines.ar.session import Session
 from engines.ar.torch.batch import DecodeColumns, Sequence
 from engines.ar.torch.executor import Ran, TorchExecutor
-from engines.ar.torch.kept import KeptSequences
-from engines.ar.torch.memory import SessionMemory
+from engines.ar.torch.memory import KeptSequences, SessionMemory
 from engines.ar.torch.rows import StepWork
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.errors import require
@@ -150,7 +149,10 @@ class Worker:
         elif any(begun is task for begun in self.begun):
             self.begun = [begun for begun in self.begun if begun is not task]
         else:
-            _withdraw(self.queue, task)
+            pull = getattr(self.queue, "pull", None)
+            require(pull is not None, f"queue={type(self.queue).__name__} lets no waiting task go: give an OpenQueue")
+            assert pull is not None
+            pull(task)
         self._forget(sequence)
 
     def abandon(self) -> list[Sequence]:
@@ -203,7 +205,7 @@ class Worker:
         shares = [self._admitted(share, now) for share in plan.shares]
         self._owed.run(shares, 0)
         decodes = self.decode.size > 0 and (not shares or (plan.decodes and self._reserve(now)))
-        decoding, context = (self.decode.size, self.decode.total_context) if decodes else (0, 0)
+        decoding, context = (self.decode.size, int(self.decode.contexts.sum())) if decodes else (0, 0)
         chunks, entries = [], []
         for task, tokens in shares:
             sequence = self.sequences[task.order]
@@ -319,10 +321,3 @@ class Worker:
         self.executor.close_slot(sequence.slot)
         sequence.slot, sequence.computed = -1, 0
         self.enqueue(sequence, "recompute", 0, sequence.context, now)
-
-
-def _withdraw(queue: PrefillQueue, task: PrefillTask) -> None:
-    pull = getattr(queue, "pull", None)
-    require(pull is not None, f"queue={type(queue).__name__} lets no waiting task go: give an OpenQueue")
-    assert pull is not None
-    pull(task)

@@ -26,7 +26,7 @@ from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
 from repro.systems.ar.plans import Ground
 from repro.systems.ar.settings import resolve
-from repro.workloads.sessions import SessionWorkload
+from repro.workloads.sessions.workload import SessionWorkload
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
@@ -120,9 +120,9 @@ class Planning:
             tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
             manifest={
                 "obtained": self.obtained,
-                "calibration": f"{ground.card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
+                "calibration": f"{hardware.gpu.name}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
                 "dataset": asdict(workload.provenance),
-                "model": ground.model,
+                "model": hardware.shape.name,
                 "facts": {
                     **dict.fromkeys(("coefficients_s", "solve_s", "routing_s", "ordering_s")),
                     **seconds,

@@ -18,10 +18,10 @@ from engines.ar.metrics import Reading
 from engines.errors import UserError, require
 from engines.policies.task import Slo
 from repro.runs.kept import kept
-from repro.systems.ar.settings import Settings, hardware_of, performance_of, profiled_context, sessions_of
+from repro.systems.ar.settings import Settings, performance_of, profiled_context, sessions_of
 from repro.systems.simulated import Options
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig
+from repro.workloads.sessions.workload import SessionWorkload, SessionWorkloadConfig
 
 PLANNER, SEARCH = "planner", "search"
 _OTHER_SEED = 10**6
@@ -38,9 +38,7 @@ _POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")
 class Ground:
     """What a system is built on, besides its deployment: hashable, so that plans are found once for all seeds."""
 
-    model: str
-    card: str
-    constants: str
+    hardware: Hardware
     num_gpus: int
     slo: Slo
     reading: Reading
@@ -49,11 +47,8 @@ class Ground:
 
     @staticmethod
     def of(settings: Settings) -> Ground:
-        assert settings.platform.gpu is not None
         return Ground(
-            model=settings.model,
-            card=settings.platform.gpu,
-            constants=settings.constants,
+            hardware=settings.hardware,
             num_gpus=settings.num_gpus,
             slo=settings.slo,
             reading=settings.reading,
@@ -61,14 +56,9 @@ class Ground:
         )
 
     @property
-    def hardware(self) -> Hardware:
-        return hardware_of(self.model, self.card, self.constants)
-
-    @property
     def performance(self) -> PerformanceModel:
         """What policies know of the hardware's speed."""
-        context = profiled_context(self.workload)
-        return performance_of(self.model, self.card, self.constants, self.num_gpus, context)
+        return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
 
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
         config = replace(self.workload, seed=_OTHER_SEED + turn)
@@ -113,7 +103,7 @@ def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
     found = plan(ground.performance, workload, degrees, ground.num_gpus, top=top)
     require(
         bool(found),
-        f"num_gpus={ground.num_gpus}: no split of them into prefill and decode workers of {ground.model} uses them all, "
+        f"num_gpus={ground.num_gpus}: no split of them into prefill and decode workers of {ground.hardware.shape.name} uses them all, "
         "give an even number",
     )
     return found
@@ -144,7 +134,7 @@ def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]
         found = tuple(replications(ground.num_gpus, hardware.degrees(min_kv_tokens=longest)))
         require(
             bool(found),
-            f"num_gpus={ground.num_gpus} cannot be divided into workers that hold {ground.model}: use a multiple of "
+            f"num_gpus={ground.num_gpus} cannot be divided into workers that hold {ground.hardware.shape.name}: use a multiple of "
             f"{min(hardware.degrees(min_kv_tokens=longest))}",
         )
         return found

@@ -22,9 +22,8 @@ from repro.systems.ar.platforms import ArPart
 from repro.systems.platforms import Platform, platform
 from repro.workloads.arrivals import arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs, Rate
-from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, build_sessions, load_session_card
-from repro.workloads.sessions.card import Lengths
-from repro.workloads.sessions.workload import Source
+from repro.workloads.sessions.card import Lengths, load_session_card
+from repro.workloads.sessions.workload import SessionWorkloadConfig, Source, build_sessions
 
 Objective = Annotated[float, Range(1e-6, 1e6)]
 """Seconds."""
@@ -94,8 +93,8 @@ class Settings:
     platform: Platform
     model: str
     """As the shape spells it."""
+    hardware: Hardware
     num_gpus: int
-    constants: str
     deployment: str | None
     """None: the system's own default."""
     slo: Slo
@@ -104,11 +103,6 @@ class Settings:
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
     planning_rate: float
-
-    @property
-    def hardware(self) -> Hardware:
-        assert self.platform.gpu is not None
-        return hardware_of(self.model, self.platform.gpu, self.constants)
 
     @property
     def basis(self) -> str:
@@ -123,15 +117,13 @@ def hardware_of(model: str, card: str, constants: str) -> Hardware:
 
 
 @lru_cache(maxsize=256)
-def performance_of(model: str, card: str, constants: str, num_gpus: int, context: int) -> PerformanceModel:
+def performance_of(hardware: Hardware, num_gpus: int, context: int) -> PerformanceModel:
     """A tenth of a second; the runs of a panel share it."""
-    return profile_hardware(hardware_of(model, card, constants), num_gpus=num_gpus, decode_context=context)
+    return profile_hardware(hardware, num_gpus=num_gpus, decode_context=context)
 
 
-@kept(maxsize=512)
-def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
-    """The systems of a comparison serve the same sessions."""
-    return build_sessions(config)
+sessions_of = kept(maxsize=512)(build_sessions)
+"""The systems of a comparison serve the same sessions."""
 
 
 @kept(maxsize=512)
@@ -154,19 +146,20 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         f"executor={cell.executor!r}: system={system!r} is simulated here, leave it out or use roofline",
     )
     require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
+    assert where.gpu is not None
     check_given(cell.asked, ClusterKnobs, own, who=f"system={system!r}")
     knobs = given_to(ClusterKnobs(), cell.asked)
     card = load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
-    constants = cost_constants(knobs.constants or part.constants)
+    hardware = hardware_of(shape.name, where.gpu, knobs.constants or part.constants)
     num_gpus = min(card.num_gpus, part.num_gpus) if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
     return Settings(
         platform=where,
         model=shape.name,
+        hardware=hardware,
         num_gpus=num_gpus,
-        constants=constants.name,
         deployment=knobs.deployment,
         slo=_objectives(shape.name, card.name, part, knobs),
         reading=Reading(

@@ -12,7 +12,7 @@ from engines.ar.deployment import Deployment
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.runs.record import RunRecord
+from repro.runs.record import Obtained, RunRecord
 from repro.systems.ar.family import AR
 from repro.systems.ar.log import tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Placed, parse_deployment, planned, searched
@@ -20,7 +20,7 @@ from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import ClusterKnobs, Settings, resolve, sessions_of
 from repro.systems.platforms import Platform
 from repro.systems.simulated import Options, PolicyDeployment, PolicySystem
-from repro.workloads.sessions import SessionWorkload
+from repro.workloads.sessions.workload import SessionWorkload
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
@@ -40,6 +40,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
     """planner, search, or a deployment in words."""
     seed: int
     modules: tuple[str, ...]
+    obtained: ClassVar[Obtained] = "simulated"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -125,6 +126,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         }
         return self.record(
             tables_of(run),
+            obtained=self.obtained,
             calibration=f"{settings.platform.gpu}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
             platform=settings.platform.title,
             provenance=workload.provenance,

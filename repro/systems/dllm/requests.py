@@ -12,7 +12,7 @@ from repro.runs.cell import Cell
 from repro.runs.kept import kept
 from repro.systems.dllm.settings import Settings
 from repro.workloads.arrivals import arrivals_asked
-from repro.workloads.scale import MIN_PROMPT_LEN
+from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload
 
 

@@ -23,7 +23,7 @@ from repro.systems.dllm.graded import task_of, task_workload
 from repro.systems.dllm.knobs import BaselineKnobs
 from repro.systems.dllm.requests import requests_of, room_for_prompt
 from repro.systems.dllm.settings import Settings, resolve
-from repro.workloads.scale import MIN_PROMPT_LEN
+from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload
 
 

@@ -20,9 +20,10 @@ from repro.runs.kept import kept
 from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
 from repro.workloads.arrivals import ArrivalConfig, arrivals_asked
-from repro.workloads.scale import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
+from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
 from repro.workloads.seed import derive_seed
-from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.sessions.card import known_session_cards
+from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions
 from repro.workloads.text import more_text
 from repro.workloads.workload import WorkloadConfig, build_workload
 

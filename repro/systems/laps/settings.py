@@ -23,8 +23,8 @@ from repro.systems.laps.part import PrefillPart, part_of
 from repro.systems.laps.workload import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
 from repro.workloads.arrivals import arrivals_asked
-from repro.workloads.conversations import ConversationConfig, load_conversation_card
-from repro.workloads.conversations.card import LONG
+from repro.workloads.conversations.card import LONG, load_conversation_card
+from repro.workloads.conversations.workload import ConversationConfig
 from repro.workloads.knobs import ArrivalKnobs
 from repro.workloads.sessions.workload import Source
 

@@ -109,6 +109,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
             basis = {"calibration": f"{part.gpu}, uncalibrated: constants assumed, mixing penalty {kappa:g}"}
         return self.record(
             tables_of(run, window),
+            obtained=self.obtained,
             **basis,
             platform=part.title,
             provenance=workload.provenance,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, Routing, SglangConfig, graphs_only, sglang
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, Routing, SglangConfig, graphs_only, sglang
 from baselines.ar.vllm import CHUNK_TOKENS
-from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
+from baselines.ar.vllm_pd import vllm_pd
 from engines.errors import require
-from engines.knobs import Count, Only, Range, Tokens, given_to, knobs_of
+from engines.knobs import Count, Only, Range, given_to, knobs_of
 from engines.laps.controller import ControllerConfig
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
@@ -62,20 +62,6 @@ class ReserveKnobs(GraphKnobs):
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VllmPdKnobs:
-    max_num_batched_tokens: Tokens | None = None
-    """Tokens of a step."""
-    routing: Routing | None = None
-    """Which instance a turn goes to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SglangKnobs(VllmPdKnobs):
-    prefill_graphs: bool = False
-    """Replay captured sizes, as SGLang does by now; the paper's baselines did not."""
-
-
 def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     model, graphs = _captured(settings, options, "cheapest")
     return laps(model, _laps_config(settings, graphs, options), name="laps")
@@ -91,7 +77,7 @@ def _build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSyst
     """SGLang's one queue, with the graphs of LAPS."""
     model, graphs = _captured(settings, options, "cheapest")
     budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
-    return graphs_only(model, graphs=graphs, chunked_prefill_size=budget, name="laps-graphs-only")
+    return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
 
 
 def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
@@ -110,23 +96,14 @@ def _build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> Pref
 
 
 def _sglang(settings: Settings, options: Mapping[str, Any], routing: Routing, name: str) -> PrefillSystem:
-    knobs = given_to(SglangKnobs(), options)
-    config = SglangConfig(
-        chunked_prefill_size=knobs.max_num_batched_tokens or _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE),
-        routing=knobs.routing or routing,
-        prefill_graphs=knobs.prefill_graphs,
-    )
-    shapes = settings.shapes("ladder") if config.prefill_graphs else ()
-    return sglang(config, settings.step_model(shapes), name=name)
+    budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
+    config = given_to(SglangConfig(max_num_batched_tokens=budget, routing=routing), options)
+    return sglang(config, settings.step_model(settings.shapes("ladder") if config.prefill_graphs else ()), name=name)
 
 
 def _build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    knobs = given_to(VllmPdKnobs(), options)
-    config = VllmPdConfig(
-        max_num_batched_tokens=knobs.max_num_batched_tokens or _tokens(settings.part.length_scale, CHUNK_TOKENS),
-        routing=knobs.routing or "round-robin",
-    )
-    return vllm_pd(config)
+    budget = _tokens(settings.part.length_scale, CHUNK_TOKENS)
+    return vllm_pd(given_to(PdConfig(max_num_batched_tokens=budget), options))
 
 
 def _captured(settings: Settings, options: Mapping[str, Any], default: Graphs) -> tuple[StepModel, Graphs]:
@@ -227,20 +204,20 @@ SGLANG_PD = PrefillSystemEntry(
     name="sglang-pd",
     title="SGLang PD",
     summary="token-budget batches, first come, first served, instances in turn; simulated",
-    own=SglangKnobs,
+    own=SglangConfig,
     build=_build_sglang,
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
     title="SGLang PD + router",
     summary="the same behind a router to the least loaded instance; simulated",
-    own=SglangKnobs,
+    own=SglangConfig,
     build=_build_sglang_router,
 )
 VLLM_PD = PrefillSystemEntry(
     name="vllm-pd",
     title="vLLM PD",
     summary="chunked prefill, first come, first served, instances in turn; simulated",
-    own=VllmPdKnobs,
+    own=PdConfig,
     build=_build_vllm,
 )

@@ -10,8 +10,13 @@ from engines.errors import require
 from engines.laps.cluster import PrefillArrivals
 from repro.runs.kept import kept
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
-from repro.workloads.conversations.workload import ConversationProvenance, open_turns
+from repro.workloads.conversations.workload import (
+    ConversationConfig,
+    ConversationProvenance,
+    Conversations,
+    draw_conversations,
+    open_turns,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

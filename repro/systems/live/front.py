@@ -61,7 +61,7 @@ class Direct:
     def serve(
         self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
     ) -> Served:
-        from engines.ampd.live.client import serve
+        from engines.ampd.live.coordinator import serve
         from engines.ampd.live.record import Mark
 
         coordinator = deciding.coordinator(store)

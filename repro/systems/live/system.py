@@ -2,19 +2,270 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.ampd.live.intake import Limits
+from engines.ampd.live.intake import Deciding, Limits
+from engines.ampd.live.server import RedisServer, redis_program
+from engines.ampd.live.store import Store, client_of, load_redis, shown
 from engines.ampd.system import AmpdConfig
-from engines.errors import require
+from engines.ar.record import prefill_load, rows_of
+from engines.errors import UserError, require
+from engines.policies.binding import LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Router
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.systems.live.deployment import MAX_LEN, LiveDeployment
+from repro.runs.record import REQUESTS, Obtained, RunRecord
+from repro.systems.ar.log import tables_of
+from repro.systems.ar.settings import DEFAULT_READING
 from repro.systems.live.family import LIVE
 from repro.systems.live.front import Direct, Front
-from repro.systems.live.settings import TINY, LiveKnobs, Settings, resolve
-from repro.workloads.sessions import SessionWorkload, build_sessions
+from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, Settings, resolve
+from repro.workloads.sessions.workload import SessionWorkload, build_sessions
+
+if TYPE_CHECKING:
+    from engines.ampd.live.fleet import Fleet
+    from engines.ampd.live.profile import LiveProfile
+    from engines.ar.record import ClusterRun
+    from repro.runs.drivers.steps import OnProgress
+
+_START_S = 300.0
+ANSWER_S = 2.0
+"""For a server of one's own to say that it is there."""
+MAX_LEN = 4096
+_NUM_SLOTS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveDeployment:
+    system: str
+    title: str
+    settings: Settings
+    seed: int
+    front: Front
+    modules: tuple[str, ...]
+
+    obtained: ClassVar[Obtained] = "measured"
+    is_tied_here: ClassVar[bool] = True
+
+    @property
+    def basis(self) -> str:
+        return f"{self.settings.basis}{self.front.basis}"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"deployment": str(self.settings.deployment)}
+
+    def check_machine(self) -> None:
+        """The client and, where none is there already, a server."""
+        load_redis()
+        if self.settings.knobs.redis is None:
+            redis_program()
+        else:
+            _check_redis(self.settings.knobs.redis)
+        self.front.check_machine()
+
+    def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        from engines.ampd.live.decisions import replay
+        from engines.ampd.live.profile import profile_live
+        from engines.ampd.live.record import answers, collect
+
+        self.check_machine()
+        settings, sessions = self.settings, workload.sessions
+        prompts = self._prompts()
+        with self._fleet() as (store, fleet, url):
+            profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
+            deciding = Deciding(
+                url=url,
+                prefix=store.prefix,
+                binder=LeastKvMemory(),
+                router=self._router(profile),
+                estimator=profile.performance,
+                window_s=settings.policies.window_s,
+                lease_s=settings.knobs.lease_s,
+            )
+            served = self.front.serve(deciding, sessions, prompts, store, fleet)
+            losses, ended = store.losses(), fleet.ended
+            fleet.stop()  # with which workers report for the last time
+            began, mark, end_s = served.began, served.mark, served.end_s
+            run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
+            found = replay(
+                store.log()[mark.decision :],
+                binder=LeastKvMemory(),
+                router=self._router(profile),
+                make_queue=lambda worker: self._make_queue(),
+            )
+            ids = [answers(store, each) for each in sessions]
+            simulated = compared(run, self._simulated(profile, workload))
+            seen = None
+            if served.client is not None:
+                run, seen = served.client.saw(run, store)
+            store.clear()
+        facts = {
+            **self._facts(run, end_s),
+            "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
+            "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
+            # One that died within a lease of the end is not yet missed.
+            "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
+            "prefills_taken_back": losses.num_taken_back,
+            "profile": _profile_facts(profile),
+            "simulated": simulated,
+        }
+        if seen is not None:
+            facts["frontend"] = {**served.facts, **seen}
+        manifest = {
+            "obtained": self.obtained,
+            "calibration": None,
+            "dataset": asdict(workload.provenance),
+            "platform": "this CPU",
+            "model": settings.knobs.model,
+            "system": self.title,
+            "facts": facts,
+        }
+        return RunRecord(tables=tables_of(run), manifest=manifest).with_columns(REQUESTS, submit_lag_s=served.lags_s)
+
+    @contextmanager
+    def _fleet(self) -> Iterator[tuple[Store, Fleet, str]]:
+        """Workers that take part, and the address of their Redis."""
+        from engines.ampd.live.fleet import Fleet
+        from engines.ampd.live.worker import WorkerSpec
+
+        settings, prefix = self.settings, f"{{ampd:{uuid.uuid4().hex[:12]}}}"
+
+        @contextmanager
+        def redis_url() -> Iterator[str]:
+            if settings.knobs.redis is not None:
+                yield settings.knobs.redis
+                return
+            with tempfile.TemporaryDirectory(prefix="ampd-redis-") as folder, RedisServer(Path(folder)) as server:
+                yield server.url
+
+        with redis_url() as url:
+            store = Store.connect(url, prefix)
+            store.call("create", settings.policies.window_s)
+            cores = sorted(os.sched_getaffinity(0))
+            specs = [
+                WorkerSpec(
+                    worker_id=worker,
+                    role=role,  # type: ignore[arg-type]
+                    url=url,
+                    prefix=prefix,
+                    model=settings.config,
+                    make_queue=self._make_queue,
+                    num_tokens=settings.knobs.kv_tokens,
+                    max_len=MAX_LEN,
+                    num_slots=_NUM_SLOTS,
+                    lease_s=settings.knobs.lease_s,
+                    core=cores[worker % len(cores)] if settings.knobs.pin else None,
+                )
+                for worker, role in settings.roles.items()
+            ]
+            assert len(specs) <= MAX_WORKERS
+            with Fleet(specs, store, start_s=_START_S) as fleet:
+                yield store, fleet, url
+
+    @property
+    def _make_queue(self) -> Callable[[], PrefillQueue]:
+        return partial(self.settings.policies.make_queue, self.settings.slo)
+
+    def _router(self, profile: LiveProfile) -> Router:
+        return self.settings.policies.make_router(self.settings.slo, profile.performance, seed=self.seed)
+
+    def _prompts(self) -> Any:
+        from engines.ar.torch.run import random_prompts
+
+        return random_prompts(self.settings.vocab_size, self.seed)
+
+    def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
+        from engines.ampd.live.twin import simulate_live
+
+        settings = self.settings
+        return simulate_live(
+            profile,
+            workload.sessions,
+            num_homes=settings.num_homes,
+            num_prefills=settings.num_prefills,
+            binder=LeastKvMemory(),
+            router=self._router(profile),
+            estimator=profile.performance,
+            make_queue=self._make_queue,
+            kv_capacity=settings.knobs.kv_tokens,
+            window_s=settings.policies.window_s,
+        )
+
+    def _facts(self, run: ClusterRun, end_s: float) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "deployment": str(settings.deployment),
+            "roles": {str(worker): role for worker, role in settings.roles.items()},
+            "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
+            "attainment_reading": str(DEFAULT_READING),
+            "is_transient": settings.knobs.transient,
+            "end_s": end_s,
+            "stop_reason": None,
+            **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
+        }
+
+
+def _check_redis(url: str) -> None:
+    """Refuse an address that is none, or where no server is."""
+    try:
+        with client_of(url, ANSWER_S) as client:
+            client.ping()
+    except (load_redis().RedisError, OSError) as error:
+        raise UserError(f"redis={shown(url)!r} does not answer ({error}): start it, or correct the address") from None
+
+
+def _profile_facts(profile: LiveProfile) -> dict[str, Any]:
+    fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
+    return {
+        **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
+        "decode": asdict(profile.decode),
+        "dispatch_s": profile.dispatch_s,
+        "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
+        "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
+    }
+
+
+def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, float]]:
+    """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
+    import numpy as np
+
+    from engines.ar.metrics import observe
+
+    found = {}
+    pair = [observe(each) for each in (run, simulated)]
+    for name, of in (
+        ("ttft_s", lambda seen: seen.ttft_s),
+        ("ttft_initial_s", lambda seen: seen.ttft_s[seen.round_index == 0]),
+        ("ttft_incremental_s", lambda seen: seen.ttft_s[seen.round_index > 0]),
+        ("itl_s", lambda seen: seen.round_itl_s["mean"]),
+        ("itl_p95_s", lambda seen: seen.round_itl_s["p95"]),
+        ("e2el_s", lambda seen: seen.e2el_s),
+    ):
+        for stat, reduce in (("mean", np.nanmean), ("p50", np.nanmedian), ("p90", partial(np.nanquantile, q=0.9))):
+            values = [of(seen) for seen in pair]
+            if all(np.isfinite(each).any() for each in values):
+                measured, predicted = (float(reduce(each)) for each in values)
+                found[f"{name} {stat}"] = {
+                    "measured": measured,
+                    "predicted": predicted,
+                    "error": predicted / measured - 1,
+                }
+    local = [float(np.mean(seen.is_local)) for seen in pair]
+    found["local_share"] = {"measured": local[0], "predicted": local[1], "error": local[1] - local[0]}
+    return found
+
 
 _MODULES = (
     "engines.ampd.live.prefill",

@@ -7,8 +7,17 @@ from dataclasses import dataclass
 import pytest
 from support.prefill import ask, execute, h200_14b, task
 
-from baselines.ar.sglang import CacheAware, GuardedRungs, SglangConfig, TokenBudget, graphs_only, make_router, sglang
-from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
+from baselines.ar.sglang import (
+    CacheAware,
+    GuardedRungs,
+    PdConfig,
+    SglangConfig,
+    TokenBudget,
+    graphs_only,
+    make_router,
+    sglang,
+)
+from baselines.ar.vllm_pd import vllm_pd
 from engines.errors import UserError
 from engines.laps.graphs import LADDER
 from engines.laps.step_model import StepModel
@@ -56,7 +65,7 @@ def test_a_batch_holds_256_requests_and_no_more() -> None:
 
 
 def test_decodes_neither_ride_along_nor_take_of_the_budget() -> None:
-    plan = TokenBudget(chunked_prefill_size=100).next_step(
+    plan = TokenBudget(max_num_batched_tokens=100).next_step(
         Situation(queue_of(500), (), 40, 10**6, lambda each: each.tokens), 0.0
     )
     assert (shares(plan), plan.decodes) == ([(0, 100)], False)
@@ -64,7 +73,7 @@ def test_decodes_neither_ride_along_nor_take_of_the_budget() -> None:
 
 def test_vllm_takes_2048_tokens_a_step() -> None:
     assert shares(ask(vllm_pd().make_batching(), queue_of(2000, 100), 0.0)) == [(0, 2000), (1, 48)]
-    assert shares(ask(vllm_pd(VllmPdConfig(max_num_batched_tokens=50)).make_batching(), queue_of(60), 0.0)) == [(0, 50)]
+    assert shares(ask(vllm_pd(PdConfig(max_num_batched_tokens=50)).make_batching(), queue_of(60), 0.0)) == [(0, 50)]
 
 
 def test_a_graph_is_replayed_up_to_twice_the_tokens() -> None:

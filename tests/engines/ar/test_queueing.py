@@ -17,10 +17,9 @@ from support.lee_longton import mean_wait, wait_quantile
 from waits import SteadyWait, deterministic, markov, sampled
 
 from engines.ampd.planner.closed_form import erlang_c
-from engines.ar.cluster.decode_worker import DecodeWorker
+from engines.ar.cluster.decode_worker import DecodeWorker, Sink
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation
-from engines.ar.cluster.sink import Sink
 from engines.ar.events import EventLoop
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session

@@ -182,7 +182,7 @@ def test_a_history_prefilled_again_can_make_a_request_long() -> None:
 
 def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed() -> None:
     arrivals = turns((0.0, 300), (0.0, 300), (0.7, 9000), (0.95, 50))
-    run = simulate(sglang(SglangConfig(chunked_prefill_size=300)), arrivals, until_s=1.2, slo_s=0.4)
+    run = simulate(sglang(SglangConfig(max_num_batched_tokens=300)), arrivals, until_s=1.2, slo_s=0.4)
     requests = run.requests
     assert requests["finished_s"] == [pytest.approx(0.3), pytest.approx(0.6), None, None]
     assert requests["violated"] == [False, True, True, None]

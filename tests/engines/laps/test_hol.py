@@ -8,7 +8,7 @@ from support.prefill import TokenCost, turns
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.hol import TwoClasses, waits_s
+from engines.laps.latency import TwoClasses, waits_s
 from engines.laps.queue import ClassQueue
 from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem

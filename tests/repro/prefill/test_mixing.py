@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engines.errors import UserError
-from repro.prefill.mixing import interval, mixes, penalties
+from repro.prefill.times import interval, mixes, penalties
 
 FLOOR_S, TOKEN_S = 5e-3, 1e-4
 

@@ -21,10 +21,21 @@ from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards, load_session_card
-from repro.workloads.sessions.card import LengthTotals, RoundCounts, SessionFormat
+from repro.workloads.sessions.card import (
+    LengthTotals,
+    RoundCounts,
+    SessionFormat,
+    known_session_cards,
+    load_session_card,
+)
 from repro.workloads.sessions.traces import read_sessions, text_tokens
-from repro.workloads.sessions.workload import apportion_within, draw_lengths, draw_rounds
+from repro.workloads.sessions.workload import (
+    SessionWorkloadConfig,
+    apportion_within,
+    build_sessions,
+    draw_lengths,
+    draw_rounds,
+)
 
 PAPER = Path(__file__).parents[3] / "results" / "paper"
 POISSON = ArrivalConfig(kind="poisson", rate=2.0)

@@ -207,22 +207,17 @@ class Mirror(Simulation):
         assert self.store.call("start", worker_id, "a", task.task_id, self.fence[task.task_id]) == b"ok"
         super().task_started(task, worker_id, now)
 
-    def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
+    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         fence = self.fence[task.task_id]
         assert self.store.call("computed", worker_id, "a", task.task_id, fence, task.tokens) == b"ok"
-        if worker_id not in self._prefill_of:
-            self._landed_live(task)
-        return super().prefilled(task, worker_id)
+        super().prefilled(task, worker_id)
 
-    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker) -> None:
-        self._landed_live(task)
-        super()._land(live, task, worker)
-
-    def _landed_live(self, task: PrefillTask) -> None:
-        home = self._lives[task.order].home.worker_id
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None) -> None:
+        home = live.home.worker_id
         word = np.int32(1).tobytes(), np.float64(self.loop.now).tobytes()
         said = self.store.call("land", home, "a", task.order, 0, task.task_id, self.fence[task.task_id], *word, 0)
         assert said[0] == b"ok"
+        super()._land(live, task, worker)
 
     def stepped(self, worker_id: int, members: Sequence[tuple[int, int]], gap_s: float) -> None:
         self.num_steps += 1

@@ -16,8 +16,7 @@ import pytest
 from support.live import needs_redis
 
 from engines.ampd.live import fleet as fleet_module
-from engines.ampd.live.client import serve
-from engines.ampd.live.coordinator import Coordinator
+from engines.ampd.live.coordinator import Coordinator, serve
 from engines.ampd.live.decisions import replay
 from engines.ampd.live.fleet import Fleet
 from engines.ampd.live.profile import ProfileGrid, profile_live
@@ -35,7 +34,7 @@ from engines.policies.batching import ONE_BY_ONE
 from engines.policies.binding import LeastKvMemory
 from engines.policies.queue import PrefillQueue
 from engines.policies.routing import RemoteOnly
-from repro.systems.live.deployment import compared
+from repro.systems.live.system import compared
 
 pytestmark = needs_redis
 

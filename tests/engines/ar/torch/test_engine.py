@@ -10,8 +10,7 @@ from support.causal import executor, generate, small_model, start
 
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.ar.torch.blocks import OutOfBlocksError
-from engines.ar.torch.clock import WallClock
-from engines.ar.torch.engine import Engine
+from engines.ar.torch.engine import Engine, WallClock
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import random_prompts
 from engines.ar.torch.sampling import SamplingParams

@@ -19,8 +19,7 @@ from support.clusters import simulation
 from baselines.ar.sglang import SglangConfig, sglang
 from engines.ar.cost import DecodeLine
 from engines.ar.session import Arrivals, ClosedLoop, OpenLoop, Round, Session
-from engines.ar.torch.clock import CostClock
-from engines.ar.torch.engine import Engine
+from engines.ar.torch.engine import CostClock, Engine
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRun
 from engines.laps.reserve import ReserveConfig
@@ -89,7 +88,7 @@ POLICIES: dict[str, Policy] = {
     "one-by-one": lambda: (OneByOne(), PrefillQueue()),
     "prefill-first": lambda: (PrefillFirst(max_num_batched_tokens=64, max_num_seqs=6), PrefillQueue()),
     "chunked": lambda: (Chunked(max_num_batched_tokens=32, max_num_seqs=6), PrefillQueue()),
-    "sglang": _system(sglang(SglangConfig(chunked_prefill_size=64))),
+    "sglang": _system(sglang(SglangConfig(max_num_batched_tokens=64))),
     "laps": _system(laps(MODEL, LapsConfig(boundary=24, slo_s=0.1))),
     "laps-waits": _system(laps(MODEL, LapsConfig(boundary=24, slo_s=0.5, wait=WaitConfig(max_window_s=0.02)))),
     "reserve": _system(reserve(MODEL, ReserveConfig(slo_s=0.1), graphs="none")),

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Batching, dict[str, Any]]] = {
     "one-by-one": (AtMost(batching=OneByOne(), max_num_seqs=6), {}),
     "prefill-first": (PrefillFirst(max_num_batched_tokens=64, max_num_seqs=6), {}),
     "chunked": (CHUNKED, {}),
-    "sglang": (AtMost(batching=TokenBudget(chunked_prefill_size=24), max_num_seqs=3), {"num_slots": 3}),
+    "sglang": (AtMost(batching=TokenBudget(max_num_batched_tokens=24), max_num_seqs=3), {"num_slots": 3}),
     "scarce-blocks": (CHUNKED, {"num_tokens": 96, "block_size": 8, "num_slots": 6}),
     "keeps-nothing": (CHUNKED, {"keeps": False, "num_slots": 6}),
 }

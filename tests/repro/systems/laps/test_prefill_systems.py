@@ -18,8 +18,13 @@ from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.laps.family import PREFILL, littles_law, tokens_are_whole
 from repro.systems.laps.log import STEPS, Window, window_of
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
-from repro.workloads.conversations.workload import LANES, open_turns
+from repro.workloads.conversations.workload import (
+    LANES,
+    ConversationConfig,
+    Conversations,
+    draw_conversations,
+    open_turns,
+)
 
 SYSTEMS = (
     *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd"),
