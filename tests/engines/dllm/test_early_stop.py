@@ -461,6 +461,7 @@ def test_a_cost_model_refuses_it_at_submission() -> None:
 # ---- the command line ---------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("models_loaded_once")
 @pytest.mark.parametrize(
     "extra", [(), ("--threshold", "0.9"), ("--system", "llada"), ("--system", "dllm-cache")], ids=str
 )
@@ -468,18 +469,8 @@ def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> No
     problem = GENERATORS["mini-gsm"](3, 1, "heldout", num_facts=8, num_distractors=6)[0]
     answers = []
     for flag in ((), ("--stop-at-eos",)):
-        arguments = [
-            "generate",
-            "--prompt",
-            problem.prompt,
-            "--gen-length",
-            "64",
-            "--block-length",
-            "16",
-            *extra,
-            *flag,
-            "--json",
-        ]
+        short = ("--gen-length", "64", "--block-length", "16", "--json")
+        arguments = ["generate", "--prompt", problem.prompt, *short, *extra, *flag]
         answers.append(json.loads(CliRunner().invoke(app, arguments).output))
     whole, stopped = answers
     assert stopped["text"] == whole["text"]

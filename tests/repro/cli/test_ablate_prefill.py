@@ -14,7 +14,8 @@ from repro.reports.ablation import PREFILL_COMPONENTS
 
 @pytest.mark.parametrize("component", PREFILL_COMPONENTS)
 def test_variants_are_paired_with_the_component_switched_off(component: str, tmp_path: Path) -> None:
-    command = ("ablate", "--component", component, "--num-runs", 2, "--result-dir", tmp_path / "runs", "--json")
+    short = ("--knob", "num_prompts=150", "--num-runs", 2)
+    command = ("ablate", "--component", component, *short, "--result-dir", tmp_path / "runs", "--json")
     done = repro(*command, "--plot", tmp_path / "a.png")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
