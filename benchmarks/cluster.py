@@ -155,23 +155,20 @@ def speed(repeats: int) -> Iterator[dict[str, Any]]:
     for panel in panels():
         if panel.model == DETAIL_MODEL:
             clusters = {each.name: each for each in reversed(clusters_of(panel))}
-            yield from (_speed_of(clusters[name], panel, repeats) for name in ("ampd", "dynamo", "vllm"))
-
-
-def _speed_of(cluster: Cluster, panel: TracePanel, repeats: int) -> dict[str, Any]:
-    ground = ground_of(panel)
-    arrivals = arrivals_of(ground, DETAIL_RATE, 1)
-    seconds, run = _best(repeats, lambda: cluster.simulate(arrivals, seed=1))
-    micro_s, micro = _best(repeats, lambda: cluster.simulate(arrivals, seed=1, max_run_steps=1))
-    metrics_s, _ = _best(repeats, partial(_attained, run, ground.slo))
-    return {
-        "panel": panel.title,
-        "system": cluster.name,
-        **_pace(run, seconds),
-        "micro_events": micro.facts["num_events"],
-        "micro_s": micro_s,
-        "metrics_s": metrics_s,
-    }
+            ground = ground_of(panel)
+            arrivals = arrivals_of(ground, DETAIL_RATE, 1)
+            for cluster in (clusters[name] for name in ("ampd", "dynamo", "vllm")):
+                seconds, run = _best(repeats, partial(cluster.simulate, arrivals, seed=1))
+                micro_s, micro = _best(repeats, partial(cluster.simulate, arrivals, seed=1, max_run_steps=1))
+                metrics_s, _ = _best(repeats, partial(_attained, run, ground.slo))
+                yield {
+                    "panel": panel.title,
+                    "system": cluster.name,
+                    **_pace(run, seconds),
+                    "micro_events": micro.facts["num_events"],
+                    "micro_s": micro_s,
+                    "metrics_s": metrics_s,
+                }
 
 
 def _pace(run: ClusterRun, seconds: float) -> dict[str, Any]:

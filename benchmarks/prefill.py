@@ -29,13 +29,6 @@ PARTS = ("kappa", "times", "graphs", "host")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillRow:
-    part: str
-    model: str
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Capture:
     """Measured: what a graph costs before it serves, and what it saves."""
 
@@ -55,7 +48,7 @@ def main() -> None:
     began = perf_counter()
     for part in options.parts:
         for values in map(asdict, _measure(part, steps, setting, options)):
-            rows.rows.append(PrefillRow(part=part, model=options.model, values=values))
+            rows.rows.append({"part": part, "model": options.model, "values": values})
             rows.save(elapsed_s=perf_counter() - began)
             print(part, said(values), flush=True)
 

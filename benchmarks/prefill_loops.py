@@ -6,27 +6,13 @@ Every step is run and timed; the clock between them is virtual. One row a cell, 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 
 from repro.prefill.instance import measured_instance, setting_of
 from repro.systems.laps.family import PREFILL
 from repro.systems.laps.loops import FIGURES, LoopGrid, part_of, run_cell
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopRow:
-    """Measured: a run's metrics (docs/metrics.md), and why they may not be used where they may not."""
-
-    figure: str | None
-    system: str
-    seed: int
-    knobs: Mapping[str, Any]
-    invalid: tuple[str, ...]
-    metrics: Mapping[str, Any]
 
 
 def main() -> None:
@@ -46,21 +32,14 @@ def main() -> None:
         **({"concurrency": options.concurrency} if options.concurrency else {}),
         **({"compared": options.systems, "interference": options.systems} if options.systems else {}),
     )
+    # Of each the run's metrics (docs/metrics.md), and why they may not be used where they may not.
     rows = Rows(options.json, {**asked.facts(instance.executor), "instance": instance.facts})
     print(said(instance.facts), flush=True)
     for cell in grid.cells(options.figures):
         record = run_cell(instance, cell)
         found = PREFILL.summarize(record)
-        rows.add(
-            LoopRow(
-                figure=cell.figure,
-                system=cell.system,
-                seed=cell.seed,
-                knobs=dict(cell.knob_values),
-                invalid=PREFILL.assess(record).reasons,
-                metrics=found,
-            )
-        )
+        known = {"figure": cell.figure, "system": cell.system, "seed": cell.seed, "knobs": dict(cell.knob_values)}
+        rows.add({**known, "invalid": PREFILL.assess(record).reasons, "metrics": found})
         means = {name: found[name]["mean"] for name in ("ttft_all_s", "ttft_short_s", "ttft_long_s")}
         told = {**cell.knob_values, "rps": found["rps"], **means, "late": found["slo_violations"]}
         print(cell.figure, cell.system, said(told), flush=True)

@@ -14,7 +14,7 @@ from engines.errors import UserError
 from engines.server.answer import Answer, Piece
 from engines.server.body import MOST_CHOICES, Asked, ChatBody
 from engines.server.codec import Codec
-from engines.server.errors import engine_failed, queue_full, refused, unavailable
+from engines.server.errors import ApiError, queue_full, refused, unavailable
 from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, ServedModel, Tokens
 from engines.server.service import EngineProcess, Overloaded, Unavailable
 
@@ -89,7 +89,7 @@ class Completion:
             if choice not in self._ids:
                 continue
             if isinstance(event, Failed | Refused):  # refused by an engine that was started again
-                raise engine_failed(event.sentence)
+                raise ApiError(500, event.sentence, kind="server_error", code="engine_failed")
             if isinstance(event, Admitted) and self.has_begun_at is None:
                 self.has_begun_at = asyncio.get_running_loop().time()
             if not isinstance(event, Tokens | Finished):

@@ -55,10 +55,6 @@ def unavailable(reason: str) -> ApiError:
     return ApiError(503, f"{reason}: come again later", kind="server_error", code="unavailable", retry_after_s=1)
 
 
-def engine_failed(sentence: str) -> ApiError:
-    return ApiError(500, sentence, kind="server_error", code="engine_failed")
-
-
 def too_late(timeout_s: float) -> ApiError:
     return ApiError(
         504,

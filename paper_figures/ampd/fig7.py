@@ -31,11 +31,10 @@ DECISIONS = {
     "ordering_s": "ordering a window of 3, one of them late",
 }
 SOLVERS = {"enumeration": "enumeration of all plans", "scip": "SCIP", "highs": "HiGHS"}
-SOLVE_S = Measure(path="solve_s")
 COLUMNS: Columns[StoredRun] = {
     "seed": lambda run: run.cell.seed,
     "coefficients_s": Measure(path="coefficients_s"),
-    "solve_s": SOLVE_S,
+    "solve_s": Measure(path="solve_s"),
     "method": lambda run: run.facts["method"],
     "solver": lambda run: run.facts["solver"],
     "plan": lambda run: run.summary["plans"][0]["deployment"],

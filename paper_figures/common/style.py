@@ -144,7 +144,6 @@ def compose(
     several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, and
     where the rest is: ``more``, the name of a file.
     """
-    entries = _legend_entries(panels)
     columns = -(-len(panels) // num_rows)
     width = width_inches or PANEL_INCHES[0] * columns
     figure.set_size_inches(width, PANEL_INCHES[1] * num_rows + 2)
@@ -153,7 +152,7 @@ def compose(
         line for part in title.split("\n") for line in textwrap.wrap(part, int(width * TITLE_CHARACTERS_PER_INCH))
     )
     suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS)
-    legend = _legend(figure, entries, width) if entries else None
+    legend = _legend(figure, panels, width)
 
     left, right, above, below, between = _margins(figure, panels, columns)
     between_rows = above + below + ROW_GAP_INCHES
@@ -201,19 +200,14 @@ def shown_caption(sentences: Sequence[str], more: str, characters: int) -> list[
     return [pointer]
 
 
-def _legend_entries(panels: Sequence[Axes]) -> dict[str, Any]:
-    """Label -> the first handle that has it."""
+def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
+    """The legend in as few rows as the width allows, a label with the first handle that has it; None where there is no label."""
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    return entries
-
-
-def _legend(figure: Figure, entries: Mapping[str, Any], width: float) -> Any:
-    """The legend in as few rows as the width allows."""
-    rows = 1
-    while True:
+    legend = None
+    for rows in range(1, len(entries) + 1):
         legend = figure.legend(
             entries.values(),
             entries.keys(),
@@ -223,10 +217,10 @@ def _legend(figure: Figure, entries: Mapping[str, Any], width: float) -> Any:
             borderaxespad=0,
             borderpad=0,
         )
-        if rows >= len(entries) or _inches(figure, legend)[0] <= width - 2 * EDGE_INCHES:
-            return legend
+        if rows == len(entries) or _inches(figure, legend)[0] <= width - 2 * EDGE_INCHES:
+            break
         legend.remove()
-        rows += 1
+    return legend
 
 
 def _inches(figure: Figure, artist: Any) -> tuple[float, float]:

@@ -76,7 +76,10 @@ def panels(
         if own:
             rates = sorted({rate for curve in own for rate in curve.by_rate})
             span = rates[-1] - rates[0] or rates[-1]
-            ends = max(0.0, rates[0] - 0.08 * span), rates[-1] + (0.24 if _is_beside(printed) else 0.1) * span
+            ends = (
+                max(0.0, rates[0] - 0.08 * span),
+                rates[-1] + (0.24 if any(value.rate is None for value in printed) else 0.1) * span,
+            )
             is_wide = all(after - before >= MIN_TICK_GAP * span for before, after in pairwise(rates))
             x = Axis(limits=ends, ticks=rates if is_wide else None)
             y = _heights(own, measure, printed, is_log=is_log)
@@ -92,10 +95,6 @@ def panels(
             )
         )
     return found
-
-
-def _is_beside(paper: Sequence[PaperValue]) -> bool:
-    return any(value.rate is None for value in paper)
 
 
 def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], *, is_log: bool) -> Axis:
