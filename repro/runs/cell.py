@@ -138,9 +138,14 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:PREFIX_LENGTH]
 
 
+_PLAIN = frozenset((str, float, bool, tuple, type(None)))
+
+
 def plain(value: Any) -> Any:
     """A number of numpy or torch, a path, or what is a kind of text or integer, as Python's own; an integer that no float
     holds as infinity, which can be written in a refusal; everything else as it is."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
