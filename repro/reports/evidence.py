@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 
 from repro.reports.claims import Answer
 from repro.reports.costs import read_cost
-from repro.reports.determined import determined, fitted_claims
 from repro.reports.figures import FIGURES, Figure, FigureEntry, View, default_reading
+from repro.reports.fitting import PROTOCOLS
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 from repro.systems.platforms import platform as platform_of
+
+THROUGHPUTS = frozenset({"throughput_tok_s", "request_throughput", "window_s"})
+SATURATED = 0.9
+"""A system that serves less than this share of the arriving requests is saturated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +40,12 @@ class Source:
         where, bare = self.view.platform.name, self.entry.name.rpartition("/")[2]
         first = next((name for name in FIGURES if name.rpartition("/")[2] == bare), self.entry.name)
         name = bare if first == self.entry.name else self.entry.name
+        fitted = frozenset(target.claim for protocol in PROTOCOLS.values() for target in protocol.targets)
         return answers(
             lambda changed: self.figure.findings(changed, self.view),
             runs,
             determined=determined,
-            targets=fitted_claims() if self.view.obtained == "simulated" else frozenset(),
+            targets=fitted if self.view.obtained == "simulated" else frozenset(),
             command=f"repro reproduce {name} --platform {where}" if runs else None,
             command_s=command_s,
         )
@@ -83,3 +88,24 @@ def answers_of(chosen: Sequence[Source], sweep: Sweep, on_figure: Callable[[], N
             answered += source.answers(runs, read_cost(sweep.store.root, source.entry, source.commanded))
         on_figure()
     return answered
+
+
+def determined(run: StoredRun) -> frozenset[str]:
+    """Metrics of the run that the fit of its card gives; none if it is not of a target's system and data set.
+
+    Saturated, it serves the same tokens per second at any rate, and the latencies of its N requests follow: their mean
+    is about (N / 2) (tokens / throughput - 1 / rate). Below, its throughput is the load's."""
+    cell, protocol = run.cell, PROTOCOLS.get(run.cell.platform)
+    if protocol is None or cell.rate is None:
+        return frozenset()
+    if all(_but_rate(protocol.cell(target)) != _but_rate(cell) for target in protocol.targets):
+        return frozenset()
+    served = run.summary["request_throughput"] or 0.0
+    is_saturated = cell.rate == protocol.rate or served < SATURATED * cell.rate
+    return frozenset(run.summary) if is_saturated else THROUGHPUTS
+
+
+def _but_rate(cell: Cell) -> tuple[object, ...]:
+    """What a cell asks, whatever its rate, its seed and the basis of its answer."""
+    knobs = frozenset(knob for knob in cell.knobs if knob[0] != "basis")
+    return (cell.system, cell.dataset, cell.platform, cell.executor, knobs)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,17 +81,6 @@ class Experiment:
         return with_waits(record) if self.family.serves else record
 
 
-@contextmanager
-def blamed(cell: Cell) -> Iterator[None]:
-    """The body runs code that the cell names."""
-    try:
-        yield
-    except BaseException as error:
-        if (said := fault_of(cell, error)) is error:
-            raise
-        raise said from error
-
-
 def fault_of(cell: Cell, error: BaseException) -> BaseException:
     """What is said where the cell's run or its preparation raises: the code that the cell names fails, and not this program.
     The error itself where the cell names none, or where it is said already."""
@@ -128,12 +116,16 @@ def check_device(cell: Cell) -> None:
 
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
-    with blamed(cell):
+    try:
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
         deployment, workload = system.prepare(cell.without(COMPARISON))
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
+    except BaseException as error:
+        if (said := fault_of(cell, error)) is error:
+            raise
+        raise said from error
     _plugged_in(cell)  # refuses what lies in no file
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)

@@ -80,7 +80,7 @@ def collect(
         "libraries": {name: _version(name) for name in LIBRARIES},
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_bytes": machine_memory_bytes(),
-        "gpu": _gpu(),
+        "gpu": _gpu() if "torch" in sys.modules else None,
     }
 
 
@@ -200,9 +200,9 @@ def _usable_cpus() -> int | None:
 
 
 def _gpu() -> dict[str, Any] | None:
-    """Only what a run that loaded torch already knows: looking must not import it."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    """Asked of a run that loaded torch already: looking must not import it."""
+    torch: Any = sys.modules["torch"]
+    if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {

@@ -16,9 +16,8 @@ from support.cells import a_cell
 from support.stored_runs import changed, stored
 
 from repro.reports.claims import Answer, Finding
-from repro.reports.determined import THROUGHPUTS
-from repro.reports.determined import determined as given_by_the_fit
-from repro.reports.evidence import Source, sources
+from repro.reports.evidence import THROUGHPUTS, Source, sources
+from repro.reports.evidence import determined as given_by_the_fit
 from repro.reports.figures import FIGURES
 from repro.reports.fitting import PROTOCOLS, SYSTEM
 from repro.reports.roles import FAR, NEAR, Perturbed, answers
