@@ -90,7 +90,8 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
 
 
 def _misjudged(row: Mapping[str, str], each: Judged) -> str | None:
-    for name, value in claims_file.flat_row(each).items():
+    for name, given in claims_file.as_row(each).items():
+        value = "" if given is None else str(claims_file.flat(given))  # as it is read back
         if name not in OF_RUNS and row[name] != value:
             return f"{row['id']}: {name} is {row[name]!r}, where claims.yaml and its values give {value!r}"
     return None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from repro import paths
-from repro.runs.provenance import Timing, collect, utc_now
+from repro.runs.provenance import Timing, collect, utc_now, version_of
 from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
@@ -93,10 +92,6 @@ def examine() -> tuple[Item, ...]:
     return rows_for(look())
 
 
-def to_json(rows: Sequence[Item]) -> list[dict[str, str]]:
-    return [asdict(row) for row in rows]
-
-
 def look() -> Machine:
     """Loads torch, if there is one: only torch knows which GPUs it can use."""
     torch, torch_error = _load_torch()
@@ -107,7 +102,7 @@ def look() -> Machine:
     recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
     return Machine(
         python=sys.version_info[:3],
-        torch=_version("torch"),
+        torch=version_of("torch"),
         torch_error=torch_error,
         cuda=torch.version.cuda if torch is not None else None,
         gpus=_gpus(torch) if torch is not None else (),
@@ -116,7 +111,7 @@ def look() -> Machine:
         cores=recorded["cpu"]["usable"],
         memory_bytes=recorded["memory_bytes"],
         disk_free_bytes=shutil.disk_usage(paths.RESULTS.parent).free,
-        packages=tuple((name, _version(name)) for name in OPTIONAL),
+        packages=tuple((name, version_of(name)) for name in OPTIONAL),
         data_dir=data_dir,
         data_dir_error=data_dir_error,
         missing_weights=tuple(
@@ -339,14 +334,6 @@ def _gpus(torch: Any) -> tuple[FoundGpu, ...]:
         return ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return tuple(FoundGpu(name=device.name, memory_bytes=device.total_memory) for device in devices)
-
-
-def _version(package: str) -> str | None:
-    """Asked of the installed packages, not imported: a folder of the same name is not the library."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _sandbox() -> tuple[SandboxSupport | None, str | None]:

@@ -112,7 +112,9 @@ def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
     finding = answer.finding
     if not finding.comparable:
         return Judged(claim=claim, answer=answer, verdict="not testable here", reason=finding.how)
-    if missing := [each for each in claim.of if each is not None and _is_absent(each, claim, finding)]:
+    # Where as many are there an extreme lies elsewhere, and that is a fault, not a gap.
+    is_part = bool(finding.of) and len(finding.of) < len(claim.of)
+    if missing := [each for each in claim.of if is_part and each is not None and each not in finding.of]:
         return Judged(claim=claim, answer=answer, verdict="not run", reason=f"no stored runs of {', '.join(missing)}")
     faults = _faults(claim, finding)
     error = _error_percent(claim, finding)
@@ -175,11 +177,6 @@ def _joined(first: Answer, second: Answer) -> Answer:
         command=" && ".join(costs) or None,
         command_s=sum(seconds) if costs and len(seconds) == len(costs) else None,
     )
-
-
-def _is_absent(label: str, claim: Claim, finding: Finding) -> bool:
-    """Whether nothing that a claim needs is there: an extreme may lie elsewhere, and that is a fault, not a gap."""
-    return bool(finding.of) and label not in finding.of and len(finding.of) < len(claim.of)
 
 
 # -- rules ------------------------------------------------------------------------------------------------

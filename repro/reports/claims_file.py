@@ -124,11 +124,6 @@ def judged_again(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> 
     return [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims]
 
 
-def flat_row(each: Judged) -> dict[str, str]:
-    """As ``read`` gives it back."""
-    return {name: "" if value is None else str(flat(value)) for name, value in as_row(each).items()}
-
-
 def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
     values = tuple(map(float, row["ours"].split()))
     is_testable = row["verdict"] != "not testable here" or claim.untestable is not None

@@ -30,11 +30,6 @@ class Source:
     view: View
     cells: tuple[Cell, ...]
 
-    @property
-    def commanded(self) -> View:
-        """As the command draws it, which may repeat more than answers take."""
-        return replace(self.view, num_runs=self.figure.default_num_runs(self.view.platform))
-
     def answers(self, runs: Sequence[StoredRun], command_s: float | None = None) -> list[Answer]:
         """``runs`` are those of ``cells``, ``command_s`` the processor time of making all of them."""
         where, bare = self.view.platform.name, self.entry.name.rpartition("/")[2]
@@ -85,7 +80,9 @@ def answers_of(chosen: Sequence[Source], sweep: Sweep, on_figure: Callable[[], N
     answered: list[Answer] = []
     for source, runs in zip(chosen, sweep.by_grid([source.cells for source in chosen]), strict=True):
         if runs is not None:
-            answered += source.answers(runs, read_cost(sweep.store.root, source.entry, source.commanded))
+            # As the command draws it, which may repeat more than answers take.
+            drawn = replace(source.view, num_runs=source.figure.default_num_runs(source.view.platform))
+            answered += source.answers(runs, read_cost(sweep.store.root, source.entry, drawn))
         on_figure()
     return answered
 

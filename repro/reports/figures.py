@@ -126,10 +126,6 @@ class Rendered:
     notes: tuple[str, ...] = ()
 
 
-def _no_findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    return []
-
-
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """What is run for a figure or table, how it is drawn, and what it says of the paper's claims."""
@@ -143,7 +139,7 @@ class Figure:
     """The grid of runs behind it; empty where arithmetic is enough."""
     render: Callable[[Sequence[StoredRun], View, Path], Rendered]
     """Draws stored runs into a folder: <name>-<stem>.png, .pdf and the .csv behind them."""
-    findings: Callable[[Sequence[StoredRun], View], list[Finding]] = _no_findings
+    findings: Callable[[Sequence[StoredRun], View], list[Finding]] = lambda runs, view: []
     num_runs: int = 1
     """Repeats that answer claims: more than one where one seed is an anecdote."""
     is_timed: bool = True

@@ -84,6 +84,7 @@ class _Counting:
 
 def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
     """Counts the steps of the data set's requests, up to ``NUM_REQUESTS`` of them, all there from the start."""
+    num_requests = min(NUM_REQUESTS, load_card(dataset).paper_run.num_requests or NUM_REQUESTS)
     cell = Cell(
         system=system,
         dataset=dataset,
@@ -91,7 +92,7 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
         executor="roofline",
         rate=None,
         seed=0,
-        knobs=tuple({"num_prompts": _num_requests(dataset), **knobs}.items()),
+        knobs=tuple({"num_prompts": num_requests, **knobs}.items()),
     )
     deployment, workload = SYSTEMS.get(system).prepare(cell)
     assert isinstance(deployment, Deployment)
@@ -116,10 +117,6 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
         batch_size=measured.batch_size,
         mean_prompt=sum(prompts) / len(prompts),
     )
-
-
-def _num_requests(dataset: str) -> int:
-    return min(NUM_REQUESTS, load_card(dataset).paper_run.num_requests or NUM_REQUESTS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,10 +77,10 @@ def collect(
         "elapsed_s": timing.elapsed_s,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: version_of(name) for name in LIBRARIES},
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_bytes": machine_memory_bytes(),
-        "gpu": _gpu() if "torch" in sys.modules else None,
+        "gpu": _gpu(sys.modules["torch"]) if sys.modules.get("torch") is not None else None,
     }
 
 
@@ -92,7 +92,7 @@ def machine_identity(device: str) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": cores,
         "threads": os.environ.get("OMP_NUM_THREADS") or str(cores),
-        "torch": _version("torch"),
+        "torch": version_of("torch"),
     }
     if device.startswith("cuda"):
         import torch
@@ -104,18 +104,13 @@ def machine_identity(device: str) -> dict[str, Any]:
 def git_state(root: Path = REPO) -> GitState:
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
-        # Installed as a package inside some other project's checkout: that commit says nothing about us.
-        return GitState(commit=_told_commit(), dirty=None)
+        # A package inside some other project's checkout, whose commit says nothing about us, or a copy of ours.
+        told = os.environ.get(COMMIT_VARIABLE, "")
+        return GitState(commit=told if re.fullmatch(r"[0-9a-f]{7,40}", told) else None, dirty=None)
     changes = _git(root, "status", "--porcelain")
     return GitState(
         commit=_git(root, "rev-parse", "--verify", "HEAD"), dirty=None if changes is None else bool(changes)
     )
-
-
-def _told_commit() -> str | None:
-    """For a copy of a checkout on a machine without it."""
-    told = os.environ.get(COMMIT_VARIABLE, "")
-    return told if re.fullmatch(r"[0-9a-f]{7,40}", told) else None
 
 
 def clean_command(argv: Sequence[str]) -> list[str]:
@@ -177,9 +172,10 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 @cache
-def _version(name: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Asked of the installed packages, not imported: a folder of the same name is not the library."""
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
@@ -199,9 +195,8 @@ def _usable_cpus() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _gpu() -> dict[str, Any] | None:
-    """Asked of a run that loaded torch already: looking must not import it."""
-    torch: Any = sys.modules["torch"]
+def _gpu(torch: Any) -> dict[str, Any] | None:
+    """As a run knows it that loaded torch already: looking must not import it."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import repro.checks.doctor
-from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, examine, look, rows_for, to_json
+from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for
 from repro.systems.dllm.part import DllmPart
 from repro.systems.dllm.platforms import RTX4090
 from repro.systems.platforms import PLATFORMS
@@ -189,10 +188,3 @@ def test_a_package_that_only_looks_importable_is_not_there(monkeypatch: pytest.M
     packages = dict(look().packages)
     assert packages["baselines"] is None
     assert packages["numpy"] is not None
-
-
-def test_json_is_plain() -> None:
-    rows = examine()
-    assert json.loads(json.dumps(to_json(rows), allow_nan=False)) == [
-        {"item": row.item, "status": row.status, "detail": row.detail} for row in rows
-    ]
