@@ -105,44 +105,41 @@ def test_weight_stream_floor():
 
 def test_batch_at_which_reuse_becomes_compute_bound():
     """Ranges over lengths 512 to 2048."""
-    crossings = []
-    for card in CARDS:
+
+    def crossing(card, length):
         roofline = Roofline(LLADA_8B, card)
-        crossings.append(
-            tuple(
-                next(
-                    n
-                    for n in range(1, 100)
-                    if roofline.lower_bound_s(reuse(length, n))
-                    > lower_bound_bytes(roofline, reuse(length, n)) / card.bandwidth
-                )
-                for length in (512, 2048)
-            )
+        steps = ((n, reuse(length, n)) for n in range(1, 100))
+        return next(
+            n for n, step in steps if roofline.lower_bound_s(step) > lower_bound_bytes(roofline, step) / card.bandwidth
         )
+
+    crossings = [tuple(crossing(card, length) for length in (512, 2048)) for card in CARDS]
     assert crossings == [(6, 7), (16, 25), (7, 9)]
+
+
+def dllm_serve(length: int) -> int:
+    """Two Refreshes and thirty Reuses per block, logits of the block only."""
+    return 2 * flops(refresh(length)) + 30 * flops(reuse(length))
+
+
+def fast_dllm(length: int) -> int:
+    """Dual cache: one Refresh with logits of every row, dense reuse."""
+    return flops(refresh(length, logit_rows=length)) + 31 * flops(reuse(length, retention=1.0))
+
+
+def plain(length: int) -> int:
+    """Everything every step."""
+    return 32 * flops(refresh(length, logit_rows=length))
 
 
 @pytest.mark.parametrize(
     ("per_block", "length", "tera", "ceilings"),
     [
-        # dLLM-Serve's schedule: two Refreshes and thirty Reuses per block, logits of the block only.
-        (lambda L: 2 * flops(refresh(L)) + 30 * flops(reuse(L)), 512, "0.91", [181, 397, 1086]),
-        (lambda L: 2 * flops(refresh(L)) + 30 * flops(reuse(L)), 1024, "1.39", [119, 261, 713]),
-        # Fast-dLLM dual cache: one Refresh with logits of every row, dense reuse.
-        (
-            lambda L: flops(refresh(L, logit_rows=L)) + 31 * flops(reuse(L, retention=1.0)),
-            512,
-            "0.72",
-            [230, 505, 1379],
-        ),
-        (
-            lambda L: flops(refresh(L, logit_rows=L)) + 31 * flops(reuse(L, retention=1.0)),
-            1024,
-            "0.98",
-            [169, 370, 1011],
-        ),
-        # The reference: everything every step.
-        (lambda L: 32 * flops(refresh(L, logit_rows=L)), 512, "7.81", [21, 46, 127]),
+        (dllm_serve, 512, "0.91", [181, 397, 1086]),
+        (dllm_serve, 1024, "1.39", [119, 261, 713]),
+        (fast_dllm, 512, "0.72", [230, 505, 1379]),
+        (fast_dllm, 1024, "0.98", [169, 370, 1011]),
+        (plain, 512, "7.81", [21, 46, 127]),
     ],
 )
 def test_throughput_ceilings(per_block, length, tera, ceilings):
@@ -217,15 +214,7 @@ def test_a_step_without_logits_skips_the_head_and_an_empty_step_costs_nothing():
     calibration = replace(Calibration.datasheet(L40S), step_overhead_s=0.02)
     roofline = Roofline(LLADA_8B, L40S, calibration)
     assert roofline.step_time(reuse(512)._replace(logit_rows=0)).logits_s == 0
-    empty = StepWork(
-        query_rows=0,
-        attention_pairs=0,
-        logit_rows=0,
-        kv_read_rows=0,
-        kv_written_rows=0,
-        num_sequences=0,
-        logit_chunks=0,
-    )
+    empty = StepWork(**dict.fromkeys(StepWork._fields, 0))
     assert roofline.step_time(empty).total_s == roofline.lower_bound_s(empty) == 0
 
 
