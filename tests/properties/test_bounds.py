@@ -14,6 +14,7 @@ from support.prefill import LINEAR_MODEL
 
 from baselines.ar.dynamo import DynamoConfig
 from baselines.ar.sglang import CacheAware
+from baselines.ar.vllm import ContinuumConfig, VllmConfig
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import RoutingConfig
@@ -69,14 +70,21 @@ def pools_of(num_short: int) -> object:
 
 
 BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], ...] = (
+    (DynamoConfig, "conditional", (), ("always",)),
     (DynamoConfig, "eff_isl_threshold", (0,), (-1,)),
     (DynamoConfig, "eff_isl_ratio_threshold", (0, 1), (-0.01, 1.01)),
     (DynamoConfig, "prefill_busy_threshold", (None, 0), (-0.01,)),
     (DynamoConfig, "decode_busy_threshold", (None, 0), (-0.01,)),
     (CacheAware, "cache_threshold", (0, 1), (-0.01, 1.01)),
+    (RoutingConfig, "route_order", (), ("fast",)),
+    (RoutingConfig, "window", (), ("all",)),
     (RoutingConfig, "alpha", (0,), (-0.01,)),
     (RoutingConfig, "beta", (0,), (-0.01,)),
     (partial(ReorderingQueue, ttft_s=1.0), "w", (1, MAX_LOOKAHEAD), (0, MAX_LOOKAHEAD + 1)),
+    (VllmConfig, "scheduling", (), ("eager",)),
+    (VllmConfig, "balance", (), ("luck",)),
+    (VllmConfig, "max_num_batched_tokens", (1,), (0, -5)),
+    (ContinuumConfig, "keep_s", (0,), (-1,)),
     (TABLE, "rate", (1e-9,), (0, -1.0, math.inf)),
     *(
         (make, name, (1,), (0, -1))
@@ -85,6 +93,7 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     ),
     (partial(captured_buckets, 0), "bytes_per_graph", (1,), (0, -1)),
     (partial(captured_buckets, bytes_per_graph=1), "budget_bytes", (None, 0), (-1,)),
+    (ControllerConfig, "form", (), ("fixed",)),
     (ControllerConfig, "period_s", (1e-9,), (0, -0.5)),
     *(
         (ControllerConfig, name, (0,), (-1e-9, math.inf))
@@ -93,6 +102,7 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (ControllerConfig, "n_min", (1,), (0,)),
     (ControllerConfig, "quantile", (0, 1), (-0.01, 1.01)),
     *((PrefillConstants, f"{name}_efficiency", (1e-9, 1), (0, 1.01)) for name in ("matmul", "attention", "bandwidth")),
+    (PrefillConstants, "overlap", (), ("sum",)),
     (PrefillConstants, "kappa", (-0.99, 0), (-1, math.inf)),
     *(
         (PrefillConstants, name, (0,), (-1e-9, math.nan))
@@ -112,6 +122,8 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (ReserveConfig, "max_num_seqs", (1,), (0,)),
     (Spatial, "num_short", (1,), (0,)),
     (pools_of, "num_short", (1, 2), (3, 4)),
+    (TemporalConfig, "long_dispatch", (), ("both",)),
+    (TemporalConfig, "class_rule", (), ("long-first",)),
     (TemporalConfig, "chunk_tokens", (1,), (0,)),
     (TemporalConfig, "short_tokens", (1,), (0,)),
     (TemporalConfig, "max_long_wait_s", (0,), (-1e-9,)),
@@ -119,6 +131,7 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
         (WaitConfig, name, (0, 0.005), (-1e-9, math.nan))
         for name in ("min_window_s", "slack_s", "margin_s", "max_wait_s")
     ),
+    (WaitConfig, "wait", (), ("as-is",)),
     (WaitConfig, "min_window_s", (0.005,), (0.006,)),
     (WaitConfig, "max_window_s", (0,), (math.inf,)),
     (WaitConfig, "slo_s", (None, 1e-9), (0,)),
@@ -142,7 +155,7 @@ def test_bounds(make: Callable[..., object], name: str, inside: Sequence[Any], o
     for value in inside:
         make(**{name: value})
     for value in outside:
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=name):
             make(**{name: value})
 
 

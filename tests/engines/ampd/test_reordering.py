@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import task
 
 from engines.ampd.reordering import ReorderingQueue, best_ordering
-from engines.errors import UserError
 from engines.policies.task import PrefillTask
 
 windows = st.lists(
@@ -134,9 +132,3 @@ def test_nothing_is_postponed_more_than_w_times(entries: list[tuple[float, float
         now += taken.estimate_s
     assert sorted(served) == list(range(len(entries)))
     assert queue.backlog_s == 0.0
-
-
-@pytest.mark.parametrize("w", [0, 9])
-def test_impossible_lookahead_is_refused(w: int) -> None:
-    with pytest.raises(UserError, match=f"w={w}"):
-        ReorderingQueue(ttft_s=1.0, w=w)

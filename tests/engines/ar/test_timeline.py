@@ -8,7 +8,6 @@ from support.clusters import LinearCost, Scripted, TokenEstimator, links, serve,
 
 from engines.ar.metrics import observe
 from engines.ar.record import ClusterRun
-from engines.errors import UserError
 from engines.policies.batching import Chunked, PrefillFirst
 
 
@@ -99,13 +98,6 @@ def test_prefills_of_a_batch_end_together() -> None:
 def test_prompt_longer_than_the_budget_still_runs() -> None:
     run = serve(simulation(batching=PrefillFirst(max_num_batched_tokens=50)), session(0, 0.0, (100, 2)))
     assert run.sessions["finished_s"] == pytest.approx([0.11])
-
-
-@pytest.mark.parametrize("batching", [PrefillFirst, Chunked])
-@pytest.mark.parametrize("limit", ["max_num_batched_tokens", "max_num_seqs"])
-def test_a_step_of_nothing_is_refused(batching: type, limit: str) -> None:
-    with pytest.raises(UserError, match=f"{limit}=0 must be at least 1"):
-        batching(**{limit: 0})
 
 
 def test_chunked_prefill_and_decode_share_steps() -> None:

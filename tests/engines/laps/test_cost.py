@@ -87,10 +87,7 @@ def test_a_shape_too_small_is_refused() -> None:
         COST.step_s([Chunk(0, 65)], 0, 0, "graph")
 
 
-def test_bad_constants_are_refused() -> None:
-    for field, value in (("matmul_efficiency", 0.0), ("kappa", -1.0), ("step_overhead_s", -1.0), ("overlap", "sum")):
-        with pytest.raises(UserError, match=f"{field}="):
-            PrefillConstants(**{field: value})  # type: ignore[arg-type]
+def test_a_model_that_no_card_holds_is_refused() -> None:
     with pytest.raises(UserError, match="use a smaller model"):
         PrefillCost(QWEN2_5_14B, RTX4090)
 

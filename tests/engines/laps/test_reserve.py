@@ -198,9 +198,6 @@ def test_reserve_violates_less_than_laps_near_capacity() -> None:
 
 
 def test_bad_configurations_are_refused() -> None:
-    for config in ({"share": 0.0}, {"share": 1.5}, {"min_step_s": 0.0}, {"slo_s": 0.0}, {"aging": -1.0}):
-        with pytest.raises(UserError, match=f"{next(iter(config))}="):
-            ReserveConfig(**config)
     with pytest.raises(UserError, match="give one"):
         ReserveConfig(share=0.1, longest_wait_s=2.0)
     with pytest.raises(UserError, match="give at least"):

@@ -176,16 +176,3 @@ def test_a_queue_of_one_kind_is_refused() -> None:
     system = PrefillSystem(name="wrong", make_queue=PrefillQueue, make_batching=temporal)
     with pytest.raises(UserError, match="give a ClassQueue"):
         PrefillCluster(system=system, cost=TokenCost()).simulate(turns((0.0, 10)))
-
-
-def test_bad_configurations_are_refused() -> None:
-    for config in (
-        {"long_dispatch": "both"},
-        {"class_rule": "long-first"},
-        {"chunk_tokens": 0},
-        {"max_long_wait_s": -1.0},
-    ):
-        with pytest.raises(UserError, match=f"{next(iter(config))}="):
-            TemporalConfig(**config)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="boundary="):
-        ClassQueue(0)

@@ -223,9 +223,6 @@ def test_guarded_waiting_collapses_where_no_waiting_serves_all() -> None:
     assert depths["repaired"] > 1.3
 
 
-def test_bad_configurations_are_refused() -> None:
-    for config in ({"wait": "as-is"}, {"min_window_s": 1.0}, {"slo_s": 0.0}, {"token_max": 0}, {"slack_s": -1.0}):
-        with pytest.raises(UserError, match=f"{next(iter(config))}="):
-            WaitConfig(**config)  # type: ignore[arg-type]
+def test_waiting_needs_depths() -> None:
     with pytest.raises(UserError, match="depths"):
         AdaptiveWait(WaitConfig(), [], lambda requests, tokens: 0.0)
