@@ -42,6 +42,10 @@ class Launch(ABC):
     """Settings of a server; every one is part of what identifies a run."""
 
     name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Whose versions are told."""
+    ready_paths: ClassVar[tuple[str, ...]] = ("/health",)
+    """That say 200 once the server is up."""
     model: str = TINY
     """'tiny' is a Qwen2 of random weights, made on the spot; else a checkpoint's folder or hub id."""
     device: Device = "cpu"
@@ -70,11 +74,6 @@ class Launch(ABC):
     def commands(self, place: Place) -> tuple[Command, ...]: ...
 
     @property
-    def ready_paths(self) -> tuple[str, ...]:
-        """That say 200 once the server is up."""
-        return ("/health",)
-
-    @property
     def listed_workers(self) -> int | None:
         """That ``/health`` lists once the server is up; None where it lists none."""
         return None
@@ -94,9 +93,6 @@ class Launch(ABC):
             "packages": {name: packages[name] for name in self.packages if name in packages},
             "environment": environment.recipe,
         }
-
-    packages: ClassVar[tuple[str, ...]] = ()
-    """Whose versions are told."""
 
     @property
     def basis(self) -> str:

@@ -35,6 +35,7 @@ ROUTER_ENVIRONMENT = ServerEnvironment(
 class Sglang(Launch):
     name: ClassVar[str] = "sglang"
     packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
+    ready_paths: ClassVar[tuple[str, ...]] = ("/health_generate",)
     dtype: str | None = None
     """As the server calls it."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
@@ -51,10 +52,6 @@ class Sglang(Launch):
     @property
     def environment(self) -> ServerEnvironment:
         return ENVIRONMENT
-
-    @property
-    def ready_paths(self) -> tuple[str, ...]:
-        return ("/health_generate",)
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         given = options(

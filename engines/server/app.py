@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -17,12 +17,11 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.server.body import ChatBody, CompletionBody, Schema
 from engines.server.completion import Served
 from engines.server.errors import ApiError
-from engines.server.intake import LARGE_BODY, Addressed, Intake
+from engines.server.intake import LARGE_BODY, Addressed, Intake, own_names
 from engines.server.metrics import Metrics
 from engines.server.reply import Reply
 from engines.server.settings import ServerSettings
@@ -62,7 +61,7 @@ class Server:
                 Route("/metrics", self._metrics),
                 Route("/", HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY}), methods=["GET"]),
             ],
-            middleware=[Middleware(_Addressed, check=Addressed(settings.host).check, say=self._say)],
+            middleware=[Middleware(Addressed, names=own_names(settings.host), say=self._say)],
             exception_handlers={
                 ApiError: self._say,
                 HTTPException: self._say_http,
@@ -175,18 +174,3 @@ class Server:
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
         said = ApiError(500, f"a fault of this server ({type(error).__name__}): see its log", kind="server_error")
         return JSONResponse(said.body, said.status)
-
-
-class _Addressed:
-    """``app``, for requests whose headers ``check`` lets pass."""
-
-    def __init__(self, app: ASGIApp, check: Callable[..., None], say: Callable[..., Awaitable[Response]]) -> None:
-        self._app, self._check, self._say = app, check, say
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
-        try:
-            self._check(scope["headers"])
-        except ApiError as error:
-            answer = await self._say(Request(scope), error)
-        await answer(scope, receive, send)

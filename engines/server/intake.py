@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.server.errors import ApiError, refused, unavailable
 from engines.server.settings import ServerSettings
@@ -97,14 +99,31 @@ class Intake:
             raise refused(f"the body has more than {most} bytes, the most that is taken: send less", status=413)
 
 
+def own_names(host: str) -> frozenset[str] | None:
+    """What requests may call a server that listens on this machine alone; None where it can be called anything."""
+    try:
+        is_loopback = _is_loopback_address(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError:
+        is_loopback = False
+    return frozenset({"localhost", host.lower()}) if is_loopback else None
+
+
 class Addressed:
-    """Refuses requests that were not meant for this server. A page of a name that was made to point at this machine
-    (DNS rebinding) gives itself away by the Host that a browser sends."""
+    """Refuses requests that were not meant for this server, and passes the others on. A page of a name that was made to point at this
+    machine (DNS rebinding) gives itself away by the Host that a browser sends."""
 
-    def __init__(self, host: str) -> None:
-        self._names = frozenset({"localhost", host.lower()}) if _is_loopback(host) else None
+    def __init__(self, app: ASGIApp, names: frozenset[str] | None, say: Callable[..., Awaitable[Response]]) -> None:
+        self._app, self._names, self._say = app, names, say
 
-    def check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        try:
+            self._check(scope["headers"])
+        except ApiError as error:
+            answer = await self._say(Request(scope), error)
+        await answer(scope, receive, send)
+
+    def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         names = {name for name, _ in headers}
         if b"transfer-encoding" in names and b"content-length" in names:
             raise ApiError(400, "Transfer-Encoding and Content-Length are two lengths of one body: send one of them")
@@ -125,13 +144,6 @@ def _name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".").lower()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return _is_loopback_address(socket.getaddrinfo(host, None)[0][4][0])
-    except OSError:
-        return False
 
 
 def _is_loopback_address(name: str | int) -> bool:

@@ -42,31 +42,23 @@ EXTRAS = {
 }
 """Package -> the extra of this project that brings it."""
 
+_LOOK = "check the disk, the device or the network behind it"
 _OF_THE_INPUT = {
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EEXIST,
-    errno.EROFS,
-    errno.EINVAL,
-}
-_FIXES = {
-    errno.ENOSPC: "make room, or write elsewhere",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or write elsewhere",
     errno.EEXIST: "give a folder, or another name",
     errno.ELOOP: "correct the links, or give another path",
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.EDQUOT: "make room, or write elsewhere",
     errno.EROFS: "write elsewhere",
     errno.EACCES: "change its permissions, or give another",
     errno.EPERM: "change its permissions, or give another",
     errno.ENOENT: "check the path",
     errno.EISDIR: "give a file",
     errno.ENOTDIR: "give a folder",
+    errno.EINVAL: _LOOK,
+}
+_OF_THE_MACHINE = {
+    errno.ENOSPC: "make room, or write elsewhere",
+    errno.EDQUOT: "make room, or write elsewhere",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or write elsewhere",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (ulimit -n)",
 }
@@ -137,9 +129,10 @@ def _of_the_machine(error: BaseException) -> Ending | None:
         where = "standard output or a file being written" if error.filename is None else str(error.filename)
         if error.filename is None and error.errno == errno.ENOENT and not _has_working_folder():
             where = "the working folder, which is no longer there"
-        fix = _FIXES.get(error.errno, "check the disk, the device or the network behind it")
-        line = f"{where}: {error.strerror or type(error).__name__}: {fix}"
-        return _refused(line) if error.errno in _OF_THE_INPUT else _failed(line)
+        line = f"{where}: {error.strerror or type(error).__name__}"
+        if (fix := _OF_THE_INPUT.get(error.errno)) is not None:
+            return _refused(f"{line}: {fix}")
+        return _failed(f"{line}: {_OF_THE_MACHINE.get(error.errno, _LOOK)}")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         return _failed("out of memory: ask for less (fewer or shorter requests, a smaller model), or free some")
     if isinstance(error, UnicodeError):

@@ -127,10 +127,7 @@ class HttpSystem:
     title = "OpenAI-compatible endpoint"
     summary = "any server at --url, driven over HTTP and measured at the client"
     knobs = (HttpKnobs,)
-
-    @property
-    def family(self) -> Family:
-        return HTTP
+    family: ClassVar[Family] = HTTP
 
     def prepare(self, cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
         """Asks the endpoint what it serves."""

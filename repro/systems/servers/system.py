@@ -44,11 +44,8 @@ class ServerDeployment:
     launch: Launch
     driven: HttpDeployment
     """Over HTTP, once its url is known."""
+    obtained: ClassVar[Obtained] = "measured"
     is_tied_here: ClassVar[bool] = True
-
-    @property
-    def obtained(self) -> Obtained:
-        return "measured"
 
     @property
     def device(self) -> str:
@@ -107,6 +104,7 @@ class ServerSystem:
     title: str
     summary: str
     launch: type[Launch]
+    family: ClassVar[Family] = HTTP
 
     def default_dataset(self, where: Platform) -> str:
         return "gsm8k"
@@ -114,10 +112,6 @@ class ServerSystem:
     @property
     def knobs(self) -> tuple[type, ...]:
         return self.launch, HttpKnobs
-
-    @property
-    def family(self) -> Family:
-        return HTTP
 
     def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
         own, of_client, given = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
