@@ -19,9 +19,8 @@ from engines.server.protocol import Kind, ServedEngine
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.named import dllm_system
 from repro.systems.dllm.settings import Settings
-from repro.systems.dllm.system import DllmSystem
+from repro.systems.dllm.system import DllmSystem, dllm_system
 
 _OF_A_REQUEST = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
 """Settings of a generation that a request may ask for, beside those of OpenAI's API."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from baselines.dllm.static.memory import StaticFootprint, base_bytes
+from baselines.dllm.static.search import StaticFootprint, base_bytes
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS

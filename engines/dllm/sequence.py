@@ -109,13 +109,9 @@ class Sequence:
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
         self.window_end = self.block_end if self.rule.window == "block" else self.total_len
-        self.masks_left = self.block_len
+        self.masks_left = self.block_end - self.block_start
         context = self.total_len - (self.window_end - self.block_start)
         self.kept_rows = self.sparsity.kept_rows(context) if self.rule.caches else 0
-
-    @property
-    def block_len(self) -> int:
-        return self.block_end - self.block_start
 
     @property
     def is_admitted(self) -> bool:

@@ -47,13 +47,6 @@ class StepWork(NamedTuple):
     extra_cache_bytes: int = 0
     """Cached state read or written beyond the K/V rows; charged together with them."""
 
-    def check(self) -> None:
-        if min(self) < 0:
-            name, value = next((name, value) for name, value in self._asdict().items() if value < 0)
-            raise ValueError(f"{name}={value} must not be negative")
-        if self.logit_rows and not self.logit_chunks:
-            raise ValueError("logit_chunks=0 cannot produce logit rows")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Checked):
@@ -181,7 +174,11 @@ class Roofline:
     def _parts(
         self, work: StepWork, *, logit_passes: int, copied_bytes_per_logit: int = 0
     ) -> tuple[_Part, _Part, _Part]:
-        work.check()
+        if min(work) < 0:
+            name, value = next((name, value) for name, value in work._asdict().items() if value < 0)
+            raise ValueError(f"{name}={value} must not be negative")
+        if work.logit_rows and not work.logit_chunks:
+            raise ValueError("logit_chunks=0 cannot produce logit rows")
         shape = self.shape
         linear = _Part(
             flops=shape.linear_flops_per_token * work.query_rows + work.extra_linear_flops,

@@ -19,8 +19,8 @@ from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.systems.dllm.named import dllm_system
 from repro.systems.dllm.settings import Asked, Settings
+from repro.systems.dllm.system import dllm_system
 from repro.tasks.task import cut_at
 
 try:

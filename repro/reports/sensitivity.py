@@ -26,7 +26,6 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.batching import BATCH_RULES
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.shapes import model_shape
 from repro.systems.platforms import platform
 from repro.workloads.card import load_card
 from repro.workloads.workload import Workload
@@ -100,7 +99,7 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
     name = platform(card).gpu
     assert name is not None
     # Prices are none of a tally's business: a stored calibration that cannot be read does not matter.
-    roofline = Roofline(model_shape(deployment.settings), gpu(name))
+    roofline = Roofline(deployment.settings.shape, gpu(name))
     with replace(deployment, calibration=roofline.calibration).serving() as (engine, measured):
         priced = engine.executor
         assert isinstance(priced, RooflineExecutor)

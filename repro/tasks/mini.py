@@ -13,13 +13,19 @@ from repro.workloads.data_dir import Origin
 
 NUM_PROBLEMS = 500
 
+GENERATORS: dict[str, Callable[..., list[Problem]]] = {
+    mini_gsm.TASK: mini_gsm.generate,
+    mini_code.TASK: mini_code.generate,
+}
+"""The seeded problem generators that the embedded tiny model is trained on, by name."""
+
 INPUTS = (-3, 0, 1, 2, 7)
 """What mini-code's functions are called with. Theirs are affine in x, so two points would tell them apart."""
 
 
 def mini_gsm_task(options: TaskOptions) -> Task:
     """``correct`` is the last number of the answer, ``strict`` the number behind ``####``."""
-    problems = _problems(mini_gsm.generate, options)
+    problems = _problems(mini_gsm.TASK, options)
     by_prompt = {problem.prompt: problem for problem in problems}
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
@@ -36,16 +42,23 @@ def mini_code_task(options: TaskOptions) -> Task:
         exact = [text.rstrip() == p.reference for p, text in zip(asked, texts, strict=True)]
         return [Grade(correct=a, strict=b) for a, b in zip(passes(asked, texts), exact, strict=True)]
 
-    return _task(mini_code.TASK, _problems(mini_code.generate, options), options, grader)
+    problems = _problems(mini_code.TASK, options)
+    checks = [
+        f"assert [f(x) for x in {list(INPUTS)}] == {[mini_code.apply(problem, x) for x in INPUTS]}"
+        for problem in problems
+    ]
+    return _task(mini_code.TASK, problems, options, grader, checks)
 
 
-def _problems(generate: Callable[..., list[Problem]], options: TaskOptions) -> list[Problem]:
+def _problems(name: str, options: TaskOptions) -> list[Problem]:
     num = NUM_PROBLEMS if options.num_problems is None else options.num_problems
-    return generate(options.seed, num, "heldout")
+    return GENERATORS[name](options.seed, num, "heldout")
 
 
-def _task(name: str, problems: Sequence[Problem], options: TaskOptions, grader: Grader) -> Task:
-    runs_code = name == mini_code.TASK
+def _task(
+    name: str, problems: Sequence[Problem], options: TaskOptions, grader: Grader, checks: Sequence[str] | None = None
+) -> Task:
+    """``checks`` are the programs that grade answers which are programs themselves."""
     asked = [
         TaskProblem(
             problem_id=f"{name}/{options.seed}/{index}",
@@ -53,8 +66,8 @@ def _task(name: str, problems: Sequence[Problem], options: TaskOptions, grader: 
             user=problem.prompt,
             reference=problem.answer,
             code=problem.prompt,
-            check=_check(problem) if runs_code else "",
-            entry="f" if runs_code else "",
+            check="" if checks is None else checks[index],
+            entry="" if checks is None else "f",
         )
         for index, problem in enumerate(problems)
     ]
@@ -64,14 +77,9 @@ def _task(name: str, problems: Sequence[Problem], options: TaskOptions, grader: 
         origin=Origin(source="embedded", location="repro.tasks", revision=None),
         description=f"{name}: generated problems of the held-out split",
         grader=grader,
-        runs_code=runs_code,
+        runs_code=checks is not None,
         chat=options.chat,
     )
-
-
-def _check(problem: Problem) -> str:
-    expected = [mini_code.apply(problem, x) for x in INPUTS]
-    return f"assert [f(x) for x in {list(INPUTS)}] == {expected}"
 
 
 GSM = TaskEntry(

@@ -21,7 +21,7 @@ from engines.models.tokenizer import load_tokenizer
 from engines.runtime.signals import held
 from repro.files import replace_bytes, replace_text
 from repro.runs.workers import begin_worker, ending_with_its_workers
-from repro.tasks.generators import GENERATORS
+from repro.tasks.mini import GENERATORS
 from repro.training.card import render_card
 from repro.training.config import TrainConfig
 from repro.training.evaluate import measure_accuracy

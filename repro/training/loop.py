@@ -23,7 +23,7 @@ from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_folder
-from repro.tasks.generators import GENERATORS
+from repro.tasks.mini import GENERATORS
 from repro.training.attention import batched_attention
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from repro.files import replace_text
-from repro.tasks.generators import GENERATORS
+from repro.tasks.mini import GENERATORS
 
 MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
 

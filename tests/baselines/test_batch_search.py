@@ -16,15 +16,13 @@ from support.cells import a_cell
 
 from baselines.dllm.fast_dllm import FastDllm
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static.memory import StaticFootprint, base_bytes
-from baselines.dllm.static.search import FoundBatch, largest_batch
+from baselines.dllm.static.search import FoundBatch, StaticFootprint, base_bytes, largest_batch
 from engines.dllm.memory.profile import peak_bytes
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.systems.dllm import on_torch, static
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.shapes import model_shape
 
 Peak = Callable[[int], int]
 SYSTEMS = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
@@ -147,7 +145,7 @@ def footprint_of(deployment: Deployment, longest: int, *, is_upstream: bool = Fa
     settings, method = deployment.settings, deployment.method
     assert isinstance(method, PublishedMethod)
     return method.footprint(
-        model_shape(settings),
+        settings.shape,
         deployment.sampler,
         settings.generation,
         memory_bytes=settings.memory_limit,
@@ -270,7 +268,7 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
                     engine.submit(request)
                 engine.run()
 
-        return base_bytes(model_shape(settings), settings.memory_limit) + peak_bytes(serve, torch.device("cpu"))
+        return base_bytes(settings.shape, settings.memory_limit) + peak_bytes(serve, torch.device("cpu"))
 
     facts = measured_facts(tiny_cell(system))
     assert facts["batch_obtained"] == "largest that holds the workload's longest request, by the measured peak"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from engines.errors import UserError
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
 from repro.tasks import mini_code, mini_gsm
-from repro.tasks.generators import GENERATORS
 from repro.tasks.grading import grade
+from repro.tasks.mini import GENERATORS
 from repro.training.attention import batched_attention
 from repro.training.config import Stage, TrainConfig
 from repro.training.data import encode_problems, make_batch

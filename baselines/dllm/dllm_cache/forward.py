@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baselines.dllm.dllm_cache.features import Batch, LayerCache, form_batch
-from baselines.dllm.dllm_cache.layers import Layer, layers_of
+from baselines.dllm.dllm_cache.layers import Layer, Layers
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
 from engines.attention import sdpa
 from engines.dllm.executor.state import RequestState
@@ -55,7 +55,7 @@ class FeatureForward:
         is_parity: bool,
     ) -> None:
         self._shape, self._dtype = model.config, next(model.parameters()).dtype
-        self._parts = layers_of(model)
+        self._parts = Layers(model)
         self._state, self._staging, self._timer = state, staging, timer
         self._residual = residual
         self._masked_attention, self._is_parity = masked_attention, is_parity

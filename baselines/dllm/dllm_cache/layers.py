@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -37,12 +37,38 @@ class Layer:
         return self.gated_mlp(self.mlp_norm(x))
 
 
+_LLADA = {
+    "attention_norm": "attn_norm",
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "attention_output": "attn_out",
+    "mlp_norm": "ff_norm",
+    "gated_mlp": "mlp",
+}
+"""Our names of a layer's parts -> those of the model."""
+_DREAM = {
+    "attention_norm": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention_output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gated_mlp": "mlp",
+}
+"""Under Qwen2's names; the projections bring their biases along."""
+
+
 class Layers:
     """A model, taken apart."""
 
-    def __init__(self, model: LLaDAModelLM | DreamModel) -> None:
-        layer_of = _of_llada if isinstance(model, LLaDAModelLM) else _of_dream
-        self.layers = [layer_of(block) for block in model.blocks]
+    def __init__(self, model: DiffusionModel) -> None:
+        if not isinstance(model, LLaDAModelLM | DreamModel):
+            raise TypeError(f"dLLM-Cache does not know the layers of {type(model).__name__}")
+        names = _LLADA if isinstance(model, LLaDAModelLM) else _DREAM
+        self.layers = [
+            Layer(**{part: attrgetter(name)(block) for part, name in names.items()}) for block in model.blocks
+        ]
         self.embed, self.final_norm = model.embedding, model.final_norm
         self.rotate = rotate_in_float32 if model.rotates_in_float32 else rotate_halves
         self._model = model
@@ -52,35 +78,3 @@ class Layers:
         cos, sin = self._model.rotary(positions)
         dtype = cos.dtype if self._model.rotates_in_float32 else self._model.dtype
         return cos.to(dtype), sin.to(dtype)
-
-
-def _of_llada(block: Any) -> Layer:
-    return Layer(
-        attention_norm=block.attn_norm,
-        query=block.q_proj,
-        key=block.k_proj,
-        value=block.v_proj,
-        attention_output=block.attn_out,
-        mlp_norm=block.ff_norm,
-        gated_mlp=block.mlp,
-    )
-
-
-def _of_dream(block: Any) -> Layer:
-    """Under Qwen2's names; the projections bring their biases along."""
-    attention = block.self_attn
-    return Layer(
-        attention_norm=block.input_layernorm,
-        query=attention.q_proj,
-        key=attention.k_proj,
-        value=attention.v_proj,
-        attention_output=attention.o_proj,
-        mlp_norm=block.post_attention_layernorm,
-        gated_mlp=block.mlp,
-    )
-
-
-def layers_of(model: DiffusionModel) -> Layers:
-    if not isinstance(model, LLaDAModelLM | DreamModel):
-        raise TypeError(f"dLLM-Cache does not know the layers of {type(model).__name__}")
-    return Layers(model)

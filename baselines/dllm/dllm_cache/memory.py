@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baselines.dllm.static.memory import StaticFootprint, base_bytes
+from baselines.dllm.static.search import StaticFootprint, base_bytes
 from engines.dllm.config import GenerationConfig
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.scheduling.phase import Phase, Window

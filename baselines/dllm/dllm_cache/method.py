@@ -12,8 +12,8 @@ from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, PackedF
 from baselines.dllm.dream import dream_decode
 from baselines.dllm.options import DllmCacheOptions
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static.memory import StaticFootprint
 from baselines.dllm.static.scheduler import StaticBatchScheduler
+from baselines.dllm.static.search import StaticFootprint
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine

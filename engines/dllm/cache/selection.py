@@ -8,10 +8,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.dllm.cache.sparsity import top_rows, top_rows_parity
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.rows import BuildRows
 from engines.kernels.building import Building
@@ -44,7 +42,7 @@ class TorchSelectAndPack:
         """Rows of block and context padded to the longest, of every entry its request, rank, context row kept in order,
         and row of the pool; then which rows of blocks and of contexts are theirs, where not all are."""
         (block, is_block), (context, is_context) = build.block(), build.context()
-        flags = [_ints(inside) for inside in (is_block, is_context) if not inside.all()]
+        flags = [inside.astype(np.int64) for inside in (is_block, is_context) if not inside.all()]
         request = np.arange(len(build.kept)).repeat(build.kept)
         rank = ranks(build.kept)
         pool_row = build.kv_start.repeat(build.kept) + rank
@@ -116,5 +114,19 @@ class TritonSelectAndPack:
         return pack
 
 
-def _ints(flags: NDArray[np.bool_]) -> Ints:
-    return flags.astype(np.int64)
+def top_rows(score: Tensor, num_kept: int) -> Tensor:
+    """[n, heads, num_kept] context indices, most important first, ties to the lower index."""
+    return score.sort(dim=-1, descending=True, stable=True).indices[..., :num_kept]
+
+
+def top_rows_parity(score: Tensor, kept: list[int], num_context: list[int]) -> Tensor:
+    """As ``top_rows`` by ``torch.topk`` on each request's own [1, N] list: the library's order of
+    ties, which is what the published samplers get. For comparisons only."""
+    width = max(kept)
+    chosen = score.new_zeros((score.shape[0], score.shape[1], width), dtype=torch.int64)
+    for i, (count, length) in enumerate(zip(kept, num_context, strict=True)):
+        for head in range(score.shape[1]):
+            chosen[i, head, :count] = torch.topk(
+                score[i, head : head + 1, :length].contiguous(), count, dim=-1
+            ).indices[0]
+    return chosen

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from engines.dllm.config import Confidence, ConfidenceDtype, ConfidenceOf
 from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.kernels import confidence as kernel
 from engines.runtime.noise import gumbel, gumbel_argmax, uniform
 
 Reduced = tuple[Tensor, Tensor]
@@ -161,6 +163,18 @@ class Reduction:
         return token, (p * torch.log(p + 1e-10)).sum(dim=-1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FusedReduction(Reduction):
+    """``Reduction`` with greedy tokens and their probabilities from one kernel: summed in float32 and rounded to the
+    logits' dtype, as torch's softmax is. Draws and other confidences need whole distributions, and get them from torch."""
+
+    def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
+        if sampling is not None or self.confidence != "max_prob" or self.dtype != "native":
+            return super().__call__(logits, sampling)
+        token, probability = kernel.confidence(logits, self.suppress_id)
+        return token, probability.to(logits.dtype).to(torch.float32)
+
+
 def reduce_in_chunks(
     project: Callable[[Tensor], Tensor],
     rows: Tensor,
@@ -174,12 +188,9 @@ def reduce_in_chunks(
     """
     # Float64 copies are several times as wide as the chunk that the budget is for.
     reduce = partial(reduce_in_parts, reduction) if reduction.dtype == "float64" else reduction
-    tokens, confidences = [], []
-    for start in range(0, rows.shape[0], max_num_logits):
-        part = slice(start, start + max_num_logits)
-        token, confidence = reduce(project(rows[part]), None if sampling is None else sampling.rows(part))
-        tokens.append(token)
-        confidences.append(confidence)
+    parts = [slice(start, start + max_num_logits) for start in range(0, rows.shape[0], max_num_logits)]
+    reduced = [reduce(project(rows[part]), None if sampling is None else sampling.rows(part)) for part in parts]
+    tokens, confidences = zip(*reduced, strict=True)
     return torch.cat(tokens), torch.cat(confidences)
 
 
@@ -191,14 +202,14 @@ def reduce_in_parts(
     num_parts = -(-logits.shape[0] // REDUCTION_ROWS)
     if num_parts <= 1:
         return reduce(logits, sampling)
-    tokens, confidences, start = [], [], 0
     # Parts of nearly equal size: none is a single row, which some kernels would sum in another order.
-    for part in logits.tensor_split(num_parts):
-        own = None if sampling is None else sampling.rows(slice(start, start + part.shape[0]))
-        token, confidence = reduce(part, own)
-        tokens.append(token)
-        confidences.append(confidence)
-        start += part.shape[0]
+    parts = logits.tensor_split(num_parts)
+    bounds = pairwise([0, *accumulate(part.shape[0] for part in parts)])
+    reduced = [
+        reduce(part, None if sampling is None else sampling.rows(slice(*own)))
+        for part, own in zip(parts, bounds, strict=True)
+    ]
+    tokens, confidences = zip(*reduced, strict=True)
     return torch.cat(tokens), torch.cat(confidences)
 
 

@@ -8,60 +8,42 @@ from torch import Tensor
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, Reduction, Sampling, reduce_in_chunks
 from engines.dllm.decode.vocabulary import VocabularyReduction
-from engines.dllm.executor.step import Candidates, Guidance, Head
+from engines.dllm.executor.step import Candidates, Guidance
 from engines.models.protocol import DiffusionModel
 
 
-class ChunkedHead:
-    """Logits of the candidates alone, at most ``max_num_logits`` rows of them at a time."""
+class PackedHead:
+    """Logits of the candidates alone, at most ``max_num_logits`` rows of them at a time; or, monolithic, of every row of the
+    step at once, of which the candidates' are reduced."""
 
     def __init__(
         self,
         model: DiffusionModel,
+        config: EngineConfig,
         reduction: Reduction,
         local: VocabularyReduction | None = None,
-        *,
-        max_num_logits: int,
     ) -> None:
-        self._model, self._max_num_logits = model, max_num_logits
+        self._model, self._max_num_logits = model, config.max_num_logits
+        self._is_monolithic = config.logit_rows == "monolithic"
         self._reduction, self._local = reduction, local
 
     def __call__(
         self, hidden: Tensor, guidance: Guidance | None, candidates: Candidates, sampling: Sampling | None
     ) -> Reduced:
-        model, local = self._model, self._local
+        needs_whole_rows = self._local is None or sampling is not None or guidance is not None
+        reduction = self._reduction if needs_whole_rows or self._local is None else self._local
 
-        def project(rows: Tensor) -> Tensor:
-            return guided_logits(model, hidden, guidance, rows)
+        def project(rows: Tensor | slice) -> Tensor:
+            if needs_whole_rows:
+                return guided_logits(self._model, hidden, guidance, rows)
+            return self._model.local_logits(hidden[rows])
 
-        def project_here(rows: Tensor) -> Tensor:
-            return model.local_logits(hidden[rows])
-
-        if local is None or sampling is not None or guidance is not None:
-            return reduce_in_chunks(project, candidates.row, self._max_num_logits, self._reduction, sampling)
-        return reduce_in_chunks(project_here, candidates.row, self._max_num_logits, local, sampling)
-
-    def logit_rows(self, num_rows: int, wanted: int) -> int:
-        return wanted
-
-
-class WholeHead:
-    """Logits of every row of the step at once, of which the candidates' are reduced."""
-
-    def __init__(self, model: DiffusionModel, reduction: Reduction, local: VocabularyReduction | None = None) -> None:
-        self._model = model
-        self._reduction, self._local = reduction, local
-
-    def __call__(
-        self, hidden: Tensor, guidance: Guidance | None, candidates: Candidates, sampling: Sampling | None
-    ) -> Reduced:
-        if self._local is None or sampling is not None or guidance is not None:
-            logits = guided_logits(self._model, hidden, guidance, slice(None))
-            return self._reduction(logits[candidates.row], sampling)
-        return self._local(self._model.local_logits(hidden)[candidates.row], sampling)
+        if self._is_monolithic:
+            return reduction(project(slice(None))[candidates.row], sampling)
+        return reduce_in_chunks(project, candidates.row, self._max_num_logits, reduction, sampling)
 
     def logit_rows(self, num_rows: int, wanted: int) -> int:
-        return num_rows
+        return num_rows if self._is_monolithic else wanted
 
 
 def guided_logits(model: DiffusionModel, hidden: Tensor, guidance: Guidance | None, rows: Tensor | slice) -> Tensor:
@@ -72,11 +54,3 @@ def guided_logits(model: DiffusionModel, hidden: Tensor, guidance: Guidance | No
     base = model.logits(guidance.hidden[rows])
     scale = guidance.scale[rows].unsqueeze(1)
     return torch.where(scale > 0, base + (scale + 1) * (logits - base), logits)
-
-
-def packed_head(
-    model: DiffusionModel, config: EngineConfig, reduction: Reduction, local: VocabularyReduction | None
-) -> Head:
-    if config.logit_rows == "monolithic":
-        return WholeHead(model, reduction, local)
-    return ChunkedHead(model, reduction, local, max_num_logits=config.max_num_logits)

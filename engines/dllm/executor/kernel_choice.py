@@ -10,7 +10,7 @@ from engines.attention import VarlenAttention, attention_backend, availability
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.config import EngineConfig
-from engines.dllm.decode.denoise import Reduction
+from engines.dllm.decode.denoise import FusedReduction, Reduction
 from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
 from engines.kernels.choice import TritonKernels
 from engines.models.layers import FusedOps, fuse
@@ -42,17 +42,13 @@ class KernelChoice:
 
     def _reduction(self, model: DiffusionModel) -> Reduction:
         decode = self._config.decode
-        reduction = Reduction(
+        kind = FusedReduction if self.triton.serve("confidence") else Reduction
+        return kind(
             confidence=decode.confidence,
             confidence_of=decode.confidence_of,
             dtype=decode.confidence_dtype,
             suppress_id=model.config.mask_token_id if self._config.suppress_mask_token else None,
         )
-        if not self.triton.serve("confidence"):
-            return reduction
-        from engines.dllm.decode.fused import fused
-
-        return fused(reduction)
 
     def _select_and_pack(self, model: DiffusionModel) -> SelectAndPack:
         ranks = model.tensor_parallel

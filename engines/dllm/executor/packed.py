@@ -9,7 +9,7 @@ from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.forward import PackedForward
 from engines.dllm.executor.graphs import StepGraphs
-from engines.dllm.executor.head import packed_head
+from engines.dllm.executor.head import PackedHead
 from engines.dllm.executor.layout import PackedLayout
 from engines.dllm.executor.torch import TorchExecutor
 from engines.models.protocol import DiffusionModel
@@ -46,7 +46,7 @@ def packed_executor(
         pool=pool,
         rows=rows,
         forward=PackedForward(model, state, staging, graphs),
-        head=packed_head(model, config, kernels.reduction, kernels.local),
+        head=PackedHead(model, config, kernels.reduction, kernels.local),
         graphs=graphs,
         stop_ids=stop_ids,
         profile_every=profile_every,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.plan import Request, StepOutcome, StepPlan
+from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline, StepWork
@@ -72,6 +72,27 @@ class RooflineExecutor:
             charged = self.roofline.step_time(work, copied_bytes_per_logit=self.copied_bytes_per_logit).total_s
             priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
         return priced
+
+
+class BoundedExecutor(DelegatingExecutor):
+    """Adds ``bound_s`` to the outcomes of ``executor``. ``meter`` is the simulated executor of the same method: it
+    knows the work of a step, and its roofline the card."""
+
+    def __init__(self, executor: Executor, meter: RooflineExecutor) -> None:
+        super().__init__(executor)
+        self.meter = meter
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        # The meter counts failed steps too, and comes second: a device that lags behind is at work meanwhile.
+        try:
+            outcome = self.executor.execute(plan)
+        finally:
+            bound_s = self.meter.lower_bound_s(plan)
+        return outcome._replace(bound_s=bound_s)
+
+    def release(self, request_id: int) -> tuple[int, ...] | None:
+        self.meter.release(request_id)
+        return super().release(request_id)
 
 
 def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from baselines.dllm.published import PublishedMethod
-from engines.dllm.method import Method
 from repro.systems.dllm.knobs import BatchRule, ReadingName
 
 
@@ -58,8 +56,3 @@ nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""
 def default_reading(executor: str) -> ReadingName:
     """A simulated card stands for the paper's runs; on other hardware nothing was published."""
     return "published" if executor == "roofline" else "efficient"
-
-
-def batching_of(method: Method, reading: ReadingName) -> Batching:
-    """dLLM-Serve is packed, whatever the baselines stand for."""
-    return READINGS[reading].batching if isinstance(method, PublishedMethod) else PACKED

@@ -90,14 +90,10 @@ class Deployment:
             executors.append(self.config.scheduler)
         return (*own, BACKENDS[self.settings.executor], *(where.partition(":")[0] for where in executors))
 
-    @property
-    def backend(self) -> Any:
-        """The module behind the executor: ``check_machine(settings)``, and ``serving(deployment)``, in whose body there
-        is an engine, and the deployment as it was measured on the way."""
-        return import_module(BACKENDS[self.settings.executor])
-
     def check_machine(self) -> None:
-        self.backend.check_machine(self.settings)
+        """Any machine simulates."""
+        if not self.settings.is_simulated:
+            import_module(BACKENDS["torch"]).check_machine(self.settings)
 
     def scheduler(self) -> Scheduler:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
@@ -122,8 +118,8 @@ class Deployment:
         )
 
     def serving(self) -> AbstractContextManager[tuple[Engine, Deployment]]:
-        serving: AbstractContextManager[tuple[Engine, Deployment]] = self.backend.serving(self)
-        return serving
+        """In its body there is an engine, and the deployment as it was measured on the way."""
+        return import_module(BACKENDS[self.settings.executor]).serving(self)  # type: ignore[no-any-return]
 
     def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
         with self.serving() as (engine, measured):
@@ -139,6 +135,9 @@ def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progre
     if not settings.is_simulated:
         on = settings.on
         record = record.with_manifest(device=on.device, dtype=on.dtype, weights=on.weights)
+    ran = step_requests(record)
+    # Requests that a step ran: of a static batch how large it was.
+    batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
     return record.with_manifest(
         dataset=asdict(workload.provenance),
         max_num_batched_tokens=deployment.config.max_num_batched_tokens,
@@ -148,14 +147,8 @@ def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progre
         calibration=describe_calibration(deployment.calibration or load_calibration(gpu))
         if settings.is_simulated and gpu
         else None,
-        facts={**deployment.facts, "batch_ran": _batches(record)},
+        facts={**deployment.facts, "batch_ran": batches},
     )
-
-
-def _batches(record: RunRecord) -> dict[str, Any] | None:
-    """Requests that a step ran: of a static batch how large it was."""
-    found = step_requests(record)
-    return {"mean": found["mean"], "largest": int(found["max"])} if found["n"] else None
 
 
 def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:

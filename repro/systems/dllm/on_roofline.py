@@ -11,12 +11,6 @@ from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Roofline
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.settings import Settings
-from repro.systems.dllm.shapes import model_shape
-
-
-def check_machine(settings: Settings) -> None:
-    """Any machine simulates."""
 
 
 @contextmanager
@@ -24,7 +18,7 @@ def serving(deployment: Deployment) -> Iterator[tuple[Engine, Deployment]]:
     card = deployment.settings.platform.gpu
     assert card is not None, "settings refuse the roofline where there is no GPU model"
     calibration = deployment.calibration or load_calibration(card)
-    roofline = Roofline(model_shape(deployment.settings), gpu(card), calibration)
+    roofline = Roofline(deployment.settings.shape, gpu(card), calibration)
     executor = executor_on(deployment, roofline, is_upstream=deployment.batching.is_upstream)
     yield Engine(deployment.scheduler(), executor), deployment
 

@@ -12,15 +12,14 @@ from typing import Any
 import torch
 
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static.memory import base_bytes
 from baselines.dllm.static.profile import static_batch_bytes
-from baselines.dllm.static.search import FoundBatch, largest_batch
+from baselines.dllm.static.search import FoundBatch, base_bytes, largest_batch
 from engines.attention import attention_backend
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.bounded import BoundedExecutor
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS
 from engines.dllm.executor.ranks import LeadingExecutor, follow
+from engines.dllm.executor.roofline import BoundedExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.memory.profile import MeasuredPeak, measure_worst_step
 from engines.dllm.method import Sampler
@@ -42,7 +41,6 @@ from repro.systems.dllm import packed, static
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.on_roofline import executor_on
 from repro.systems.dllm.settings import Settings
-from repro.systems.dllm.shapes import model_shape
 
 ModelKey = tuple[str, str, str, str, str]
 
@@ -77,7 +75,15 @@ def check_machine(settings: Settings) -> None:
     check_device(on.device)
     dtype = parse_dtype(on.dtype)
     check_weights(on.weights)
-    _check_memory(settings)
+    # A size above the machine's own, or the card's: a model is not loaded for it.
+    total = machine_memory_bytes()
+    if on.device.startswith("cuda"):
+        check_memory(torch.device(on.device), settings.memory_limit)
+    elif total is not None and settings.memory_limit > total:
+        raise UserError(
+            f"memory_limit={settings.memory_limit} is more than this machine's {total} bytes: give at most "
+            f"{total // 10**9}GB"
+        )
     if name != "auto":
         shape = config_of(settings.model)
         device = torch.device(rank_device(on.device, 0, on.tensor_parallel))
@@ -85,25 +91,16 @@ def check_machine(settings: Settings) -> None:
         attention_backend(name, device, dtype, shape.head_dim, *heads)
 
 
-def _check_memory(settings: Settings) -> None:
-    """A size above the machine's own, or the card's: a model is not loaded for it."""
-    if settings.on.device.startswith("cuda"):
-        check_memory(torch.device(settings.on.device), settings.memory_limit)
-        return
-    total = machine_memory_bytes()
-    if total is not None and settings.memory_limit > total:
-        raise UserError(
-            f"memory_limit={settings.memory_limit} is more than this machine's {total} bytes: give at most "
-            f"{total // 10**9}GB"
-        )
-
-
 def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tuple[Executor, Deployment]:
     """The executor, and the deployment as measured. ``group`` is what the model is divided among; every rank assembles."""
     settings = deployment.settings
     _limit_memory(settings, None)  # a peak above the limit is a result while it is planned, not a failure
     bound = _bound(settings)
-    model = load(*model_key(settings)) if group is None else _load_part(settings, group)
+    if group is None:
+        model = load(*model_key(settings))
+    else:
+        dtype, weights = parse_dtype(settings.on.dtype), settings.on.weights
+        model = load_shard(settings.model, group, dtype=dtype, weights=weights)  # type: ignore[arg-type]
     if deployment.batching.kind == "packed":
         deployment = _with_measured_pool(deployment, model, group)
     else:
@@ -116,7 +113,9 @@ def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tup
     executor: Executor = real
     if bound is not None:
         executor = BoundedExecutor(executor, executor_on(deployment, bound, is_upstream=False))
-        facts |= _bound_facts(bound)
+        card = bound.gpu
+        peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth, "source": card.source}
+        facts["bound"] = {"card": card.name, **peaks}
     return executor, replace(deployment, facts={**deployment.facts, **facts})
 
 
@@ -164,11 +163,6 @@ def release(device: str) -> None:
     limit_memory(torch.device(device), None)
 
 
-def _load_part(settings: Settings, group: TensorParallel) -> DiffusionModel:
-    dtype, weights = parse_dtype(settings.on.dtype), settings.on.weights
-    return load_shard(settings.model, group, dtype=dtype, weights=weights)  # type: ignore[arg-type]
-
-
 def stop_ids(settings: Settings) -> frozenset[int] | None:
     """The checkpoint's, where generation may end at one; random weights have the shape's own."""
     if not settings.generation.stop_at_eos or settings.on.weights == "random":
@@ -194,7 +188,7 @@ def _bound(settings: Settings) -> Roofline | None:
     card = datasheet_gpu(torch.device(settings.on.device))
     if card is None and settings.on.profile_every:
         card = _card_by_measuring(settings.on.device, settings.on.dtype)
-    return None if card is None else Roofline(model_shape(settings), card)
+    return None if card is None else Roofline(settings.shape, card)
 
 
 @lru_cache(maxsize=4)
@@ -202,18 +196,12 @@ def _card_by_measuring(device: str, dtype: str) -> Gpu:
     return measured_gpu(torch.device(device), parse_dtype(dtype))
 
 
-def _bound_facts(roofline: Roofline) -> Mapping[str, Any]:
-    card = roofline.gpu
-    peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth, "source": card.source}
-    return {"bound": {"card": card.name, **peaks}}
-
-
 # -- packed steps: the offline profiler (§4.2) ----------------------------------------------------------------
 
 
 def _with_measured_pool(deployment: Deployment, model: DiffusionModel, group: TensorParallel | None) -> Deployment:
     """The pool gets what the measured worst step leaves."""
-    settings, config = deployment.settings, deployment.config
+    settings, config, graphs = deployment.settings, deployment.config, 0
     if group is None:
         peak = _measured_peak(model_key(settings), config, settings.generation)
     else:
@@ -222,7 +210,10 @@ def _with_measured_pool(deployment: Deployment, model: DiffusionModel, group: Te
         peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
     # What logits take beyond the plan's own count must not come out of the guard band.
     beyond = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
-    graphs = _graph_bytes(config, settings, peak)
+    if config.cuda_graphs and settings.on.device.startswith("cuda"):
+        # What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output.
+        rows = min(MAX_ROWS + sum(ROWS) // 2, config.max_num_batched_tokens)
+        graphs = peak.activation_bytes * rows // config.max_num_batched_tokens
     kv_rows, plan = packed.pool(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
     facts = {
         "kv_rows": kv_rows,
@@ -239,14 +230,6 @@ def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationCo
     return measure_worst_step(load(*key), config, generation)
 
 
-def _graph_bytes(config: EngineConfig, settings: Settings, peak: MeasuredPeak) -> int:
-    """What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output."""
-    if not (config.cuda_graphs and settings.on.device.startswith("cuda")):
-        return 0
-    rows = MAX_ROWS + sum(ROWS) // 2
-    return peak.activation_bytes * min(rows, config.max_num_batched_tokens) // config.max_num_batched_tokens
-
-
 # -- static batches: "preliminary profiling" (§6.1) -------------------------------------------------------------
 
 
@@ -261,7 +244,7 @@ def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
         settings.generation,
         static.member_tokens(deployment),
         memory_bytes=settings.memory_limit,
-        fixed_bytes=base_bytes(model_shape(settings), settings.memory_limit),
+        fixed_bytes=base_bytes(settings.shape, settings.memory_limit),
         most=most,
     )
     return static.found_facts(found, deployment, most)

@@ -9,7 +9,6 @@ from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, divide_memory
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.shapes import model_shape
 
 
 def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
@@ -31,7 +30,7 @@ def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
 def pool(deployment: Deployment, *, activations_measured_bytes: int | None = None) -> tuple[int, MemoryPlan]:
     """Rows of the pool, in the method's own size, and the split that leaves them."""
     method, settings, config = deployment.method, deployment.settings, deployment.config
-    shape = model_shape(settings)
+    shape = settings.shape
     per_request = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
     row_bytes = method.cache_row_bytes(shape)
     # Whole buffers of a chunk of logits: itself, and what reducing it takes, rounded up.

@@ -43,60 +43,42 @@ CPU_TINY = Platform(
     ),
 )
 
-RTX4090 = Platform(
-    name="rtx4090",
-    title="NVIDIA RTX 4090 24 GB, LLaDA-8B",
-    executor="roofline",
-    gpu="rtx4090",
-    parts=(
-        DllmPart(
-            model="llada-8b",
-            memory_bytes=24 * GB,
-            max_num_batched_tokens=4000,
-            max_num_logits=2048,
-            max_model_len=4000,
-            # Both ends of the paper's Figure 3, and a point on either side of the knees: baselines as published saturate at 0.146 to
-            # 0.18 req/s (the paper: 42.4 tok/s over 256 tokens, 0.166), dLLM-Serve at 0.3 to 0.39.
-            rates=(0.1, 0.15, 0.2, 0.5),
-            num_requests=PAPER_REQUESTS,
-        ),
-    ),
-)
 
-L40S = Platform(
-    name="l40s",
-    title="NVIDIA L40S 48 GB, LLaDA-8B",
-    executor="roofline",
-    gpu="l40s",
-    parts=(
-        DllmPart(
-            model="llada-8b",
-            memory_bytes=48 * GB,
-            max_num_batched_tokens=16384,
-            max_num_logits=2048,
-            max_model_len=4096,
-            rates=(0.25, 0.5, 0.75, 1.0),
-            num_requests=PAPER_REQUESTS,
-        ),
-    ),
-)
-
-
-def _large(gpu: str, title: str, memory_bytes: int) -> Platform:
-    """A card that is none of the paper's, without a calibration: simulated from datasheet peaks."""
+def _card(
+    gpu: str,
+    title: str,
+    memory_bytes: int,
+    *,
+    rates: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0),
+    max_num_batched_tokens: int = 16384,
+    max_model_len: int = 4096,
+) -> Platform:
     part = DllmPart(
         model="llada-8b",
         memory_bytes=memory_bytes,
-        max_num_batched_tokens=16384,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_num_logits=2048,
-        max_model_len=4096,
-        rates=(1.0, 2.0, 4.0, 6.0),
+        max_model_len=max_model_len,
+        rates=rates,
         num_requests=PAPER_REQUESTS,
     )
     return Platform(name=gpu, title=f"NVIDIA {title}, LLaDA-8B", executor="roofline", gpu=gpu, parts=(part,))
 
 
-A100 = _large("a100", "A100 80 GB", 80 * GB)
-H100 = _large("h100", "H100 80 GB", 80 * GB)
-H200 = _large("h200", "H200 141 GB", 141 * GB)
-B200 = _large("b200", "B200 180 GB", 180 * GB)
+RTX4090 = _card(
+    "rtx4090",
+    "RTX 4090 24 GB",
+    24 * GB,
+    # Both ends of the paper's Figure 3, and a point on either side of the knees: baselines as published saturate at 0.146 to
+    # 0.18 req/s (the paper: 42.4 tok/s over 256 tokens, 0.166), dLLM-Serve at 0.3 to 0.39.
+    rates=(0.1, 0.15, 0.2, 0.5),
+    max_num_batched_tokens=4000,
+    max_model_len=4000,
+)
+L40S = _card("l40s", "L40S 48 GB", 48 * GB, rates=(0.25, 0.5, 0.75, 1.0))
+
+# Cards that are none of the paper's, without a calibration: simulated from datasheet peaks.
+A100 = _card("a100", "A100 80 GB", 80 * GB)
+H100 = _card("h100", "H100 80 GB", 80 * GB)
+H200 = _card("h200", "H200 141 GB", 141 * GB)
+B200 = _card("b200", "B200 180 GB", 180 * GB)

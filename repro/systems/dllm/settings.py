@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
@@ -12,7 +13,9 @@ from engines.dllm.method import Method
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, check_given, given_to
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
-from engines.parallel.division import check_division
+from engines.models.config import ModelConfig
+from engines.models.shape import ModelShape
+from engines.parallel.division import check_division, rank_shape
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm.batching import default_reading
@@ -45,6 +48,14 @@ class Settings(ModelKnobs, Checked):
         return self.executor == "roofline"
 
     @property
+    def shape(self) -> ModelShape:
+        """What one device holds and computes of the model."""
+        # A simulated card serves 16-bit weights whatever the measuring default.
+        is_simulated_card = self.is_simulated and self.model in PUBLISHED_CONFIGS
+        dtype_bytes = 2 if is_simulated_card or self.on.dtype != "float32" else 4
+        return _shape(self.model, config_of(self.model), dtype_bytes, self.on.tensor_parallel)
+
+    @property
     def family(self) -> str:
         return config_of(self.model).family
 
@@ -62,6 +73,11 @@ class Settings(ModelKnobs, Checked):
         if self.on.weights == "random":
             return digest_of(repr(config_of(self.model)))
         return checkpoint_digest(checkpoint_dir(self.model))
+
+
+@lru_cache(maxsize=32)
+def _shape(name: str, config: ModelConfig, dtype_bytes: int, size: int) -> ModelShape:
+    return rank_shape(ModelShape.from_config(config, name=name, dtype_bytes=dtype_bytes), size)
 
 
 def default_profile_every(device: str) -> int:
@@ -82,7 +98,11 @@ def resolve(cell: Cell, method: Method) -> Settings:
     )
     own: tuple[type, ...] = (method.own, BaselineKnobs) if isinstance(method, PublishedMethod) else (method.own,)
     check_given(given, Settings, *own, who=f"system={method.name!r}")
-    baseline, beside = _baseline(cell, method)
+    # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
+    baseline, beside = BaselineKnobs(reading=default_reading(cell.executor)), {}
+    if isinstance(method, PublishedMethod):
+        baseline = given_to(baseline, given)
+        beside = {"reading": baseline.reading}
     sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
     if cell.dataset not in sizes and "num_prompts" not in given:
         load_card(cell.dataset)  # refuses what is no data set at all, by name
@@ -110,15 +130,6 @@ def resolve(cell: Cell, method: Method) -> Settings:
     if is_measured:
         _check_measured(settings, given)
     return settings
-
-
-def _baseline(cell: Cell, method: Method) -> tuple[BaselineKnobs, Mapping[str, Any]]:
-    """What it stands for, and what the other knobs have to know of that: dLLM-Serve has no reading."""
-    usual = BaselineKnobs(reading=default_reading(cell.executor))
-    if not isinstance(method, PublishedMethod):
-        return usual, {}
-    baseline = given_to(usual, cell.asked)
-    return baseline, {"reading": baseline.reading}
 
 
 def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:

@@ -17,13 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from baselines.dllm.static.memory import StaticFootprint
-from baselines.dllm.static.search import FoundBatch, largest_batch
+from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_batch
 from engines.errors import UserError, require
 from repro.systems.dllm.batching import BATCH_RULES
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.knobs import DEFAULT_BATCH_RULE
-from repro.systems.dllm.shapes import model_shape
 
 
 def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
@@ -70,7 +68,10 @@ def most_members(deployment: Deployment) -> int:
         return 1
     if not deployment.batching.is_upstream:
         return most
-    return min(most, _upstream_size(deployment) if deployment.published.batches_upstream else 1)
+    if not deployment.published.batches_upstream:
+        return 1
+    footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
+    return min(most, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
 
 
 def member_tokens(deployment: Deployment) -> int:
@@ -114,16 +115,10 @@ def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
     return {**facts, "batch_peak_bytes": peak}
 
 
-def _upstream_size(deployment: Deployment) -> int:
-    settings = deployment.settings
-    footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
-    return max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes)
-
-
 def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
     settings = deployment.settings
     return deployment.published.footprint(
-        model_shape(settings),
+        settings.shape,
         deployment.sampler,
         settings.generation,
         memory_bytes=settings.memory_limit,

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
 from engines.dllm.method import Method
 from engines.dllm.scheduling.phase import check_rule
 from engines.dllm.scheduling.registry import scheduler_of
-from engines.errors import require
+from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
+from repro.runs.system import SYSTEMS
 from repro.systems.dllm import packed, static
-from repro.systems.dllm.batching import batching_of
+from repro.systems.dllm.batching import PACKED, READINGS
 from repro.systems.dllm.deployment import BACKENDS, Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
@@ -27,32 +28,19 @@ from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload
 
 
-@dataclass(frozen=True)
 class DllmSystem:
     """A method, served: packed continuously if it is dLLM-Serve, else as the cell's reading says."""
 
-    method: Method
+    family: ClassVar[Family] = DLLM
 
-    @property
-    def name(self) -> str:
-        return self.method.name
-
-    @property
-    def title(self) -> str:
-        return self.method.title
-
-    @property
-    def summary(self) -> str:
-        return self.method.summary
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.name, self.title, self.summary = method.name, method.title, method.summary
 
     @property
     def has_readings(self) -> bool:
         """Whether a comparison can take it as more than one thing, as it can a baseline."""
         return isinstance(self.method, PublishedMethod)
-
-    @property
-    def family(self) -> Family:
-        return DLLM
 
     @property
     def knobs(self) -> tuple[type, ...]:
@@ -100,7 +88,8 @@ class DllmSystem:
     def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
         """Planned by arithmetic for requests of these total lengths."""
         sampler = self.method.sampler(settings.family, settings.options)
-        batching = batching_of(self.method, settings.baseline.reading)
+        # dLLM-Serve is packed, whatever the baselines stand for.
+        batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED
         require(lengths != [], "the workload has no requests: ask for at least one")
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:
@@ -118,3 +107,12 @@ class DllmSystem:
             method=self.method, settings=settings, sampler=sampler, batching=batching, config=config
         )
         return (packed if batching.kind == "packed" else static).planned(deployment, lengths)
+
+
+def dllm_system(name: str) -> DllmSystem:
+    """For what serves no other."""
+    found = SYSTEMS.get(name)
+    if not isinstance(found, DllmSystem):
+        able = [each for each in SYSTEMS if isinstance(SYSTEMS.get(each), DllmSystem)]
+        raise UserError(f"system={name!r} is no diffusion-LLM system: use one of {', '.join(able)}")
+    return found

@@ -19,9 +19,8 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.bounded import BoundedExecutor
 from engines.dllm.executor.packed import packed_executor
-from engines.dllm.executor.roofline import RooflineExecutor, step_work
+from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor, step_work
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler

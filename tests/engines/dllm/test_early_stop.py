@@ -51,7 +51,7 @@ from repro.runs.metrics import throughput_tok_s
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.log import drive_engine
-from repro.tasks.generators import GENERATORS
+from repro.tasks.mini import GENERATORS
 
 Ids = tuple[int, ...]
 Stop = tuple[Ids, int | None]

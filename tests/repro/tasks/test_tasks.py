@@ -6,8 +6,8 @@ import pytest
 
 from engines.errors import UserError
 from repro.tasks import mini_code, mini_gsm
-from repro.tasks.generators import GENERATORS
 from repro.tasks.grading import extract_flexible, extract_strict, grade
+from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem, split_of
 
 

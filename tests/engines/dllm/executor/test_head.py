@@ -13,10 +13,11 @@ from torch import Tensor
 from baselines.dllm.static.head import MonolithicHead, every_row_s_logits, reduce_every_row
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduction
-from engines.dllm.executor.head import ChunkedHead, WholeHead, guided_logits, packed_head
+from engines.dllm.executor.head import PackedHead, guided_logits
 from engines.dllm.executor.step import Candidates, Guidance
 
 REDUCTION = Reduction(suppress_id=MHA.mask_id)
+MONOLITHIC = EngineConfig(logit_rows="monolithic")
 
 
 class CountingModel:
@@ -42,10 +43,11 @@ def candidates_of(rows: list[int], *, is_every_row: bool = False) -> Candidates:
 @given(st.integers(0, 99), st.lists(st.integers(0, 19), min_size=8, max_size=30), st.integers(1, 12))
 def test_every_head_gives_the_same_tokens(seed: int, rows: list[int], chunk: int) -> None:
     model, hidden, candidates = CountingModel(), hidden_of(seed, 20), candidates_of(rows)
-    whole = WholeHead(model, REDUCTION)(hidden, None, candidates, None)  # type: ignore[arg-type]
+    whole = PackedHead(model, MONOLITHIC, REDUCTION)(hidden, None, candidates, None)  # type: ignore[arg-type]
     assert model.made == [20]
     model.made.clear()
-    chunked = ChunkedHead(model, REDUCTION, max_num_logits=chunk)(hidden, None, candidates, None)  # type: ignore[arg-type]
+    config = EngineConfig(max_num_logits=chunk)
+    chunked = PackedHead(model, config, REDUCTION)(hidden, None, candidates, None)  # type: ignore[arg-type]
     assert sum(model.made) == len(rows)
     assert max(model.made) <= chunk
     published = MonolithicHead(every_row_s_logits(network(MHA)), reduce_every_row(REDUCTION))(
@@ -58,9 +60,8 @@ def test_every_head_gives_the_same_tokens(seed: int, rows: list[int], chunk: int
 
 def test_rows_are_counted_as_they_are_made() -> None:
     model = network(MHA)
-    config = EngineConfig(logit_rows="monolithic")
-    assert packed_head(model, config, REDUCTION, None).logit_rows(20, 7) == 20
-    assert packed_head(model, EngineConfig(), REDUCTION, None).logit_rows(20, 7) == 7
+    assert PackedHead(model, MONOLITHIC, REDUCTION).logit_rows(20, 7) == 20
+    assert PackedHead(model, EngineConfig(), REDUCTION).logit_rows(20, 7) == 7
     assert MonolithicHead(every_row_s_logits(model), reduce_every_row(REDUCTION)).logit_rows(20, 7) == 20
 
 

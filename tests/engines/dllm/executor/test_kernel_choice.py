@@ -13,8 +13,7 @@ from engines.attention import Sdpa
 from engines.attention.padded import SdpaPadded
 from engines.dllm.cache.selection import TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
-from engines.dllm.decode.denoise import Reduction
-from engines.dllm.decode.fused import FusedReduction
+from engines.dllm.decode.denoise import FusedReduction, Reduction
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.kernels import probe
 from engines.models.llada import LLaDAModelLM

@@ -22,10 +22,9 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor import compose
-from engines.dllm.executor.bounded import BoundedExecutor
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache

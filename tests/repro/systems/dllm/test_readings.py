@@ -42,7 +42,6 @@ from repro.systems.dllm.knobs import BaselineKnobs
 from repro.systems.dllm.metrics import num_steps
 from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.settings import Settings
-from repro.systems.dllm.shapes import model_shape
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_prompts": 24, "gen_length": 64, "steps": 64}
@@ -384,7 +383,7 @@ def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
     experiment = prepare(cell_of("sparse-dllm", "cpu-tiny", reading="policy", **TINY))
     plans = []
     with served(experiment) as (real, measured):
-        roofline = Roofline(model_shape(measured.settings), L40S)
+        roofline = Roofline(measured.settings.shape, L40S)
         simulated = Engine(
             measured.scheduler(), measured.method.packed_roofline(roofline, measured.config, measured.sampler)
         )
