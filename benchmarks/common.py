@@ -24,7 +24,7 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS
 from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES
-from engines.runtime.recorder import CudaRecorder
+from engines.runtime.graphs import CudaRecorder
 
 # -- options ------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from engines.attention import Spans
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import GraphForward, graph_key, metadata_size
-from engines.dllm.executor.packed import packed_executor
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.kernels.rmsnorm import rms_norm_reference
@@ -38,8 +38,7 @@ from engines.models.layers import FusedOps, fuse
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLADA_8B
 from engines.models.protocol import Attend, Rotary
-from engines.runtime.pool import PoolTensors
-from engines.runtime.store import store_by_index
+from engines.runtime.pool import PoolTensors, store_by_index
 
 BLOCK = 32
 NARROW = replace(LLADA_8B, d_model=8, n_heads=2, n_kv_heads=2, mlp_hidden_size=8, vocab_size=8)

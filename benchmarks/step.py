@@ -28,7 +28,7 @@ import numpy as np
 from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan

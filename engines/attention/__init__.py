@@ -3,10 +3,9 @@
 ``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/engines/test_attention.py).
 """
 
-from engines.attention.protocol import VarlenAttention
 from engines.attention.reference import Sdpa, sdpa, varlen_attention
 from engines.attention.registry import BACKENDS, attention_backend, availability
-from engines.attention.spans import Run, SpanMetadata, Spans
+from engines.attention.spans import Run, SpanMetadata, Spans, VarlenAttention
 
 __all__ = [
     "BACKENDS",

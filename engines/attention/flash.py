@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.attention.kernels import KernelSpans, VarlenKernel
-from engines.attention.protocol import VarlenAttention
-from engines.attention.spans import Spans
+from engines.attention.spans import Spans, VarlenAttention
 
 KeyLayout: TypeAlias = Literal["runs", "gather"]
 

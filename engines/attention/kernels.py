@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engines.attention.protocol import placed
+from engines.attention.spans import placed
 
 
 class KernelSpans(NamedTuple):
@@ -44,7 +44,6 @@ class VarlenKernel(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
         """[N, H, D], ``out`` where it is given, of q [N, H, D]; k, v [rows, Hkv, D], with a table [blocks, block_size,
         Hkv, D]. Rows of no sequence hold anything."""
-        ...
 
 
 @dataclass(frozen=True)

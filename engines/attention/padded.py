@@ -12,9 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engines.attention.protocol import placed
 from engines.attention.reference import sdpa
-from engines.attention.spans import Spans
+from engines.attention.spans import Spans, placed
 
 
 @dataclass(frozen=True)

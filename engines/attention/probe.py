@@ -17,9 +17,8 @@ from torch import Tensor
 
 from engines.attention.flash import FlashVarlen
 from engines.attention.kernels import VarlenKernel
-from engines.attention.protocol import VarlenAttention
 from engines.attention.reference import Sdpa
-from engines.attention.spans import Spans
+from engines.attention.spans import Spans, VarlenAttention
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """Largest difference to the reference that rounding explains, for outputs of order 1."""

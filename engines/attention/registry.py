@@ -9,8 +9,8 @@ import torch
 from engines.attention.kernels import VarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.padded import SdpaPadded
 from engines.attention.probe import probe
-from engines.attention.protocol import VarlenAttention
 from engines.attention.reference import Sdpa
+from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
 
 BACKENDS = ("flash-attn", "torch-varlen", "sdpa-padded", "sdpa")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 
@@ -87,7 +87,9 @@ class Engine:
             done = self._complete(plan, outcome)
         duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
         if outcome.parts is not None:
-            outcome = outcome._replace(parts=_with_rest(outcome.parts, duration))
+            # Parts known as soon as the step is over leave out the engine's own time, in which nothing was computed.
+            idle = outcome.parts["idle"] + max(0.0, duration - sum(outcome.parts.values()))
+            outcome = outcome._replace(parts={**outcome.parts, "idle": idle})
         self.num_steps += 1
         return StepRecord(
             step=self.num_steps - 1,
@@ -149,8 +151,3 @@ class Engine:
         while (record := self.step()) is not None:
             records.append(record)
         return self.settled(records)
-
-
-def _with_rest(parts: Mapping[str, float], duration_s: float) -> Mapping[str, float]:
-    """Parts known as soon as the step is over leave out the engine's own time, in which nothing was computed."""
-    return {**parts, "idle": parts["idle"] + max(0.0, duration_s - sum(parts.values()))}

@@ -89,7 +89,7 @@ class Method(ABC):
     """Model family -> settings of a generation with an effect there, beside ``EVERYONES``; any other is refused."""
     own: ClassVar[type] = NoOptions
     """Settings whose fields are the method's own options; those of one family are ``Only(family=...)``."""
-    torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.packed:packed_executor"}
+    torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.compose:packed_executor"}
     """By batching, as ``module:NAME``: a simulation never loads one, nor depends on its code."""
 
     def options_in(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -197,28 +197,22 @@ class Executor(Protocol):
 
     def validate(self, request: Request) -> None:
         """Raise UserError for a request this executor cannot run; called before it is queued."""
-        ...
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Raise ExecutorError for a step that fails, for lack of memory say; its requests are to be released."""
-        ...
 
     def wait(self) -> None:
         """Return when every executed step is over."""
-        ...
 
     def times(self) -> Mapping[int, StepTimes]:
         """By number of execution, from 0: the steps since the last call whose outcome left ``forward_s`` open. Waits."""
-        ...
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
         """Free the request's state; its generated ids, or None where no tokens exist (simulation). Raise ExecutorError,
         the state freed, for ids that may not be used."""
-        ...
 
     def close(self) -> None:
         """Give back what it holds of a device. Nothing is executed afterwards; may be called twice."""
-        ...
 
 
 class DelegatingExecutor:

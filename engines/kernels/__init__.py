@@ -23,12 +23,8 @@ def _installed() -> bool:
     return find_spec("triton") is not None
 
 
-def _interpreted() -> bool:
-    """Whether triton runs kernels in its interpreter, on any device (for tests); it looks at the variable
-    once, when it is imported."""
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
-
-
 def available(device: torch.device) -> bool:
     """Whether the kernels can run on tensors of ``device``."""
-    return _installed() and (device.type == "cuda" or _interpreted())
+    # In its interpreter triton runs kernels on any device, for tests; it looks at the variable once, when it is imported.
+    is_interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+    return _installed() and (device.type == "cuda" or is_interpreted)

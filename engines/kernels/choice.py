@@ -9,7 +9,7 @@ import torch
 
 from engines import kernels
 from engines.models.layers import FusedOps
-from engines.runtime.store import Store, store_by_index
+from engines.runtime.pool import Store, store_by_index
 
 
 @dataclass(frozen=True, kw_only=True)

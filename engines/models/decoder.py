@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from engines.models.config_fields import Llama3Scaling, Rope
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import GatedMLP, Products, RMSNorm, RotaryAttention, inverse_frequencies, rotary_tables
 from engines.models.packed import PackedModel
 from engines.models.protocol import Attend, Rotary
 from engines.models.qwen2_config import CausalConfig
-from engines.models.rope import Llama3Scaling, Rope
 
 Config = TypeVar("Config", bound=DreamConfig | CausalConfig)
 

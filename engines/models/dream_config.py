@@ -11,6 +11,7 @@ from engines.models.config import ModelConfig
 from engines.models.config_fields import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
+    Rope,
     check_heads,
     decoder_fields,
     read_numbers,
@@ -18,7 +19,6 @@ from engines.models.config_fields import (
     require_fields,
     token_id,
 )
-from engines.models.rope import Rope
 
 # The upstream config class has defaults of a different model (4096 wide, 32 layers, theta 10000).
 _REQUIRED = (*DECODER_SIZES.values(), "num_key_value_heads", "rope_theta", "rms_norm_eps")

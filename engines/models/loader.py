@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
+from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from engines.errors import UserError
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, read_config
@@ -19,9 +23,36 @@ from engines.models.llada_config import LLaDAConfig
 from engines.models.packed import PackedModel
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, causal_config, read_causal_config
-from engines.models.skeleton import shapes_only
 from engines.models.weights import Part, load_weights
 from engines.runtime.machine import machine_memory_bytes
+
+_FILLS = frozenset({init.kaiming_uniform_, init.normal_, init.uniform_, Tensor.normal_, Tensor.uniform_})
+"""What ``nn.Linear`` and ``nn.Embedding`` fill their parameters with."""
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves parameters as they are. On the meta device ``normal_`` is a decomposition in Python, whose first call
+    imports torch's compiler: more than a second of every process that loads a model, to fill nothing."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Modules made in it are on the meta device, without memory, and nothing initialises them."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
 
 Weights = Literal["checkpoint", "random"]
 Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
@@ -120,7 +151,8 @@ def _stored(network: _Network, directory: Path, dtype: torch.dtype, device: str,
     return network.requires_grad_(False).eval()
 
 
-def _check_room(network: PackedModel[Any], dtype: torch.dtype, device: str) -> None:
+def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> _Network:
+    """Weights from N(0, 0.02), biases too; norms are one."""
     needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
     if total is not None and needed > total:
@@ -128,11 +160,6 @@ def _check_room(network: PackedModel[Any], dtype: torch.dtype, device: str) -> N
             f"device={device!r} has {total / 1e9:.1f} GB and the model's weights take {needed / 1e9:.1f} GB: give a smaller "
             f"model, a narrower dtype or a larger device"
         )
-
-
-def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> _Network:
-    """Weights from N(0, 0.02), biases too; norms are one."""
-    _check_room(network, dtype, device)
     network = network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}

@@ -16,7 +16,6 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rotated ``k`` and ``v`` are [N, Hkv, D]; returns [N, H, D]."""
-        ...
 
 
 Rotary: TypeAlias = "tuple[Tensor, Tensor]"
@@ -33,15 +32,12 @@ class Ranks(Protocol):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks, in place; x contiguous."""
-        ...
 
     def all_gather(self, x: Tensor, dim: int = 0) -> Tensor:
         """The ranks' tensors, all of one shape, one behind the other along ``dim``."""
-        ...
 
     def gather_columns(self, x: Tensor, width: int) -> Tensor:
         """[M, width] of the ranks' [M, part]."""
-        ...
 
 
 class DiffusionModel(Protocol):
@@ -55,24 +51,19 @@ class DiffusionModel(Protocol):
     @property
     def config(self) -> ModelConfig:
         """The whole model's, however it is divided."""
-        ...
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
-        ...
 
     def rotary(self, positions: Tensor) -> Rotary: ...
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """The same for positions whose rotations are at hand: steps of a block share them."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] raw logits of hidden states [M, d]; see ``ModelConfig.shifts_logits``."""
-        ...
 
     def local_logits(self, hidden: Tensor) -> Tensor:
         """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
-        ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...

@@ -13,13 +13,14 @@ from engines.models.config import Heads, Hidden, Layers, Positive, Rows, Width
 from engines.models.config_fields import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
+    Rope,
     decoder_fields,
     flag,
     read_numbers,
+    read_rope,
     refuse_unsupported,
     require_fields,
 )
-from engines.models.rope import Rope, read_rope
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, ModelShape
 
 Family: TypeAlias = Literal["qwen2", "llama"]

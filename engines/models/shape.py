@@ -6,7 +6,8 @@ counted; norms, rotations, biases and activations are below one percent and are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from engines.errors import UserError
@@ -138,84 +139,55 @@ LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")
 
 # Dimensions below are those of the published config.json files; the tests hold each against the
 # checkpoint's published parameter count.
-QWEN2_5_7B = ModelShape(
+_published = partial(ModelShape, head_dim=128)
+QWEN2_5_7B = _published(
     name="Qwen2.5-7B",
     d_model=3584,
     n_layers=28,
     n_heads=28,
     n_kv_heads=4,
-    head_dim=128,
     mlp_hidden=18944,
     vocab_rows=152064,
     qkv_bias=True,
 )
 DREAM_7B = ModelShape.from_config(_DREAM_7B_CONFIG, name="Dream-7B")
-QWEN2_5_14B = ModelShape(
+QWEN2_5_14B = _published(
     name="Qwen2.5-14B",
     d_model=5120,
     n_layers=48,
     n_heads=40,
     n_kv_heads=8,
-    head_dim=128,
     mlp_hidden=13824,
     vocab_rows=152064,
     qkv_bias=True,
 )
-QWEN2_5_32B = ModelShape(
-    name="Qwen2.5-32B",
-    d_model=5120,
-    n_layers=64,
-    n_heads=40,
-    n_kv_heads=8,
-    head_dim=128,
-    mlp_hidden=27648,
-    vocab_rows=152064,
-    qkv_bias=True,
-)
-QWEN3_32B = ModelShape(
+QWEN2_5_32B = replace(QWEN2_5_14B, name="Qwen2.5-32B", n_layers=64, mlp_hidden=27648)
+QWEN3_32B = _published(
     name="Qwen3-32B",
     d_model=5120,
     n_layers=64,
     n_heads=64,
     n_kv_heads=8,
-    head_dim=128,
     mlp_hidden=25600,
     vocab_rows=151936,
     qk_norm=True,
 )
-LLAMA_3_1_70B = ModelShape(
-    name="Llama-3.1-70B",
-    d_model=8192,
-    n_layers=80,
-    n_heads=64,
-    n_kv_heads=8,
-    head_dim=128,
-    mlp_hidden=28672,
-    vocab_rows=128256,
+LLAMA_3_1_70B = _published(
+    name="Llama-3.1-70B", d_model=8192, n_layers=80, n_heads=64, n_kv_heads=8, mlp_hidden=28672, vocab_rows=128256
 )
-MIXTRAL_8X7B = ModelShape(
+MIXTRAL_8X7B = _published(
     name="Mixtral-8x7B",
     d_model=4096,
     n_layers=32,
     n_heads=32,
     n_kv_heads=8,
-    head_dim=128,
     mlp_hidden=14336,
     vocab_rows=32000,
     num_experts=8,
     experts_per_token=2,
 )
 
-SHAPES: tuple[ModelShape, ...] = (
-    LLADA_8B,
-    DREAM_7B,
-    QWEN2_5_7B,
-    QWEN2_5_14B,
-    QWEN2_5_32B,
-    QWEN3_32B,
-    LLAMA_3_1_70B,
-    MIXTRAL_8X7B,
-)
+SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
 
 
 def model_shape(name: str) -> ModelShape:

@@ -54,23 +54,19 @@ class _Process:
 
     def ask(self, line: str) -> Mapping[str, Any]:
         with self._lock:
-            return self._ask(line)
-
-    def _ask(self, line: str) -> Mapping[str, Any]:
-        if self._running is None or self._running.poll() is not None:
-            self._running = self._start()
-            # Its start is not in a template's own time.
-            self._exchange(json.dumps({"template": "", "variables": {}}), START_S)
-        answer = self._exchange(line, _TIME_S)
-        if answer is None:
-            self.end()
-            return {"error": f"it did not end within {_TIME_S:g} s"}
-        try:
-            found: Mapping[str, Any] = json.loads(answer)
-        except ValueError:
-            self.end()
-            return {"error": "its process ended, as one does that takes too much memory"}
-        return found
+            if self._running is None or self._running.poll() is not None:
+                self._running = self._start()
+                # Its start is not in a template's own time.
+                self._exchange(json.dumps({"template": "", "variables": {}}), START_S)
+            answer = self._exchange(line, _TIME_S)
+            if answer is None:
+                self.end()
+                return {"error": f"it did not end within {_TIME_S:g} s"}
+            try:
+                return json.loads(answer)  # type: ignore[no-any-return]
+            except ValueError:
+                self.end()
+                return {"error": "its process ended, as one does that takes too much memory"}
 
     def end(self) -> None:
         if self._running is not None:

@@ -49,3 +49,12 @@ class PoolTensors:
     def close(self) -> None:
         """Give the memory back; the rows are gone."""
         self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
+
+
+Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(pool_k, pool_v [R, Hkv, D] of a layer, rows [M], k, v [M, Hkv, D]): pool[rows[i]] = row i."""
+
+
+def store_by_index(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    pool_k.index_copy_(0, rows, k)
+    pool_v.index_copy_(0, rows, v)

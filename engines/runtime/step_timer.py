@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,51 +29,11 @@ class StepTimes(NamedTuple):
     parts: Mapping[str, float] | None = None
 
 
-class StepTimer(ABC):
-    """One step is ``begin``, ``lap`` after each part, ``end``."""
+class StepTimer:
+    """One step is ``begin``, ``lap`` after each part, ``end``. This one is a host's, where every operation is over when it returns."""
 
     detailed = False
     """Whether laps are taken inside the model, too."""
-
-    def lap_inside(self, part: str) -> None:
-        """``lap`` at a place inside the model."""
-        if self.detailed:
-            self.lap(part)
-
-    @abstractmethod
-    def begin(self, *, detailed: bool) -> None: ...
-
-    @abstractmethod
-    def lap(self, part: str) -> None:
-        """What was done since the last lap was ``part``, one of STEP_PARTS."""
-        ...
-
-    @abstractmethod
-    def end(self) -> StepTimes | None:
-        """None where the device has not got there yet."""
-        ...
-
-    @abstractmethod
-    def rest(self) -> None:
-        """Idle time from here to the next step is attributed to no part."""
-        ...
-
-    @abstractmethod
-    def wait(self) -> None: ...
-
-    @abstractmethod
-    def times(self) -> Mapping[int, StepTimes]:
-        """By number of step, from 0: what ``end`` left open since the last call. Waits."""
-        ...
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """The step that began has failed."""
-        ...
-
-
-class HostTimer(StepTimer):
-    """Every operation is over when it returns."""
 
     def begin(self, *, detailed: bool) -> None:
         self.detailed = detailed
@@ -82,24 +41,32 @@ class HostTimer(StepTimer):
         self._last = perf_counter()
 
     def lap(self, part: str) -> None:
+        """What was done since the last lap was ``part``, one of STEP_PARTS."""
         now = perf_counter()
         self._parts[part] += now - self._last
         self._last = now
 
-    def end(self) -> StepTimes:
+    def lap_inside(self, part: str) -> None:
+        """``lap`` at a place inside the model."""
+        if self.detailed:
+            self.lap(part)
+
+    def end(self) -> StepTimes | None:
+        """None where the device has not got there yet."""
         return _times(self._parts, self.detailed)
 
     def rest(self) -> None:
-        return
+        """Idle time from here to the next step is attributed to no part."""
 
     def wait(self) -> None:
-        return
+        """Return when every step is over."""
 
     def times(self) -> Mapping[int, StepTimes]:
+        """By number of step, from 0: what ``end`` left open since the last call. Waits."""
         return {}
 
     def abandon(self) -> None:
-        return
+        """The step that began has failed."""
 
 
 class Mark(Protocol):
@@ -111,7 +78,6 @@ class Mark(Protocol):
 
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds."""
-        ...
 
 
 class CudaTimer(StepTimer):
@@ -181,7 +147,7 @@ class CudaTimer(StepTimer):
 def timer_of(device: torch.device) -> StepTimer:
     import torch
 
-    return CudaTimer(partial(torch.cuda.Event, enable_timing=True)) if device.type == "cuda" else HostTimer()
+    return CudaTimer(partial(torch.cuda.Event, enable_timing=True)) if device.type == "cuda" else StepTimer()
 
 
 def _times(parts: Mapping[str, float], detailed: bool) -> StepTimes:

@@ -9,7 +9,7 @@ from paper_figures.common.runs import Runs
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
-from repro.systems.dllm.batching import READINGS
+from repro.systems.dllm.knobs import READINGS
 
 DATASETS = ("livebench", "burst", "osc")
 OURS = "dllm-serve"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import memory_bytes_per_token
 from engines.dllm.config import SparsityConfig
 from engines.dllm.plan import Request
 from engines.dllm.sequence import cache_rows

@@ -33,7 +33,7 @@ def lengths_of(run: StoredRun) -> Lengths:
 def reading_of(run: StoredRun) -> str | None:
     """What a baseline's run stands for; None of systems that are what they are."""
     from repro.runs.system import SYSTEMS
-    from repro.systems.dllm.batching import default_reading
+    from repro.systems.dllm.knobs import default_reading
 
     if not getattr(SYSTEMS.get(run.cell.system), "has_readings", False):
         return None

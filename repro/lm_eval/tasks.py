@@ -52,7 +52,9 @@ def _config(task: Task) -> dict[str, Any]:
     if task.chat and any(problem.answer_start for problem in task.problems):
         asked["gen_prefix"] = "{{answer_start}}"
     if task.name == gsm8k.NAME:
-        return {**asked, **_harness_config("gsm8k/gsm8k.yaml")}
+        # The installed harness grades its own task; its prompts and data are left out.
+        config = yaml.safe_load((files("lm_eval.tasks") / "gsm8k/gsm8k.yaml").read_text(encoding="utf-8"))
+        return {**asked, **{name: config[name] for name in _FROM_THE_HARNESS if name in config}}
     return {
         **asked,
         "generation_kwargs": {"until": list(task.until), "do_sample": False},
@@ -60,12 +62,6 @@ def _config(task: Task) -> dict[str, Any]:
         "process_results": _metrics,
         "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in CRITERIA],
     }
-
-
-def _harness_config(path: str) -> dict[str, Any]:
-    """How the installed harness grades its own task; its prompts and data are left out."""
-    config = yaml.safe_load((files("lm_eval.tasks") / path).read_text(encoding="utf-8"))
-    return {name: config[name] for name in _FROM_THE_HARNESS if name in config}
 
 
 class _Grading:

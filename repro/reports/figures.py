@@ -17,7 +17,7 @@ from repro.reports.claims import Finding
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
-from repro.systems.dllm import batching
+from repro.systems.dllm import knobs as dllm_knobs
 from repro.systems.dllm.knobs import ReadingName
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
@@ -109,7 +109,7 @@ class View:
 
 
 def default_reading(platform: Platform) -> ReadingName:
-    return batching.default_reading(platform.executor)
+    return dllm_knobs.default_reading(platform.executor)
 
 
 MEASURED_RUNS = 3

@@ -24,8 +24,8 @@ from repro.files import replace_text
 from repro.reports.fitting import STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.batching import BATCH_RULES
 from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.knobs import BATCH_RULES
 from repro.systems.platforms import platform
 from repro.workloads.card import load_card
 from repro.workloads.workload import Workload

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from repro.tasks import mini_code, mini_gsm
-from repro.tasks.grading import grade
-from repro.tasks.problem import Problem
+from repro.tasks.problem import Problem, grade
 from repro.tasks.programs import passes
 from repro.tasks.task import Grade, Grader, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.data_dir import Origin

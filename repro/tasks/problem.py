@@ -1,9 +1,10 @@
-"""What a generated problem is, and which split it belongs to."""
+"""What a generated problem is, which split it belongs to, and how an answer to it is graded: by text alone, no code is run."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -40,12 +41,8 @@ class Problem:
     @property
     def key(self) -> str:
         """Canonical identity: facts (sorted) and question. Distractors and order do not make a new problem."""
-        return canonical_key(self.task, self.kind, self.facts, self.used)
-
-
-def canonical_key(task: str, kind: str, facts: tuple[tuple[str, str], ...], used: tuple[str, ...]) -> str:
-    body = ";".join(f"{name}={statement}" for name, statement in sorted(facts))
-    return f"{task}|{kind}|{body}|{','.join(used)}"
+        body = ";".join(f"{name}={statement}" for name, statement in sorted(self.facts))
+        return f"{self.task}|{self.kind}|{body}|{','.join(self.used)}"
 
 
 def split_of(key: str) -> Split:
@@ -75,3 +72,41 @@ def generate_split(count: int, split: Split, make: Callable[[], Problem]) -> lis
         if split_of(problem.key) == split:
             problems.append(problem)
     return problems
+
+
+_FINAL = re.compile(r"####\s*(-?\d+)")
+_NUMBER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    exact: bool
+    """The whole answer equals the reference, trailing white space aside."""
+    strict: bool
+    """The final value, in the place the format prescribes, is right (for code: same as ``exact``)."""
+    flexible: bool
+    """Like ``strict``; without ``####`` the last number of the text counts."""
+
+
+def extract_strict(text: str) -> str | None:
+    """The number behind the last ``####``."""
+    found = _FINAL.findall(text)
+    return found[-1] if found else None
+
+
+def extract_flexible(text: str) -> str | None:
+    """The number behind the last ``####``, else the last number anywhere."""
+    strict = extract_strict(text)
+    if strict is not None:
+        return strict
+    numbers = _NUMBER.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def grade(problem: Problem, text: str) -> Marks:
+    exact = text.rstrip() == problem.answer.rstrip()
+    if problem.final == problem.answer:
+        return Marks(exact=exact, strict=exact, flexible=exact)
+    return Marks(
+        exact=exact, strict=extract_strict(text) == problem.final, flexible=extract_flexible(text) == problem.final
+    )

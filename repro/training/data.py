@@ -10,7 +10,7 @@ import numpy as np
 from engines.models.tokenizer import TextTokenizer
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.problem import Problem
-from repro.training.config import Stage, TrainConfig
+from repro.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +25,6 @@ class Batch:
     """[B]."""
     answer_lengths: np.ndarray
     """[B]; answer tokens before the first end-of-text."""
-
-
-def stage_at(config: TrainConfig, step: int, rng: np.random.Generator) -> Stage:
-    current = next(
-        i for i, stage in enumerate(config.curriculum) if step < stage.until * config.steps or stage.until == 1.0
-    )
-    if current and rng.random() < config.rehearsal:
-        current = int(rng.integers(current))
-    return config.curriculum[current]
 
 
 def encode_problems(problems: Sequence[Problem], tokenizer: TextTokenizer, gen_length: int) -> Batch:
@@ -58,7 +49,12 @@ def encode_problems(problems: Sequence[Problem], tokenizer: TextTokenizer, gen_l
 def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batch:
     """Both tasks in equal number, of one number of facts and distractors so that lengths are close."""
     rng = np.random.default_rng((config.seed, step))
-    stage = stage_at(config, step, rng)
+    current = next(
+        i for i, stage in enumerate(config.curriculum) if step < stage.until * config.steps or stage.until == 1.0
+    )
+    if current and rng.random() < config.rehearsal:
+        current = int(rng.integers(current))
+    stage = config.curriculum[current]
     num_facts = _draw(rng, stage.num_facts)
     num_distractors = _draw(rng, stage.num_distractors)
     columns = _round_up(22 + 7 * num_facts + 5 * num_distractors + config.gen_length)

@@ -24,10 +24,9 @@ from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_folder
 from repro.tasks.mini import GENERATORS
-from repro.training.attention import batched_attention
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch
-from repro.training.evaluate import measure_accuracy
+from repro.training.evaluate import batched_attention, measure_accuracy
 from repro.training.export import export_checkpoint
 from repro.training.initialisation import initialise
 from repro.training.objective import mask_batch, masked_loss

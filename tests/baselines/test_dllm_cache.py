@@ -21,7 +21,7 @@ from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, netwo
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
 from baselines.dllm.dllm_cache.head import reduce_exponentials
-from baselines.dllm.dllm_cache.memory import feature_cache_footprint, memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import DLLM_CACHE, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
@@ -471,7 +471,12 @@ def test_the_caches_take_what_the_plan_says():
 def test_a_static_batch_takes():
     """Every row has its features, the response rows logits; upstream copies these all at once."""
     plan = partial(
-        feature_cache_footprint, LLADA_8B, L40S.memory_bytes, 512, GenerationConfig(gen_length=256), copied_bytes=2
+        DLLM_CACHE.footprint,
+        LLADA_8B,
+        DLLM_CACHE.sampler("llada", {}),
+        GenerationConfig(gen_length=256),
+        memory_bytes=L40S.memory_bytes,
+        longest=512,
     )
     footprint, upstream = plan(), plan(is_upstream=True)
     rows = 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token)

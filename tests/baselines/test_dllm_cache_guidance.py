@@ -22,7 +22,7 @@ from support.reference_samplers import (
 )
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
-from baselines.dllm.dllm_cache.memory import feature_cache_footprint, memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import DLLM_CACHE, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
@@ -152,9 +152,9 @@ def test_a_batch_guides_only_those_who_asked() -> None:
 
 
 def test_its_memory_is_planned() -> None:
-    shape = GenerationConfig(gen_length=256)
+    shape, sampler = GenerationConfig(gen_length=256), DLLM_CACHE.sampler("llada", {})
     plain, with_guidance = (
-        feature_cache_footprint(LLADA_8B, 10**11, 1024, generation, copied_bytes=2).per_request_bytes
+        DLLM_CACHE.footprint(LLADA_8B, sampler, generation, memory_bytes=10**11, longest=1024).per_request_bytes
         for generation in (shape, replace(shape, cfg_scale=1.0))
     )
     assert with_guidance - plain == 1024 * memory_bytes_per_token(LLADA_8B) + 256 * LLADA_8B.logits_bytes_per_row

@@ -15,7 +15,7 @@ from support.tiny_models import GQA, network
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import FusedReduction
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, Phase

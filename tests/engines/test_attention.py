@@ -30,7 +30,7 @@ from engines.attention.kernels import (
 )
 from engines.attention.padded import SdpaPadded
 from engines.attention.probe import Example, attempts, probe
-from engines.attention.protocol import VarlenAttention
+from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

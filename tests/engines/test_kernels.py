@@ -26,8 +26,8 @@ from support.kernel_cases import DTYPES, Drawn, Sizes
 from support.kernel_compiler import compile_everything, set_variables
 
 import engines.kernels
-from engines.dllm.decode import fused as reduction
-from engines.dllm.decode.denoise import Reduction
+from engines.dllm.decode import denoise
+from engines.dllm.decode.denoise import FusedReduction, Reduction
 from engines.kernels import available
 from engines.kernels.building import Building
 from engines.kernels.confidence import Partial, combine_reference, confidence, confidence_reference, partial_reference
@@ -369,10 +369,10 @@ def test_the_fused_reduction_is_the_plain_one(
     monkeypatch: pytest.MonkeyPatch, dtype: str, suppress_id: int | None
 ) -> None:
     """A kernel sums in float32; a 16-bit model's confidences are rounded all the same, or ties would break otherwise."""
-    monkeypatch.setattr(reduction, "confidence", confidence_reference)
+    monkeypatch.setattr(denoise.kernel, "confidence", confidence_reference)
     logits = Drawn(5, "cpu").normal(200, 61, dtype=dtype) * 6
     plain = Reduction(suppress_id=suppress_id)
-    token, found = reduction.fused(plain)(logits.clone(), None)
+    token, found = FusedReduction(suppress_id=suppress_id)(logits.clone(), None)
     wanted = plain(logits.clone(), None)
     assert torch.equal(token, wanted[0])
     assert found.dtype == torch.float32

@@ -31,7 +31,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, Sp
 from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
 from engines.dllm.decode.vocabulary import vocabulary_reduction
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor, follow
 from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule

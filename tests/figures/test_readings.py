@@ -12,8 +12,7 @@ from paper_figures.dllm_serve.readings import BASELINES, DATASETS, ENGINES, SETT
 from repro.reports.figures import View, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.systems.dllm.batching import BATCH_RULES, READINGS
-from repro.systems.dllm.knobs import DEFAULT_BATCH_RULE
+from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
 from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")

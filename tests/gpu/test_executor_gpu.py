@@ -22,14 +22,14 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.llada import LLaDAModelLM
-from engines.runtime.recorder import capture_stream
+from engines.runtime.graphs import capture_stream
 from engines.runtime.step_timer import STEP_PARTS, CudaTimer
 
 pytestmark = pytest.mark.gpu

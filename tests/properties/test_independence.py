@@ -21,7 +21,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window

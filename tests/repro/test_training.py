@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from engines.errors import UserError
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
 from repro.tasks import mini_code, mini_gsm
-from repro.tasks.grading import grade
 from repro.tasks.mini import GENERATORS
-from repro.training.attention import batched_attention
+from repro.tasks.problem import grade
 from repro.training.config import Stage, TrainConfig
 from repro.training.data import encode_problems, make_batch
-from repro.training.evaluate import sample_dense
+from repro.training.evaluate import batched_attention, sample_dense
 from repro.training.export import load_model
 from repro.training.loop import build_trainer, rate_share, train_tiny
 from repro.training.objective import mask_batch, masked_loss

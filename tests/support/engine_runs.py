@@ -12,7 +12,7 @@ from support.tiny_models import TinyModel, network
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, RefreshRule

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engines.runtime.recorder import Recording
+from engines.runtime.graphs import Recording
 
 
 class EagerRecorder:

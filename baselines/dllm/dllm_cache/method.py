@@ -6,27 +6,45 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from baselines.dllm.dllm_cache.memory import FeatureCaches, feature_cache_footprint, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, PackedFeatureCacheRooflineExecutor
 from baselines.dllm.dream import dream_decode
 from baselines.dllm.options import DllmCacheOptions
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from baselines.dllm.static.search import StaticFootprint
+from baselines.dllm.static.search import StaticFootprint, base_bytes
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import NoCache
+from engines.dllm.scheduling.phase import NoCache, Phase, Window
 from engines.errors import require
 from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from engines.models.protocol import DiffusionModel
+
+
+def memory_bytes_per_token(shape: ModelShape) -> int:
+    """K, V, attention output and MLP output of one token over all layers: twice a plain KV cache
+    without grouped queries, 1 MiB for LLaDA-8B in bfloat16."""
+    return shape.kv_bytes_per_token + shape.n_layers * 2 * shape.d_model * shape.dtype_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureCaches:
+    """dLLM-Cache under continuous batching. A request reserves a row of features for each of its tokens, and
+    is charged all of them at every step: the first layer always recomputes every row."""
+
+    caches: bool = True
+    window: Window = "block"
+
+    def phase(self, step_in_block: int) -> Phase:
+        return Phase.FULL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +89,16 @@ class DllmCache(PublishedMethod):
         longest: int,
         is_upstream: bool = False,
     ) -> StaticFootprint:
-        return feature_cache_footprint(
-            shape,
-            memory_bytes,
-            longest,
-            generation,
-            copied_bytes=sampler.reduction_bytes_per_value(shape.dtype_bytes),
-            is_upstream=is_upstream,
+        """Every one of ``longest`` rows has activations and cached features, the response rows have logits, copied to be reduced:
+        REDUCTION_ROWS at a time, all at once upstream. Guidance caches the features of a second forward, and what it adds to each
+        response row's logits."""
+        guided = generation.cfg_scale > 0
+        per_row = shape.activation_bytes_per_query_token + (1 + guided) * memory_bytes_per_token(shape)
+        logits = generation.gen_length * (1 + guided) * shape.logits_bytes_per_row
+        copies = sampler.reduction_bytes_per_value(shape.dtype_bytes) * shape.vocab_rows
+        return StaticFootprint(
+            fixed_bytes=base_bytes(shape, memory_bytes) + (0 if is_upstream else REDUCTION_ROWS * copies),
+            per_request_bytes=longest * per_row + logits + (generation.gen_length * copies if is_upstream else 0),
         )
 
     def static_roofline(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.plan import PlanItem, Request, StepPlan
+from engines.dllm.plan import Request, StepPlan
 from engines.hardware.roofline import Roofline, StepWork
 from engines.models.shape import ModelShape
 
@@ -106,9 +106,14 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
         for request in plan.admitted:
             self._steps[request.request_id] = 0
             self._gen_lengths[request.request_id] = request.generation.gen_length
-        logit_rows = sum(item.block_len for item in plan.items)
+        logit_rows, steps = sum(item.block_len for item in plan.items), []
+        for item in plan.items:
+            self._steps[item.request_id] += 1
+            gen_length = self._gen_lengths[item.request_id]
+            step = self.cache.step(self._steps[item.request_id], item.total_len - gen_length, gen_length)
+            steps.append((step, 1))
         return packed_work(
-            [(self._tick(item), 1) for item in plan.items],
+            steps,
             self.roofline.shape,
             logit_rows=logit_rows,
             logit_chunks=max(1, -(-logit_rows // self.config.max_num_logits)),
@@ -116,8 +121,3 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
 
     def release(self, request_id: int) -> None:
         del self._steps[request_id], self._gen_lengths[request_id]
-
-    def _tick(self, item: PlanItem) -> CacheStep:
-        self._steps[item.request_id] += 1
-        gen_length = self._gen_lengths[item.request_id]
-        return self.cache.step(self._steps[item.request_id], item.total_len - gen_length, gen_length)

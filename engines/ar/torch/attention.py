@@ -19,10 +19,9 @@ from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.rows import CausalRows, Members
 from engines.attention import sdpa
 from engines.models.protocol import Attend
-from engines.runtime.pool import PoolTensors
+from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
-from engines.runtime.store import Store
 
 _ALIKE = 3
 """Sequences are alike if the logarithms of their sizes to the base 2 ** _ALIKE round to the same: padding costs at most

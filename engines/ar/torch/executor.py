@@ -25,11 +25,10 @@ from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.policies.step import Bucket, Rung
 from engines.runtime.device import on
-from engines.runtime.pool import PoolTensors
-from engines.runtime.recorder import CudaRecorder, Recorder
+from engines.runtime.graphs import CudaRecorder, Recorder
+from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.rows import MIN_ROWS, Ints
 from engines.runtime.staging import Staging, staging_to
-from engines.runtime.store import Store
 
 
 class Ran(NamedTuple):

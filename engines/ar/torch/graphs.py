@@ -19,9 +19,8 @@ from engines.ar.torch.paged import PagedAttention, span_arrays, spans_of
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, rows_in
 from engines.models.decoder import CausalModel
 from engines.policies.step import Bucket
-from engines.runtime.graphs import Graphs
+from engines.runtime.graphs import Graphs, Recorder
 from engines.runtime.pool import PoolTensors
-from engines.runtime.recorder import Recorder
 from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
 

@@ -22,10 +22,9 @@ from engines.attention import sdpa
 from engines.attention.kernels import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.probe import TOLERANCE
 from engines.models.protocol import Attend
-from engines.runtime.pool import PoolTensors
+from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
-from engines.runtime.store import Store
 
 _BLOCK_SIZES = (16, 64, 256)
 """Tried in this order: FlashAttention 2 takes multiples of 256 only, others smaller ones."""

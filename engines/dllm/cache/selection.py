@@ -24,11 +24,9 @@ Pack = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 class SelectAndPack(Protocol):
     def arrays(self, build: BuildRows) -> Sequence[Ints]:
         """What a step's packing needs on the device."""
-        ...
 
     def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
         """For the layers of one step, from the arrays on the device."""
-        ...
 
 
 class TorchSelectAndPack:

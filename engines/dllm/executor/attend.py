@@ -12,9 +12,8 @@ from engines.attention import Spans, VarlenAttention, sdpa, varlen_attention
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
-from engines.runtime.pool import PoolTensors
+from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.step_timer import StepTimer
-from engines.runtime.store import Store
 
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Attends the Refresh or the Reuse rows of q to k and v, into the given output or its own; returns which."""

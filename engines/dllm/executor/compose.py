@@ -1,4 +1,5 @@
-"""Makes a torch executor of its parts: those all systems share, and the ones that are a system's own."""
+"""Makes a torch executor of its parts: those all systems share, and the ones that are a system's own; and dLLM-Serve's own
+executor of packed steps, logits in chunks and the sparse cache's pool (dLLM-Serve §4)."""
 
 from __future__ import annotations
 
@@ -10,19 +11,22 @@ import torch
 
 from engines.attention import VarlenAttention
 from engines.dllm.config import EngineConfig
+from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.candidates import CandidateChoice
 from engines.dllm.executor.commit import Commit, RankedSpan, forwarded_span
+from engines.dllm.executor.forward import PackedForward
 from engines.dllm.executor.graphs import StepGraphs
+from engines.dllm.executor.head import PackedHead
 from engines.dllm.executor.kernel_choice import KernelChoice
-from engines.dllm.executor.layout import Layouts, RowLayout
+from engines.dllm.executor.layout import Layouts, PackedLayout, RowLayout
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, Head
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, check_request
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import on
+from engines.runtime.graphs import Recorder
 from engines.runtime.pool import PoolTensors
-from engines.runtime.recorder import Recorder
 from engines.runtime.staging import Staging, staging_to
 from engines.runtime.step_timer import StepTimer, timer_of
 
@@ -121,3 +125,40 @@ class Shared:
             graphs=graphs,
             profile_every=profile_every,
         )
+
+
+def packed_executor(
+    model: DiffusionModel,
+    config: EngineConfig,
+    kv_rows: int,
+    *,
+    num_slots: int | None = None,
+    stop_ids: Collection[int] | None = None,
+    profile_every: int = 0,
+    recorder: Recorder | None = None,
+) -> TorchExecutor:
+    """See ``Shared``; the pool holds ``kv_rows`` rows."""
+    shared = Shared.of(model, config, num_slots=num_slots, recorder=recorder)
+    kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
+    pool = shared.pool(kv_rows)
+    graphs = None
+    if shared.recorder is not None:
+        graphs = StepGraphs(model, kernels.attention, kernels.store, state.tokens, pool, staging, shared.recorder)
+    rows = PackedLayout(
+        model,
+        state,
+        timer,
+        kernels.selection,
+        PackedAttend(pool, kernels.attention, kernels.store, timer),
+        sends_spans=not kernels.attention.needs_host_runs,
+        graphs=graphs,
+    )
+    return shared.executor(
+        pool=pool,
+        rows=rows,
+        forward=PackedForward(model, state, staging, graphs),
+        head=PackedHead(model, config, kernels.reduction, kernels.local),
+        graphs=graphs,
+        stop_ids=stop_ids,
+        profile_every=profile_every,
+    )

@@ -22,11 +22,9 @@ from torch import Tensor
 from engines.attention import SpanMetadata, Spans, VarlenAttention
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.models.protocol import DiffusionModel
-from engines.runtime.graphs import Graphs
-from engines.runtime.pool import PoolTensors
-from engines.runtime.recorder import Recorder
+from engines.runtime.graphs import Graphs, Recorder
+from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.staging import Staging
-from engines.runtime.store import Store
 
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_ROWS = ROWS[-1]

@@ -15,7 +15,7 @@ from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduc
 from engines.kernels.choice import TritonKernels
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel
-from engines.runtime.recorder import CudaRecorder, Recorder
+from engines.runtime.graphs import CudaRecorder, Recorder
 
 
 class KernelChoice:
@@ -32,23 +32,19 @@ class KernelChoice:
         self.attention = attention or attention_backend(
             config.attention_backend, self._device, self._dtype, *self._heads
         )
-        self.reduction = self._reduction(model)
+        decode, kind = config.decode, FusedReduction if self.triton.serve("confidence") else Reduction
+        self.reduction = kind(
+            confidence=decode.confidence,
+            confidence_of=decode.confidence_of,
+            dtype=decode.confidence_dtype,
+            suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
+        )
         self.local: VocabularyReduction | None = vocabulary_reduction(
             self.reduction, model, is_fused=self.triton.serve("partial")
         )
         """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
         self.selection = self._select_and_pack(model)
         self.store = self.triton.store
-
-    def _reduction(self, model: DiffusionModel) -> Reduction:
-        decode = self._config.decode
-        kind = FusedReduction if self.triton.serve("confidence") else Reduction
-        return kind(
-            confidence=decode.confidence,
-            confidence_of=decode.confidence_of,
-            dtype=decode.confidence_dtype,
-            suppress_id=model.config.mask_token_id if self._config.suppress_mask_token else None,
-        )
 
     def _select_and_pack(self, model: DiffusionModel) -> SelectAndPack:
         ranks = model.tensor_parallel

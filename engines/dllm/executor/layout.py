@@ -16,7 +16,7 @@ from engines.dllm.executor.candidates import first_places
 from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.rows import BlockRows, BuildRows, ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import AttendFactory, Block, Candidates, EagerRows, GraphRows, StepLayout, StepRows
+from engines.dllm.executor.step import AttendFactory, Block, EagerRows, GraphRows, StepLayout, StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import DiffusionModel
 from engines.runtime.rows import MIN_ROWS, Ints
@@ -85,18 +85,15 @@ class Layouts:
         sent = self._staging.send(*arrays, *host.arrays)
         positions, block_packed, flat, slot, *padding = sent[: len(arrays)]
         block = Block(positions, block_packed, flat, padding[0] != 0 if padding else None, slot)
+        every = None
+        if self._wants_every_place:
+            row = places.packed.ravel()
+            is_every_row = len(row) == host.packed.num_rows >= MIN_ROWS and bool((row == np.arange(len(row))).all())
+            every = first_places(table.block_end - table.block_start, block, None, self._staging)
+            every = every._replace(is_every_row=is_every_row)
         return StepLayout(
-            num_rows=host.packed.num_rows,
-            rows=host.on_device(sent[len(arrays) :]),
-            block=block,
-            every=self._every_place(table, block, places, host.packed) if self._wants_every_place else None,
+            num_rows=host.packed.num_rows, rows=host.on_device(sent[len(arrays) :]), block=block, every=every
         )
-
-    def _every_place(self, table: ItemTable, block: Block, places: BlockRows, packed: PackedRows) -> Candidates:
-        row = places.packed.ravel()
-        is_every_row = len(row) == packed.num_rows >= MIN_ROWS and bool((row == np.arange(len(row))).all())
-        every = first_places(table.block_end - table.block_start, block, None, self._staging)
-        return every._replace(is_every_row=is_every_row)
 
 
 RowLengths = Callable[[Sequence[PlanItem], int | None], Ints | None]

@@ -119,7 +119,6 @@ class Forward(Protocol):
 
     def rest(self) -> None:
         """No request is left: what was kept between steps may go."""
-        ...
 
 
 class AttendFactory(Protocol):
@@ -135,8 +134,6 @@ class Head(Protocol):
         self, hidden: Tensor, guidance: Guidance | None, candidates: Candidates, sampling: Sampling | None
     ) -> Reduced:
         """[at least candidates.size] each."""
-        ...
 
     def logit_rows(self, num_rows: int, wanted: int) -> int:
         """Rows projected onto the vocabulary in a step of ``num_rows`` with ``wanted`` candidates."""
-        ...

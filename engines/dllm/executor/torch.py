@@ -144,14 +144,21 @@ class TorchExecutor:
             self.layouts.forget()
             # The frames that failed hold the step's tensors.
             clear_frames(error.__traceback__)
-            raise ExecutorError(_out_of_memory(plan, self.config, self.device)) from error
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            rows, config = sum(item.query_tokens for item in plan.items), self.config
+            raise ExecutorError(
+                f"out of memory in a step of {len(plan.items)} requests and {rows} query tokens: lower "
+                f"max_num_batched_tokens={config.max_num_batched_tokens} or max_num_logits={config.max_num_logits}, or leave "
+                f"{self.device} to this process alone"
+            ) from error
         finally:
             self._num_steps += 1
 
     def _run(self, plan: StepPlan) -> StepOutcome:
         timer = self.timer
         self.state.admit(plan.admitted)
-        order = _refresh_first(plan)
+        order = sorted(range(len(plan.items)), key=lambda i: not plan.items[i].phase.is_refresh)  # Refreshes first
         items = [plan.items[i] for i in order]
         layout = self.layouts.of(items, plan.pad_to)
         timer.lap("metadata")
@@ -181,25 +188,6 @@ class TorchExecutor:
         )
 
 
-def _refresh_first(plan: StepPlan) -> list[int]:
-    """Order of the plan's items."""
-    order = list(range(len(plan.items)))
-    if len(order) > 1:
-        order.sort(key=lambda i: not plan.items[i].phase.is_refresh)
-    return order
-
-
 def is_out_of_memory(error: RuntimeError) -> bool:
     said = str(error)
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said or "ALLOC_FAILED" in said
-
-
-def _out_of_memory(plan: StepPlan, config: EngineConfig, device: torch.device) -> str:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    rows = sum(item.query_tokens for item in plan.items)
-    return (
-        f"out of memory in a step of {len(plan.items)} requests and {rows} query tokens: lower "
-        f"max_num_batched_tokens={config.max_num_batched_tokens} or max_num_logits={config.max_num_logits}, or leave "
-        f"{device} to this process alone"
-    )

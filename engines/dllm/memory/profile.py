@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +17,8 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.kernel_choice import KernelChoice
-from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import logit_rows_at_once
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
@@ -94,17 +93,11 @@ def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: G
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Largest number of bytes ``run`` held at once, beyond what was allocated when it began."""
-    with _no_collection():
-        return _cuda_peak(run, device) if device.type == "cuda" else _cpu_peak(run)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Whether garbage is collected in the middle of a run hangs on what ran before: none is, and a peak is the same each time."""
+    # Whether garbage is collected in the middle of a run hangs on what ran before: none is, and a peak is the same each time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return _cuda_peak(run, device) if device.type == "cuda" else _cpu_peak(run)
     finally:
         if was_enabled:
             gc.enable()

@@ -23,8 +23,8 @@ from repro.runs.clock import VirtualClock, WallClock
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.calibration import describe_calibration, load_calibration
-from repro.systems.dllm.batching import Batching
 from repro.systems.dllm.graded import grade_run
+from repro.systems.dllm.knobs import Batching
 from repro.systems.dllm.log import drive_engine
 from repro.systems.dllm.metrics import step_requests
 from repro.systems.dllm.settings import Settings

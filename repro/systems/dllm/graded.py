@@ -50,7 +50,16 @@ def task_of(cell: Cell, settings: Settings) -> Task | None:
                 f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint"
             )
         if lacks is None:
-            task = _load(cell.dataset, _options(cell, settings))
+            asked = settings.asked
+            options = TaskOptions(
+                num_problems=asked.num_prompts,
+                seed=cell.seed,
+                num_fewshot=asked.num_fewshot,
+                chat=asked.chat,
+                source=asked.dataset_source,
+                dataset_path=asked.dataset_path,
+            )
+            task = _load(cell.dataset, options)
     if task is None:
         for name in _ASKING:
             if given.get(name):
@@ -142,17 +151,6 @@ def _why_not_graded(cell: Cell) -> str:
     if cell.executor == "roofline" or cell.knob_values.get("weights") == "random":
         return "nothing answers it: use --executor torch and a checkpoint"
     return f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder that has them, or use --dataset-source hub"
-
-
-def _options(cell: Cell, settings: Settings) -> TaskOptions:
-    return TaskOptions(
-        num_problems=settings.asked.num_prompts,
-        seed=cell.seed,
-        num_fewshot=settings.asked.num_fewshot,
-        chat=settings.asked.chat,
-        source=settings.asked.dataset_source,
-        dataset_path=settings.asked.dataset_path,
-    )
 
 
 @kept(maxsize=4)

@@ -18,8 +18,7 @@ from engines.models.shape import ModelShape
 from engines.parallel.division import check_division, rank_shape
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.batching import default_reading
-from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs
+from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs, default_reading
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS

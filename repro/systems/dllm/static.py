@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 
 from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_batch
 from engines.errors import UserError, require
-from repro.systems.dllm.batching import BATCH_RULES
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.knobs import DEFAULT_BATCH_RULE
+from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE
 
 
 def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:

@@ -17,11 +17,10 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm import packed, static
-from repro.systems.dllm.batching import PACKED, READINGS
 from repro.systems.dllm.deployment import BACKENDS, Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
-from repro.systems.dllm.knobs import BaselineKnobs
+from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
 from repro.systems.dllm.requests import requests_of, room_for_prompt
 from repro.systems.dllm.settings import Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
@@ -89,7 +88,7 @@ class DllmSystem:
         """Planned by arithmetic for requests of these total lengths."""
         sampler = self.method.sampler(settings.family, settings.options)
         # dLLM-Serve is packed, whatever the baselines stand for.
-        batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED
+        batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED_STEPS
         require(lengths != [], "the workload has no requests: ask for at least one")
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:

@@ -19,7 +19,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor, step_work
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache

@@ -17,7 +17,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord

@@ -15,7 +15,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, reduce_in_chunks, reduce_in_parts
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache

@@ -17,7 +17,7 @@ from support.tiny_models import GQA, network, request_on
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import Request, StepPlan, StepRecord
 from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler

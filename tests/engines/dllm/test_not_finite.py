@@ -15,7 +15,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Candidates, Head
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS

@@ -16,8 +16,8 @@ from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
-from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache

@@ -15,7 +15,6 @@ from support.tokenizers import BYTES, CHATML_JINJA, LLADA_JINJA, write_dream_tok
 from tokenizers import normalizers
 
 from engines.errors import UserError
-from engines.models.byte_bpe import byte_level_bpe
 from engines.models.chat import (
     EMBEDDED_CHAT,
     ROLES,
@@ -28,7 +27,7 @@ from engines.models.chat import (
     parse_messages,
 )
 from engines.models.checkpoint import checkpoint_dir
-from engines.models.tokenizer import load_tokenizer, longest_token
+from engines.models.tokenizer import byte_level_bpe, load_tokenizer, longest_token
 
 messages_of_any_kind = st.lists(
     st.builds(Message, role=st.sampled_from(ROLES), content=st.text(max_size=20)), min_size=1, max_size=4

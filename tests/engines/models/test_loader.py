@@ -20,8 +20,7 @@ from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir, read_config
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLADA_8B, LLaDAConfig
-from engines.models.loader import load_model, parse_dtype
-from engines.models.skeleton import shapes_only
+from engines.models.loader import load_model, parse_dtype, shapes_only
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

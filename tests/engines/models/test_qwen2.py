@@ -12,10 +12,10 @@ import torch
 from support.causal import executor, generate, run, start
 
 from engines.errors import UserError
+from engines.models.config_fields import LinearScaling, Llama3Scaling, Rope
 from engines.models.decoder import CausalModel, rope_frequencies
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CausalConfig, tiny_causal
-from engines.models.rope import LinearScaling, Llama3Scaling, Rope
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
 

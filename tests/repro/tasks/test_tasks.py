@@ -6,9 +6,8 @@ import pytest
 
 from engines.errors import UserError
 from repro.tasks import mini_code, mini_gsm
-from repro.tasks.grading import extract_flexible, extract_strict, grade
 from repro.tasks.mini import GENERATORS
-from repro.tasks.problem import Problem, split_of
+from repro.tasks.problem import Problem, extract_flexible, extract_strict, grade, split_of
 
 
 @pytest.mark.parametrize("task", GENERATORS)

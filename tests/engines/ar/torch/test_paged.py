@@ -20,8 +20,8 @@ from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, ReferenceKernel, Served, fault, kernels, probe
 from engines.attention.kernels import KernelSpans
 from engines.policies.step import Bucket, Rung
+from engines.runtime.pool import store_by_index
 from engines.runtime.staging import Staging
-from engines.runtime.store import store_by_index
 
 REFERENCE = ReferenceKernel()
 

@@ -17,9 +17,8 @@ from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.step import EagerRows
 from engines.dllm.scheduling.phase import Phase
-from engines.runtime.pool import PoolTensors
-from engines.runtime.step_timer import HostTimer
-from engines.runtime.store import store_by_index
+from engines.runtime.pool import PoolTensors, store_by_index
+from engines.runtime.step_timer import StepTimer
 
 HEAD_DIM = GQA.config.head_dim
 
@@ -33,7 +32,7 @@ residents = st.builds(
 
 
 def attended(step: Step, pool: PoolTensors, attention: VarlenAttention) -> EagerRows:
-    timer = HostTimer()
+    timer = StepTimer()
     timer.begin(detailed=False)
     rows = PackedLayout(
         network(GQA),
@@ -91,7 +90,7 @@ def test_parts_of_a_profiled_step_are_told_apart() -> None:
     pool = PoolTensors.of(network(GQA), step.num_pool_rows)
     laps: list[str] = []
 
-    class Noting(HostTimer):
+    class Noting(StepTimer):
         def lap(self, part: str) -> None:
             laps.append(part)
 

@@ -18,13 +18,12 @@ from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.step import Forwarded, GraphRows
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import Phase
-from engines.runtime.pool import PoolTensors
-from engines.runtime.step_timer import HostTimer
-from engines.runtime.store import store_by_index
+from engines.runtime.pool import PoolTensors, store_by_index
+from engines.runtime.step_timer import StepTimer
 
 
 def forward(step: Step, pool: PoolTensors, graphs: StepGraphs | None = None) -> tuple[Forwarded, bool]:
-    timer = HostTimer()
+    timer = StepTimer()
     timer.begin(detailed=False)
     rows = PackedLayout(
         network(GQA),

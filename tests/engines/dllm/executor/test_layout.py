@@ -16,7 +16,7 @@ from engines.dllm.executor.step import EagerRows, StepRows
 from engines.dllm.plan import PlanItem
 from engines.dllm.scheduling.phase import Phase
 from engines.models.protocol import Attend
-from engines.runtime.step_timer import HostTimer
+from engines.runtime.step_timer import StepTimer
 
 MIXED = (Resident(), Resident(phase=Phase.BUILD, prompt_len=9), Resident(phase=Phase.REUSE, prompt_len=7))
 
@@ -33,7 +33,7 @@ class NoAttention:
 
 
 def layouts_of(step: Step, attend: NoAttention, *, every: bool = False, sends_spans: bool = False) -> Layouts:
-    timer = HostTimer()
+    timer = StepTimer()
     rows = PackedLayout(
         network(GQA), step.state, timer, TorchSelectAndPack(EngineConfig(), None), attend, sends_spans=sends_spans
     )

@@ -22,7 +22,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor import compose
-from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor
 from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor

@@ -16,7 +16,7 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import ExecutorError, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
-from engines.runtime.step_timer import HostTimer
+from engines.runtime.step_timer import StepTimer
 
 LAYOUT = StepLayout(num_rows=21, rows=None, block=Block(*(torch.zeros(1, 1),) * 3, None, torch.zeros(1)), every=None)
 
@@ -40,7 +40,7 @@ class Parts:
             candidates=Candidacy(self),  # type: ignore[arg-type]
             head=Head(self),
             commit=self.commit,  # type: ignore[arg-type]
-            timer=HostTimer(),
+            timer=StepTimer(),
             scope=nullcontext,
             checks=(self.check,),
         )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.cells import a_cell
 from support.recorder import Recorder
 
-from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.work import PackedFeatureCacheRooflineExecutor, packed_work, step_work
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -35,10 +35,9 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import on_torch
-from repro.systems.dllm.batching import BATCH_RULES, READINGS
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.family import DLLM
-from repro.systems.dllm.knobs import BaselineKnobs
+from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
 from repro.systems.dllm.metrics import num_steps
 from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.settings import Settings
