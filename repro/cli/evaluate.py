@@ -81,7 +81,7 @@ def evaluate(
     from repro.cli.data_file import readable
     from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
     from repro.systems.dllm.deployment import Deployment
-    from repro.systems.dllm.graded import require_task
+    from repro.systems.dllm.requests import require_task
     from repro.tasks.registry import task_entry
 
     opened = place.opened()

@@ -18,7 +18,7 @@ from repro.paths import REPO
 from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
 from repro.systems.ar.family import AR_METRICS
-from repro.systems.dllm.metrics import DLLM_METRICS
+from repro.systems.dllm.family import DLLM_METRICS
 from repro.systems.http.family import HTTP
 from repro.systems.laps.family import PREFILL_METRICS
 

@@ -34,7 +34,7 @@ POLICIES = (
     *("engines.dllm.memory.budget", "engines.dllm.cache.kv_pool", "engines.dllm.executor.roofline"),
     *("engines.hardware.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.ar.vllm_pd", "baselines.dllm.registry", "baselines.dllm.static.scheduler"),
-    *("repro.systems.dllm.system", "repro.systems.dllm.on_roofline", "baselines.servers", "repro.systems.http"),
+    *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),
     *("repro.systems.servers", "repro.serving", "repro.serving_ar", "repro.workloads"),
 )
 """Plain Python over plain data: none of it, nor what it imports, loads torch."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from repro.runs.record import RunRecord, Table, empty_table
-from repro.systems.dllm.columns import STEP_COLUMNS
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.family import DLLM, STEP_COLUMNS
 
 RequestRow = tuple[float, float | None, float | None, float | None, int, str]
 """(arrival, admitted, first block, finished, gen_length, status)."""

@@ -16,8 +16,7 @@ from repro.runs.cell import Cell
 from repro.runs.record import REQUESTS, Column, RunRecord, sums_of
 from repro.runs.store import StoredRun
 from repro.runs.validity import Validity
-from repro.systems.dllm.columns import STEP_COLUMNS
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.family import DLLM, STEP_COLUMNS
 
 CPU = "A Processor 9000"
 CALIBRATION = "rtx4090, fitted on one cell; another cell"

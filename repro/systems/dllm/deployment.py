@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any
@@ -13,26 +13,28 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.method import Method, Sampler
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.dllm.scheduling.scheduler import Scheduler
 from engines.errors import require
-from engines.hardware.roofline import Calibration
+from engines.hardware.catalogue import gpu
+from engines.hardware.roofline import Calibration, Roofline
 from engines.named import asked
 from repro.runs.clock import VirtualClock, WallClock
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.calibration import describe_calibration, load_calibration
-from repro.systems.dllm.graded import grade_run
+from repro.systems.dllm.family import step_requests
 from repro.systems.dllm.knobs import Batching
 from repro.systems.dllm.log import drive_engine
-from repro.systems.dllm.metrics import step_requests
+from repro.systems.dllm.requests import grade_run
 from repro.systems.dllm.settings import Settings
 from repro.tasks.task import Task
 from repro.workloads.workload import Workload
 
-BACKENDS: Mapping[str, str] = {"torch": "repro.systems.dllm.on_torch", "roofline": "repro.systems.dllm.on_roofline"}
-"""By executor; a simulation loads no torch, nor depends on its code."""
+ON_TORCH = "repro.systems.dllm.on_torch"
+"""What serves on a real device: a simulation loads no torch, nor depends on its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +87,16 @@ class Deployment:
             type(self.method).__module__,
             *(f"repro.systems.dllm.{name}" for name in ("system", "family", "platforms")),
         )
-        executors = [] if self.settings.is_simulated else [self.method.torch_executors[self.batching.kind]]
+        is_simulated = self.settings.is_simulated
+        executors = [] if is_simulated else [ON_TORCH, self.method.torch_executors[self.batching.kind]]
         if ":" in self.config.scheduler:
             executors.append(self.config.scheduler)
-        return (*own, BACKENDS[self.settings.executor], *(where.partition(":")[0] for where in executors))
+        return (*own, *(where.partition(":")[0] for where in executors))
 
     def check_machine(self) -> None:
         """Any machine simulates."""
         if not self.settings.is_simulated:
-            import_module(BACKENDS["torch"]).check_machine(self.settings)
+            import_module(ON_TORCH).check_machine(self.settings)
 
     def scheduler(self) -> Scheduler:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
@@ -117,9 +120,24 @@ class Deployment:
             mixes_lengths=getattr(self.method, "mixes_lengths", True),
         )
 
-    def serving(self) -> AbstractContextManager[tuple[Engine, Deployment]]:
+    @contextmanager
+    def serving(self) -> Iterator[tuple[Engine, Deployment]]:
         """In its body there is an engine, and the deployment as it was measured on the way."""
-        return import_module(BACKENDS[self.settings.executor]).serving(self)  # type: ignore[no-any-return]
+        if not self.settings.is_simulated:
+            with import_module(ON_TORCH).serving(self) as (engine, measured):
+                yield engine, measured
+            return
+        card = self.settings.platform.gpu
+        assert card is not None, "settings refuse the roofline where there is no GPU model"
+        roofline = Roofline(self.settings.shape, gpu(card), self.calibration or load_calibration(card))
+        yield Engine(self.scheduler(), self.charged_to(roofline, is_upstream=self.batching.is_upstream)), self
+
+    def charged_to(self, roofline: Roofline, *, is_upstream: bool) -> RooflineExecutor:
+        """What charges the steps to a roofline; ``is_upstream`` charges the copies of published code too."""
+        if self.batching.kind == "packed":
+            return self.method.packed_roofline(roofline, self.config, self.sampler)
+        copied = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
+        return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied)
 
     def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
         with self.serving() as (engine, measured):
@@ -127,7 +145,7 @@ class Deployment:
 
 
 def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progress: OnProgress | None) -> RunRecord:
-    settings, gpu = deployment.settings, deployment.settings.platform.gpu
+    settings, card = deployment.settings, deployment.settings.platform.gpu
     clock = VirtualClock() if settings.is_simulated else WallClock()
     record = drive_engine(engine, workload.requests, clock, on_progress=on_progress)
     if deployment.task is not None:
@@ -144,8 +162,8 @@ def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progre
         platform=settings.platform.title,
         model=settings.model,
         system=deployment.method.title,
-        calibration=describe_calibration(deployment.calibration or load_calibration(gpu))
-        if settings.is_simulated and gpu
+        calibration=describe_calibration(deployment.calibration or load_calibration(card))
+        if settings.is_simulated and card
         else None,
         facts={**deployment.facts, "batch_ran": batches},
     )

@@ -1,11 +1,324 @@
-"""The family of diffusion-LLM systems."""
+"""The family of diffusion-LLM systems: what their runs record, what is read off it, and what is checked of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.errors import UserError
+from engines.runtime.step_timer import STEP_PARTS
 from repro.runs.family import WAITS, Family, Shown
-from repro.systems.dllm.columns import REQUEST_COLUMNS, STEP_COLUMNS, STEPS
-from repro.systems.dllm.metrics import DLLM_METRICS
-from repro.systems.dllm.validity import DLLM_CHECKS
+from repro.runs.metrics import Floats, Metric, distribution, floats, status_counts
+from repro.runs.record import Column, RunRecord
+from repro.runs.statistics import wilson_interval
+from repro.runs.validity import late_submissions
+
+STEPS = "steps"
+
+REQUEST_COLUMNS: tuple[Column, ...] = (
+    Column("gen_length", "int", "tokens to generate"),
+    Column("correct", "bool", "whether its answer solves the problem; null where nothing is graded", nullable=True),
+    Column(
+        "correct_strict", "bool", "the same by the task's stricter criterion; null where it has none", nullable=True
+    ),
+)
+
+PART_COLUMNS = {f"{part}_s": part for part in STEP_PARTS}
+"""Column of a profiled step -> part of the step."""
+
+STEP_COLUMNS: tuple[Column, ...] = (
+    Column("step", "int", "the engine's step number"),
+    Column("start_s", "float", "start on the driver's clock"),
+    Column("end_s", "float", "end on the driver's clock; start + duration on a virtual one"),
+    Column("duration_s", "float", "the step as the engine measured or charged it"),
+    Column(
+        "forward_s",
+        "float",
+        "the part inside the model's forward, by the device's time where there is one; null if never known",
+        nullable=True,
+    ),
+    Column("num_refresh", "int", "sequences in their Refresh phase"),
+    Column("num_reuse", "int", "sequences in their Reuse phase"),
+    Column("query_tokens", "int", "rows the forward computed, padding included"),
+    Column("scheduled_tokens", "int", "query tokens charged against the step's budget"),
+    Column("logit_rows", "int", "rows projected onto the vocabulary"),
+    Column("committed_tokens", "int", "tokens committed"),
+    Column("kv_rows_used", "int", "rows of the KV pool in use"),
+    Column("kv_rows_total", "int", "rows of the KV pool; 0 where there is no pool"),
+    Column("num_running", "int", "requests admitted and not finished"),
+    Column("num_waiting", "int", "requests submitted and not admitted"),
+    Column("num_admitted", "int", "requests admitted in this step"),
+    Column("num_first_block", "int", "requests whose first block completed in this step"),
+    Column("num_finished", "int", "requests finished in this step"),
+    Column("num_failed", "int", "requests given up in this step"),
+    Column("graph", "bool", "whether a captured CUDA graph ran the forward"),
+    *(
+        Column(name, "float", f"time in this part; null unless profiled: {part}", nullable=True)
+        for name, part in PART_COLUMNS.items()
+    ),
+    Column(
+        "bound_s",
+        "float",
+        "the roofline's lower bound of the step at the card's peaks; null where the card is unknown",
+        nullable=True,
+    ),
+)
+
+
+def num_steps(record: RunRecord) -> int:
+    return len(record.tables[STEPS]["step"])
+
+
+def step_requests(record: RunRecord) -> dict[str, Any]:
+    return distribution(_column(record, "num_refresh") + _column(record, "num_reuse"))
+
+
+def _column(record: RunRecord, name: str) -> Floats:
+    return floats(record.tables[STEPS][name])
+
+
+def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
+    """Sum of the values over the sum of duration, over the steps that have a value."""
+    known = ~np.isnan(values)
+    busy = float(_column(record, "duration_s")[known].sum())
+    return float(values[known].sum()) / busy if busy > 0 else None
+
+
+def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which steps are pure Refresh, pure Reuse and mixed; empty ones are neither."""
+    refreshes, reuses = _column(record, "num_refresh") > 0, _column(record, "num_reuse") > 0
+    return {"refresh": refreshes & ~reuses, "reuse": reuses & ~refreshes, "mixed": refreshes & reuses}
+
+
+def _phase_mix(record: RunRecord) -> dict[str, float | None]:
+    """Shares of non-empty steps that are pure Refresh, pure Reuse and mixed, and the Refresh share of sequences."""
+    counts = {name: int(of_kind.sum()) for name, of_kind in _kinds(record).items()}
+    shares = {name: count / sum(counts.values()) if any(counts.values()) else None for name, count in counts.items()}
+    refresh, reuse = (float(_column(record, name).sum()) for name in ("num_refresh", "num_reuse"))
+    return {
+        "refresh_only_steps": shares["refresh"],
+        "reuse_only_steps": shares["reuse"],
+        "mixed_steps": shares["mixed"],
+        "refresh_sequences": refresh / (refresh + reuse) if refresh + reuse else None,
+    }
+
+
+def _budget_occupancy(record: RunRecord) -> float | None:
+    cap = record.manifest.get("max_num_batched_tokens")
+    if cap is None or num_steps(record) == 0:
+        return None
+    if cap < 1:
+        raise UserError(f"max_num_batched_tokens={cap} must be at least 1")
+    return float(_column(record, "scheduled_tokens").mean()) / cap
+
+
+def _kv_shares(record: RunRecord) -> Floats:
+    """How much of its pool each step used; NaN without a pool."""
+    used, total = _column(record, "kv_rows_used"), _column(record, "kv_rows_total")
+    return np.divide(used, total, out=np.full_like(total, np.nan), where=total > 0)
+
+
+def _kv_peak(record: RunRecord) -> float | None:
+    shares = _kv_shares(record)
+    shares = shares[~np.isnan(shares)]
+    return float(shares.max()) if shares.size else None
+
+
+def _outside_forward(record: RunRecord) -> float | None:
+    inside = _per_busy_second(record, _column(record, "forward_s"))
+    return None if inside is None else 1.0 - inside
+
+
+def _graph_hit_rate(record: RunRecord) -> float | None:
+    """Profiled steps do not count: taking them apart leaves no graph to run."""
+    could_hit = _kinds(record)["reuse"] & np.isnan(_column(record, "idle_s"))
+    hits = np.asarray(record.tables[STEPS]["graph"], dtype=np.bool_)[could_hit]
+    return float(hits.mean()) if hits.size else None
+
+
+def _profile(record: RunRecord) -> dict[str, Any] | None:
+    """The profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share by
+    part (``STEP_PARTS``)."""
+    taken = {part: _column(record, name) for name, part in PART_COLUMNS.items()}
+    profiled = ~np.isnan(taken["idle"])
+    if not profiled.any():
+        return None
+    found: dict[str, Any] = {}
+    for name, of_kind in (*_kinds(record).items(), ("all", profiled)):
+        steps = profiled & of_kind
+        seconds = {part: float(values[steps].sum()) for part, values in taken.items()}
+        total = sum(seconds.values())
+        share = {part: value / total if total > 0 else None for part, value in seconds.items()}
+        found[name] = {"num_steps": int(steps.sum()), "seconds": seconds, "share": share}
+    return found
+
+
+def _host_share(record: RunRecord) -> float | None:
+    found = _profile(record)
+    return None if found is None else found["all"]["share"]["idle"]
+
+
+def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
+    """value, low, high and n of ``correct`` or ``correct_strict``."""
+    verdicts = record.requests[column]
+    if not verdicts or None in verdicts:
+        return None
+    n, solved = len(verdicts), sum(verdicts)
+    low, high = wilson_interval(solved, n)
+    return {"value": solved / n, "low": low, "high": high, "n": n}
+
+
+_NO_TIME = "no steps, or they took no time"
+
+DLLM_METRICS: tuple[Metric, ...] = (
+    Metric("num_steps", "steps", "engine iterations", "never", num_steps),
+    Metric("busy_s", "s", "sum of duration over steps", "never", lambda run: float(np.sum(_column(run, "duration_s")))),
+    Metric(
+        "step_requests", "requests", "distribution over steps of num_refresh + num_reuse", "no steps", step_requests
+    ),
+    Metric(
+        "mean_running",
+        "requests",
+        "sum of num_running * duration / sum of duration",
+        _NO_TIME,
+        lambda run: _per_busy_second(run, _column(run, "num_running") * _column(run, "duration_s")),
+    ),
+    Metric(
+        "phase_mix",
+        "share",
+        "of non-empty steps: Refresh only, Reuse only, mixed; num_refresh / (num_refresh + num_reuse) summed over steps",
+        "no step with a sequence",
+        _phase_mix,
+    ),
+    Metric(
+        "budget_occupancy",
+        "share",
+        "mean over steps of scheduled_tokens / max_num_batched_tokens",
+        "no steps, or the run states no budget",
+        _budget_occupancy,
+    ),
+    Metric(
+        "kv_occupancy",
+        "share",
+        "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
+        "no step with a pool, or they took no time",
+        lambda run: _per_busy_second(run, _kv_shares(run) * _column(run, "duration_s")),
+    ),
+    Metric(
+        "kv_occupancy_peak", "share", "largest kv_rows_used / kv_rows_total of a step", "no step with a pool", _kv_peak
+    ),
+    Metric("outside_forward_share", "share", "1 - sum of forward / sum of duration", _NO_TIME, _outside_forward),
+    Metric(
+        "roofline_share",
+        "share",
+        "sum of bound / sum of duration, over steps with a bound",
+        "no card is known, or its steps took no time",
+        lambda run: _per_busy_second(run, _column(run, "bound_s")),
+    ),
+    Metric(
+        "graph_hit_rate",
+        "share",
+        "steps that ran as a CUDA graph / steps, of those that are Reuse only and not profiled",
+        "there is no such step",
+        _graph_hit_rate,
+    ),
+    Metric(
+        "host_share",
+        "share",
+        "sum of idle / sum of all parts, over profiled steps",
+        "no step was profiled, or they took no time",
+        _host_share,
+    ),
+    Metric(
+        "profile",
+        "s, share",
+        "of profiled steps (refresh, reuse, mixed, all): num_steps; seconds and share by part",
+        "no step was profiled; share: such steps took no time",
+        _profile,
+    ),
+    Metric(
+        "accuracy",
+        "share",
+        "correct / all requests, failed ones included; Wilson's 95 % interval",
+        "nothing is graded",
+        lambda run: _solved(run, "correct"),
+    ),
+    Metric(
+        "accuracy_strict",
+        "share",
+        "as accuracy, by the task's stricter criterion",
+        "nothing is graded, or the task has one criterion only",
+        lambda run: _solved(run, "correct_strict"),
+    ),
+)
+
+
+def step_times(record: RunRecord) -> Iterator[str]:
+    table = record.tables[STEPS]
+    start, end, duration, forward = (floats(table[name]) for name in ("start_s", "end_s", "duration_s", "forward_s"))
+    if wrong := int((end < start).sum()):
+        yield f"{wrong} steps end before they start"
+        return
+    if wrong := int((start[1:] < end[:-1]).sum()):
+        yield f"{wrong} steps start before the previous one ends"
+    if wrong := int(((duration < 0) | (forward < 0)).sum()):
+        yield f"{wrong} steps have a negative duration"
+    # A device may lag behind the steps that hand it work, but not begin before them, nor end after the last of them.
+    # Two timers may differ by their resolution.
+    to_come, to_end = np.cumsum(np.where(np.isnan(forward), 0, forward)[::-1])[::-1], end[-1:] - start
+    if wrong := int((to_come > to_end * (1 + 1e-6) + 1e-6).sum()):
+        yield f"{wrong} steps and those after them spend longer in the forward than they last"
+
+
+def step_counts(record: RunRecord) -> Iterator[str]:
+    if num_steps(record) == 0:
+        return
+    counts, table = status_counts(record), record.tables[STEPS]
+    for status, column in (("ok", "num_finished"), ("failed", "num_failed")):
+        if (reported := sum(table[column])) != counts[status]:
+            yield f"steps report {reported} requests as {status}, the request table has {counts[status]}"
+    used, total, computed = (np.asarray(table[name]) for name in ("kv_rows_used", "kv_rows_total", "query_tokens"))
+    if wrong := int((used > total).sum()):
+        yield f"{wrong} steps use more KV rows than the pool has"
+    cap = record.manifest.get("max_num_batched_tokens")
+    if cap is not None and (wrong := int((computed > cap).sum())):
+        yield f"{wrong} steps compute up to {int(computed.max())} query tokens, max_num_batched_tokens={cap}"
+
+
+def output_lengths(record: RunRecord) -> Iterator[str]:
+    """Committed tokens against what the requests have and asked for: open ones may have committed a part, and
+    one that a stop token ended has committed its whole block."""
+    asked, got = record.requests["gen_length"], record.requests["output_len"]
+    rows = zip(record.requests["status"], asked, got, strict=True)
+    if wrong := sum(not 1 <= (n or 0) <= most if status == "ok" else n is not None for status, most, n in rows):
+        yield f"{wrong} requests have an output_len that cannot be theirs"
+        return
+    if num_steps(record) == 0:
+        return
+    least = sum(length for length in got if length is not None)
+    most = sum(asked)
+    committed = sum(record.tables[STEPS]["committed_tokens"])
+    if not least <= committed <= most:
+        yield f"wrong output lengths: {committed} tokens were committed, {least if committed < least else most} were due"
+
+
+def submissions(record: RunRecord) -> Iterator[str]:
+    """Time inside a step that was running when a request fell due is not the harness's: any engine that admits between
+    steps has it."""
+    due = floats(record.requests["arrival_s"])
+    earliest = due
+    if num_steps(record):
+        start, end = (np.asarray(record.tables[STEPS][name]) for name in ("start_s", "end_s"))
+        running = np.searchsorted(start, due, side="right") - 1
+        earliest = np.where(running >= 0, np.maximum(due, end[running]), due)
+    yield from late_submissions(record, earliest)
+
+
+DLLM_CHECKS = (step_times, step_counts, output_lengths, submissions)
+
 
 DLLM = Family(
     name="dllm",

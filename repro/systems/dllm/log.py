@@ -10,7 +10,7 @@ from engines.dllm.plan import Request, StepRecord
 from repro.runs.clock import Clock
 from repro.runs.drivers.steps import OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.runs.record import REQUESTS, RunRecord, Table
-from repro.systems.dllm.columns import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
+from repro.systems.dllm.family import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 
 
 def drive_engine(

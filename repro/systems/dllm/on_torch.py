@@ -39,7 +39,6 @@ from engines.runtime.machine import machine_memory_bytes
 from engines.runtime.memory_limit import check_memory, limit_memory
 from repro.systems.dllm import packed, static
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.on_roofline import executor_on
 from repro.systems.dllm.settings import Settings
 
 ModelKey = tuple[str, str, str, str, str]
@@ -112,7 +111,7 @@ def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tup
     facts |= real.paths()
     executor: Executor = real
     if bound is not None:
-        executor = BoundedExecutor(executor, executor_on(deployment, bound, is_upstream=False))
+        executor = BoundedExecutor(executor, deployment.charged_to(bound, is_upstream=False))
         card = bound.gpu
         peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth, "source": card.source}
         facts["bound"] = {"card": card.name, **peaks}

@@ -1,19 +1,28 @@
-"""The requests of a cell: a data set's, or a task's problems."""
+"""The requests of a cell: a data set's, or a task's problems; then a verdict on every answer the engine gave.
+
+Problems go through the engine as requests like any others, all at once unless the cell has a rate; answers
+are graded after the run, so that grading is in no measured time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from repro.runs.cell import Cell
 from repro.runs.kept import kept
+from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.dllm.settings import Settings
+from repro.tasks.registry import TASKS, TaskOptions, load_task
+from repro.tasks.task import Task
 from repro.workloads.arrivals import arrivals_asked
+from repro.workloads.data_dir import DATA_DIR_VARIABLE
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.workload import Workload, WorkloadConfig, build_workload
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload
 
 
 def room_for_prompt(settings: Settings) -> int:
@@ -66,3 +75,156 @@ def _encode(model: str) -> Callable[[str], list[int]]:
     from engines.models.tokenizer import load_tokenizer
 
     return lru_cache(maxsize=1 << 14)(load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode)
+
+
+if TYPE_CHECKING:
+    from engines.models.tokenizer import TextTokenizer
+
+_LENGTHS = ("length_scale", "input_len")
+_ASKING = ("num_fewshot", "chat")
+
+
+def task_of(cell: Cell, settings: Settings) -> Task | None:
+    """The task whose problems the cell asks; None for a workload that is only served.
+
+    A published task without a model to answer it (a simulation, random weights) or without its real
+    problems is a workload of the same lengths. A generated task is nothing without a model.
+    """
+    entry, given = TASKS.get(cell.dataset), cell.knob_values
+    task = None
+    if entry is not None:
+        lacks = (
+            "a simulated executor"
+            if cell.executor == "roofline"
+            else "random weights"
+            if settings.on.weights == "random"
+            else None
+        )
+        if lacks is not None and entry.is_generated:
+            raise UserError(
+                f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint"
+            )
+        if lacks is None:
+            asked = settings.asked
+            options = TaskOptions(
+                num_problems=asked.num_prompts,
+                seed=cell.seed,
+                num_fewshot=asked.num_fewshot,
+                chat=asked.chat,
+                source=asked.dataset_source,
+                dataset_path=asked.dataset_path,
+            )
+            task = _load(cell.dataset, options)
+    if task is None:
+        for name in _ASKING:
+            if given.get(name):
+                raise UserError(
+                    f"{name}={given[name]!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}"
+                )
+        return None
+    for name in _LENGTHS:
+        if name in given:
+            raise UserError(
+                f"{name}={given[name]!r} has no effect with dataset={cell.dataset!r}, whose prompts are never "
+                f"changed: leave it out"
+            )
+    if task.runs_code:
+        _check_sandbox()
+    return task
+
+
+def require_task(task: Task | None, cell: Cell) -> Task:
+    """For commands that are about accuracy."""
+    if task is None:
+        raise UserError(f"dataset={cell.dataset!r} cannot be graded here, {_why_not_graded(cell)}")
+    return task
+
+
+def task_workload(cell: Cell, settings: Settings, task: Task, limit: int) -> Workload:
+    """One request a problem, in problem order; a prompt above ``limit`` tokens is refused, never cut."""
+    prompts = encode_prompts(task, settings.model, settings.family)
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    if len(prompts[longest]) > limit:
+        raise UserError(
+            f"problem {task.problems[longest].problem_id} has {len(prompts[longest])} prompt tokens and there is room for "
+            f"{limit}: lower num_fewshot or gen_length, or use a platform for longer requests"
+        )
+    return fixed_workload(
+        task.name,
+        prompts,
+        settings.generation,
+        arrivals=arrivals_asked(cell.rate, settings.asked),
+        seed=cell.seed,
+        origin=task.origin,
+        description=task.description,
+    )
+
+
+def encode_prompts(task: Task, model: str, family: str) -> list[tuple[int, ...]]:
+    """Ids of the raw prompts, or of the conversations up to where the model's answer goes on."""
+    tokenizer = _tokenizer(model)
+    if not task.chat:
+        return [tuple(ids) for ids in tokenizer.encode_batch(task.prompts())]
+    from engines.models.chat import Message, load_chat_template
+
+    template = load_chat_template(checkpoint_dir(model, weights=False), family)
+    return [
+        (
+            *template.encode(tokenizer, [Message(role="user", content=problem.user)]),
+            *tokenizer.encode(problem.answer_start),
+        )
+        for problem in task.problems
+    ]
+
+
+def decode_answers(outputs: Sequence[Sequence[int]], model: str) -> list[str]:
+    """Text up to the first end of text or of turn."""
+    from repro.prompt import answer_of
+
+    tokenizer = _tokenizer(model)
+    return [answer_of(ids, model, tokenizer).text for ids in outputs]
+
+
+def grade_run(record: RunRecord, task: Task, outputs: Mapping[int, Sequence[int]], model: str) -> RunRecord:
+    """``outputs`` by request id, which is a problem's place; a problem without an output is not solved."""
+    answered = sorted(outputs)
+    texts = decode_answers([outputs[request_id] for request_id in answered], model)
+    verdicts = dict(
+        zip(answered, task.grade_all([task.problems[request_id] for request_id in answered], texts), strict=True)
+    )
+    is_strict = any(verdict.strict is not None for verdict in verdicts.values())
+    ids = record.requests["request_id"]
+    correct = [request_id in verdicts and verdicts[request_id].correct for request_id in ids]
+    strict = [request_id in verdicts and bool(verdicts[request_id].strict) if is_strict else None for request_id in ids]
+    return record.with_columns(REQUESTS, correct=correct, correct_strict=strict)
+
+
+def _why_not_graded(cell: Cell) -> str:
+    entry = TASKS.get(cell.dataset)
+    if entry is None:
+        return f"it is served and not graded: use one of {', '.join(TASKS)}"
+    if cell.executor == "roofline" or cell.knob_values.get("weights") == "random":
+        return "nothing answers it: use --executor torch and a checkpoint"
+    return f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder that has them, or use --dataset-source hub"
+
+
+@kept(maxsize=4)
+def _load(name: str, options: TaskOptions) -> Task | None:
+    """One load serves the cells of a sweep."""
+    return load_task(name, options)
+
+
+@lru_cache(maxsize=1)
+def _check_sandbox() -> None:
+    """Refuses to go on where programs could not be confined, before any problem is asked."""
+    from repro.tasks.sandbox.client import Sandbox
+
+    with Sandbox():
+        pass
+
+
+@kept(maxsize=2)
+def _tokenizer(model: str) -> TextTokenizer:
+    from engines.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(checkpoint_dir(model, weights=False))

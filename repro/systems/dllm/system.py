@@ -17,11 +17,10 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm import packed, static
-from repro.systems.dllm.deployment import BACKENDS, Deployment
+from repro.systems.dllm.deployment import ON_TORCH, Deployment
 from repro.systems.dllm.family import DLLM
-from repro.systems.dllm.graded import task_of, task_workload
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
-from repro.systems.dllm.requests import requests_of, room_for_prompt
+from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload
 from repro.systems.dllm.settings import Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload
@@ -66,7 +65,7 @@ class DllmSystem:
     def check_device(self, cell: Cell) -> None:
         settings = self.settings(cell)
         if not settings.is_simulated and settings.on.device != "cpu":
-            import_module(BACKENDS["torch"]).check_machine(settings)
+            import_module(ON_TORCH).check_machine(settings)
 
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""

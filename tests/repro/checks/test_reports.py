@@ -32,7 +32,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.seal import sealed
 from repro.systems.calibration import load_calibration, save_calibration
-from repro.systems.dllm import graded
+from repro.systems.dllm import requests
 
 CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
 TARGET = PROTOCOLS["l40s"].targets[0].claim
@@ -42,7 +42,7 @@ TARGET = PROTOCOLS["l40s"].targets[0].claim
 def _prompts_are_encoded_once() -> Iterator[None]:
     """All of the graded cells of the claims ask the same problems."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(graded, "encode_prompts", cache(graded.encode_prompts))
+        patched.setattr(requests, "encode_prompts", cache(requests.encode_prompts))
         yield
 
 

@@ -19,9 +19,9 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store, pack
-from repro.systems.dllm import graded
+from repro.systems.dllm import requests
 from repro.systems.dllm.family import DLLM
-from repro.systems.dllm.graded import decode_answers, encode_prompts, grade_run, require_task
+from repro.systems.dllm.requests import decode_answers, encode_prompts, grade_run, require_task
 from repro.tasks.registry import TASKS
 from repro.tasks.task import Task, TaskProblem
 from repro.workloads.data_dir import Origin
@@ -59,7 +59,7 @@ def test_the_key_follows_the_problems(tmp_path: Path) -> None:
     for answer in ("#### 2", "#### 3"):
         path = tmp_path / "g.jsonl"
         path.write_text(json.dumps({"question": "One and one?", "answer": answer}) + "\n")
-        graded._load.cache_clear()
+        requests._load.cache_clear()
         keys.add(
             prepare(
                 cell("gsm8k", num_prompts=1, num_fewshot=0, dataset_source="local", dataset_path=str(path))

@@ -36,9 +36,8 @@ from repro.runs.record import RunRecord
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.family import DLLM, num_steps
 from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
-from repro.systems.dllm.metrics import num_steps
 from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.settings import Settings
 

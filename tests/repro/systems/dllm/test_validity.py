@@ -6,8 +6,7 @@ import pytest
 from support.records import requests_table, steps_table
 
 from repro.runs.record import RunRecord, Table, empty_table
-from repro.systems.dllm.columns import STEP_COLUMNS
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.family import DLLM, STEP_COLUMNS
 
 REQUESTS: Table = {
     **requests_table((0.0, 0.0, 2.0, 2.0, 4, "ok"), (1.0, 2.0, 4.0, 4.0, 4, "ok")),
