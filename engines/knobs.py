@@ -17,7 +17,7 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from engines.errors import UserError, require
 
 Settings = TypeVar("Settings")
+T = TypeVar("T")
 
 MANY = 40
 """Names: up to here all are told in place of one that is unknown, else those that are spelled alike."""
@@ -253,23 +254,21 @@ def check_given(given: Mapping[str, Any], *known: type, who: str) -> None:
 
 def helps_of(kind: type) -> Mapping[str, str]:
     """The text below each field, of settings inside of settings too, on one line."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if is_dataclass(base):
-            found |= _texts_of(base)
-    for inner in _schema_of(kind).inside.values():
-        found |= helps_of(inner)
-    return found
+    return _over_bases(kind, _texts_of)
 
 
 def declared_in(kind: type) -> Mapping[str, type]:
     """The class that each field is declared in, of settings inside of settings too."""
-    found: dict[str, type] = {}
+    return _over_bases(kind, lambda base: dict.fromkeys(vars(base).get("__annotations__", ()), base))
+
+
+def _over_bases(kind: type, read: Callable[[Any], Mapping[str, T]]) -> Mapping[str, T]:
+    found: dict[str, T] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            found |= dict.fromkeys(vars(base).get("__annotations__", ()), base)
+            found |= read(base)
     for inner in _schema_of(kind).inside.values():
-        found |= declared_in(inner)
+        found |= _over_bases(inner, read)
     return found
 
 

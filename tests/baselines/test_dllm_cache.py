@@ -53,10 +53,11 @@ FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
 
 
 def test_refreshes_are_counted_from_the_first_forward():
-    assert [t for t in range(1, 257) if DEMO.refresh_prompt(t)] == [1, 101, 201]
-    assert [t for t in range(1, 30) if DEMO.refresh_gen(t)] == [1, 8, 15, 22, 29]
-    assert [DEMO.num_selected(g) for g in (256, 7, 3)] == [64, 1, 0]
-    assert all(NO_REUSE.refresh_prompt(t) and NO_REUSE.refresh_gen(t) for t in range(1, 9))
+    assert [t for t in range(1, 257) if DEMO.step(t, 8, 8).prompt] == [1, 101, 201]
+    assert [t for t in range(1, 30) if DEMO.step(t, 8, 8).response] == [1, 8, 15, 22, 29]
+    assert [DEMO.step(2, 8, g).num_selected for g in (256, 7, 3)] == [64, 1, 0]
+    steps = [NO_REUSE.step(t, 8, 8) for t in range(1, 9)]
+    assert all(step.prompt and step.response for step in steps)
 
 
 def test_a_step_says_which_rows():

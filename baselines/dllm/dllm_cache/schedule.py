@@ -67,29 +67,20 @@ class FeatureCacheConfig(Checked):
     cfg_interval: Annotated[Steps, Only(family="llada")] = 1
     """dLLM-Cache: steps between forwards without the prompt, for cfg_scale."""
 
-    def refresh_prompt(self, t: int) -> bool:
-        return (t - 1) % self.prompt_interval == 0
-
-    def refresh_gen(self, t: int) -> bool:
-        return (t - 1) % self.gen_interval == 0
-
     def refresh_guidance(self, t: int) -> bool:
         return t <= GUIDED_STEPS or (t - 1) % self.cfg_interval == 0
 
-    def num_selected(self, gen_length: int) -> int:
-        """floor(G * ratio) of the whole response, finished blocks included; may be 0."""
-        return int(gen_length * self.transfer_ratio)
-
     def step(self, t: int, prompt_width: int, gen_length: int) -> CacheStep:
-        response = self.refresh_gen(t)
+        response = (t - 1) % self.gen_interval == 0
         compares = not response and self.transfer_ratio > 0
         return CacheStep(
             prompt_width=prompt_width,
             gen_length=gen_length,
-            prompt=self.refresh_prompt(t),
+            prompt=(t - 1) % self.prompt_interval == 0,
             response=response,
             compares=compares,
-            num_selected=self.num_selected(gen_length) if compares else 0,
+            # Of the whole response, finished blocks included; may be 0.
+            num_selected=int(gen_length * self.transfer_ratio) if compares else 0,
         )
 
 

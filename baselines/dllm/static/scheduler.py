@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from engines.dllm.cache.kv_pool import KvPool
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling.phase import Phase, RefreshRule
 from engines.dllm.scheduling.scheduler import Scheduler, plan_item
@@ -15,6 +15,17 @@ from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import require
 
 Phases = tuple[Phase, ...]
+
+
+def check_in_step(generation: GenerationConfig, decode: DecodeConfig, batch_size: int) -> None:
+    """Members of a static batch commit the same number of tokens in every step."""
+    alone = "ends requests of a static batch at different steps, and its members must stay in step: add --batch-size 1"
+    require(
+        batch_size == 1 or not generation.is_parallel,
+        f"threshold={generation.threshold}, factor={generation.factor}: parallel decoding {alone}",
+    )
+    require(batch_size == 1 or not generation.stop_at_eos, f"stop_at_eos=True {alone}")
+    require(batch_size == 1 or decode.quota != "origin", f"alg='origin' {alone}")
 
 
 class StaticBatchScheduler(Scheduler):
@@ -39,17 +50,7 @@ class StaticBatchScheduler(Scheduler):
         self._known: dict[GenerationConfig, Phases] = {}
 
     def submit(self, request: Request) -> None:
-        generation = request.generation
-        require(
-            self.batch_size == 1 or not (generation.is_parallel or self.config.decode.quota == "origin"),
-            f"request {request.request_id} commits as many tokens as chance or confidence say, and members of a static "
-            f"batch must stay in step: use batch_size=1",
-        )
-        require(
-            self.batch_size == 1 or not generation.stop_at_eos,
-            f"stop_at_eos=True of request {request.request_id} ends members of a static batch at different steps, and they "
-            f"must stay in step: use batch_size=1",
-        )
+        check_in_step(request.generation, self.config.decode, self.batch_size)
         super().submit(request)
 
     def cancel(self, request_id: int) -> bool:

@@ -117,8 +117,25 @@ class StepGraphs(Graphs[GraphKey]):
         return self.replay(key, self._metadata(key, table, packed))
 
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
+        """In the graph's sizes."""
         slots, width = self._tokens.shape
-        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool.num_rows - 1)
+        padding_row = self._pool.num_rows - 1
+        m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
+        position, flat, pool_row = np.zeros((3, key.rows), dtype=np.int64)
+        position[:n], flat[:n] = packed.position[:n], packed.flat[:n]
+        flat[n:] = (slots - 1) * width
+        pool_row[:] = padding_row
+        pool_row[first:n] = packed.pool_row
+        lengths = np.diff(packed.base)
+        refresh = SpanMetadata.of_lengths(lengths[:m], size=key.sequences)
+        # The first Reuse sequence stands for the rows of the Refresh ones, whose attention comes after.
+        reuse = SpanMetadata.of_lengths(
+            np.append(first, lengths[m:]),
+            np.append(padding_row, table.kv_start[m:]),
+            np.append(int(first > 0), packed.key_len),
+            size=key.sequences + 1,
+        )
+        return position, flat, pool_row, *refresh, *reuse
 
 
 def metadata_size(key: GraphKey) -> int:
@@ -130,28 +147,6 @@ def _sizes(key: GraphKey) -> list[int]:
     """Lengths of position, flat and pool_row, then of the spans of Refresh sequences and of Reuse ones."""
     n = key.sequences
     return [key.rows] * 3 + [n + 1, n + 1, n, n + 2, n + 2, n + 1]
-
-
-def _arrays(
-    key: GraphKey, table: ItemTable, packed: PackedRows, *, padding_flat: int, padding_row: int
-) -> tuple[np.ndarray, ...]:
-    """A step's metadata in a graph's sizes."""
-    m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
-    position, flat, pool_row = np.zeros((3, key.rows), dtype=np.int64)
-    position[:n], flat[:n] = packed.position[:n], packed.flat[:n]
-    flat[n:] = padding_flat
-    pool_row[:] = padding_row
-    pool_row[first:n] = packed.pool_row
-    lengths = np.diff(packed.base)
-    refresh = SpanMetadata.of_lengths(lengths[:m], size=key.sequences)
-    # The first Reuse sequence stands for the rows of the Refresh ones, whose attention comes after.
-    reuse = SpanMetadata.of_lengths(
-        np.append(first, lengths[m:]),
-        np.append(padding_row, table.kv_start[m:]),
-        np.append(int(first > 0), packed.key_len),
-        size=key.sequences + 1,
-    )
-    return position, flat, pool_row, *refresh, *reuse
 
 
 def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> GraphKey:

@@ -135,7 +135,10 @@ class PackedLayout:
                 return HostRows(packed, on_device=lambda _: graph)
         arrays = [packed.position, packed.flat, packed.pool_row]
         if self._sends_spans:
-            arrays.append(_span_arrays(packed, table))
+            # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
+            m, lengths = table.num_refresh, np.diff(packed.base)
+            reuse = SpanMetadata.of_lengths(lengths[m:], table.kv_start[m:], packed.key_len)
+            arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
         num_own = len(arrays)
         if build is not None:
             arrays += self._selection.arrays(build)
@@ -157,14 +160,6 @@ class PackedLayout:
             return EagerRows(rows, self._model.rotary(rows.position), self._attend(items, rows, pad_to))
 
         return HostRows(packed, arrays, on_device)
-
-
-def _span_arrays(packed: PackedRows, table: ItemTable) -> Ints:
-    """``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first."""
-    m, lengths = table.num_refresh, np.diff(packed.base)
-    refresh = SpanMetadata.of_lengths(lengths[:m])
-    reuse = SpanMetadata.of_lengths(lengths[m:], table.kv_start[m:], packed.key_len)
-    return np.concatenate((*refresh, *reuse)).astype(np.int64)
 
 
 def _spans(sent: Tensor, packed: PackedRows, table: ItemTable) -> tuple[Spans, Spans]:

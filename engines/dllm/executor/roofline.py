@@ -146,7 +146,12 @@ def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> 
         raise UserError(
             f"{kind} {name} needs {said}, which a simulation does not know, they depend on the model: use --executor torch"
         )
-    if needs is None and not keeps_state and not _is_constant(policy):
+    try:
+        hash(policy)  # fails where one of its values can change
+        is_constant = getattr(getattr(policy, "__dataclass_params__", None), "frozen", False)
+    except TypeError:
+        is_constant = False
+    if needs is None and not keeps_state and not is_constant:
         raise UserError(
             f"{kind} {name} may change while it runs, and a simulation has no data that it could change by: make it a frozen "
             f"dataclass, or say what it needs (needs = frozenset(), or of {' and '.join(DATA)})"
@@ -164,12 +169,3 @@ def check_simulated_generation(generation: GenerationConfig) -> None:
     for name, reason in reasons.items():
         value = getattr(generation, name)
         require(not value, f"{name}={value} cannot be simulated, {reason}: use --executor torch")
-
-
-def _is_constant(policy: object) -> bool:
-    """Whether it is a frozen dataclass of values that cannot change either."""
-    try:
-        hash(policy)
-    except TypeError:
-        return False
-    return bool(getattr(getattr(policy, "__dataclass_params__", None), "frozen", False))

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from baselines.dllm.static.scheduler import check_in_step
 from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_batch
 from engines.errors import UserError, require
 from repro.systems.dllm.deployment import Deployment
@@ -34,7 +35,7 @@ def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
     _check_rule(deployment)
     deployment = replace(deployment, longest=max(lengths))
     most = most_members(deployment)
-    _refuse_out_of_step(deployment, most)
+    check_in_step(settings.generation, deployment.sampler.decode, most)
     facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))
     if deployment.batching.is_upstream and settings.is_simulated:
         # Longer requests take more: what fits is found in a few looks.
@@ -161,15 +162,3 @@ def _refuse_batch(asked: int, memory_limit: int, fitting: int) -> NoReturn:
         f"batch_size={asked} does not fit into memory_limit={memory_limit}, which holds {fitting}: ask for no more, give "
         "more memory, or leave it out for the largest"
     )
-
-
-def _refuse_out_of_step(deployment: Deployment, most: int) -> None:
-    """Members of a static batch commit the same number of tokens in every step."""
-    generation = deployment.settings.generation
-    alone = "ends requests of a static batch at different steps, and its members must stay in step: add --batch-size 1"
-    require(
-        most == 1 or not generation.is_parallel,
-        f"threshold={generation.threshold}, factor={generation.factor}: parallel decoding {alone}",
-    )
-    require(most == 1 or not generation.stop_at_eos, f"stop_at_eos=True {alone}")
-    require(most == 1 or deployment.sampler.decode.quota != "origin", f"alg='origin' {alone}")

@@ -445,7 +445,7 @@ def test_a_static_batch_refuses_it_at_submission() -> None:
     config = EngineConfig(max_model_len=MAX_TOTAL)
     generation = GenerationConfig(gen_length=8, block_length=4, steps=8, stop_at_eos=True)
     request = Request(request_id=7, prompt_len=4, prompt_ids=(0, 1, 2, 3), generation=generation)
-    with pytest.raises(UserError, match=r"stop_at_eos=True of request 7 .*use batch_size=1"):
+    with pytest.raises(UserError, match=r"stop_at_eos=True ends requests of a static batch.*--batch-size 1"):
         StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=2).submit(request)
     StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=1).submit(request)
 

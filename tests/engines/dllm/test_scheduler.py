@@ -404,13 +404,13 @@ def test_a_static_batch_refuses_thresholds() -> None:
     request = replace(request_of(9), generation=replace(SMALL, threshold=0.9))
     for parallel in (request, replace(request_of(9), generation=replace(SMALL, factor=1.0))):
         # Of one request there is nothing to stay in step with.
-        says = r"request 7 commits as many tokens as chance or confidence say.*: use batch_size=1"
+        says = "its members must stay in step: add --batch-size 1"
         with pytest.raises(UserError, match=says):
             scheduler.submit(parallel)
         assert not scheduler.has_work
         static(1).submit(parallel)
     by_chance = EngineConfig(max_num_batched_tokens=100, max_model_len=80, decode=DecodeConfig(quota="origin"))
-    with pytest.raises(UserError, match=r"use batch_size=1"):
+    with pytest.raises(UserError, match="add --batch-size 1"):
         StaticBatchScheduler(by_chance, KvPool(100), NoCache(), batch_size=2).submit(request_of(9))
     with pytest.raises(UserError, match=r"batch_size=0 must be at least 1"):
         static(0)
