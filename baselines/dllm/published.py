@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from baselines.dllm.static.search import StaticFootprint, base_bytes
@@ -78,15 +78,7 @@ class PublishedMethod(Method):
         return kv_rows
 
     def static_torch(
-        self,
-        model: DiffusionModel,
-        config: EngineConfig,
-        sampler: Sampler,
-        kv_rows: int,
-        *,
-        batch_size: int,
-        stop_ids: Collection[int] | None = None,
-        profile_every: int = 0,
+        self, model: DiffusionModel, config: EngineConfig, sampler: Sampler, kv_rows: int, **options: Any
     ) -> TorchExecutor:
-        cache, make = self.static_cache(sampler, kv_rows), self.torch_executor("static")
-        return make(model, config, cache, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every)  # type: ignore[no-any-return]
+        """``options`` are ``padded_executor``'s."""
+        return self.torch_executor("static")(model, config, self.static_cache(sampler, kv_rows), **options)  # type: ignore[no-any-return]

@@ -160,16 +160,10 @@ class Method(ABC):
         return RooflineExecutor(roofline, config)
 
     def packed_torch(
-        self,
-        model: DiffusionModel,
-        config: EngineConfig,
-        kv_rows: int,
-        *,
-        stop_ids: Collection[int] | None,
-        block_length: int,
-        profile_every: int = 0,
+        self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, block_length: int, **options: Any
     ) -> TorchExecutor:
-        executor = self.torch_executor("packed")(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)
+        """``options`` are ``packed_executor``'s."""
+        executor = self.torch_executor("packed")(model, config, kv_rows, **options)
         executor.prepare(block_length)
         return executor  # type: ignore[no-any-return]
 

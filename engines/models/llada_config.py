@@ -44,25 +44,9 @@ _CONSTANT = {
     "architectures": ["LLaDAModelLM"],
     "model_type": "llada",
     "mlp_ratio": 4,
-    "rope": True,
-    "rope_full_precision": True,
-    "alibi": False,
-    "layer_norm_type": "rms",
-    "layer_norm_with_affine": True,
-    "attention_layer_norm": False,
-    "bias_for_layer_norm": False,
-    "block_type": "llama",
-    "block_group_size": 1,
-    "activation_type": "silu",
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "scale_logits": False,
-    "input_emb_norm": False,
-    "attention_dropout": 0.0,
-    "embedding_dropout": 0.0,
-    "residual_dropout": 0.0,
+    **{name: allowed[0] for name, allowed in _IMPLEMENTED.items() if allowed[0] is not None},
+    **dict.fromkeys(("attention_dropout", "embedding_dropout", "residual_dropout"), 0.0),
 }
-
 
 Ratio = Annotated[int, Range(1, 1024)]
 """Width of the MLP over that of the model."""

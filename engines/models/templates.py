@@ -55,7 +55,13 @@ class _Process:
     def ask(self, line: str) -> Mapping[str, Any]:
         with self._lock:
             if self._running is None or self._running.poll() is not None:
-                self._running = self._start()
+                self._running = subprocess.Popen(
+                    [sys.executable, "-I", str(_PROGRAM)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
                 # Its start is not in a template's own time.
                 self._exchange(json.dumps({"template": "", "variables": {}}), START_S)
             answer = self._exchange(line, _TIME_S)
@@ -73,16 +79,6 @@ class _Process:
             self._running.kill()
             self._running.communicate()
             self._running = None
-
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-I", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
 
     def _exchange(self, line: str, seconds: float) -> bytes | None:
         """None where no answer came in time, an empty one where the process ended."""

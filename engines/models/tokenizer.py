@@ -81,7 +81,9 @@ def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_
         content = token_content(config.get(role))
         found = None if content is None else backend.token_to_id(content)
         if content is None and role == "mask_token":
-            found = _mask_of_model(directory, backend)
+            path = directory / "config.json"
+            mask = read_json(path).get("mask_token_id") if path.is_file() else None
+            found = mask if type(mask) is int and backend.id_to_token(mask) is not None else None
         if content is None and found is None and role not in required:
             found = NO_ID
         if found is None:
@@ -138,12 +140,6 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
             f"{directory / 'tokenizer_config.json'} has an added_tokens_decoder that is no table of id to token: restore the "
             f"file"
         ) from error
-
-
-def _mask_of_model(directory: Path, backend: Tokenizer) -> int | None:
-    path = directory / "config.json"
-    mask = read_json(path).get("mask_token_id") if path.is_file() else None
-    return mask if type(mask) is int and backend.id_to_token(mask) is not None else None
 
 
 # How Qwen2 cuts text before merging: part of the tokenizer's definition, in none of its data files.

@@ -101,10 +101,6 @@ def _check(
         )
 
 
-def _read(shard: safe_open, name: str, part: Part | None) -> Tensor:
-    return shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
-
-
 def load_weights(
     network: nn.Module,
     directory: Path,
@@ -127,7 +123,8 @@ def load_weights(
         with safe_open(directory / file, framework="pt") as shard:
             for name in sorted(name for name, tensor in stored.items() if tensor.file == file):
                 # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
-                tensor = _read(shard, name, parts.get(repeated.get(name, name)))
+                part = parts.get(repeated.get(name, name))
+                tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
                 tensor = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
                 (in_vain if name in repeated else fresh)[name] = tensor
         # Not strict: a shard is a part. All names and shapes have been checked.

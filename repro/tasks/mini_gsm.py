@@ -9,22 +9,8 @@ from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate
 TASK = "mini-gsm"
 
 NAMES = (
-    "Mia",
-    "Tom",
-    "Zoe",
-    "Ben",
-    "Ann",
-    "Sam",
-    "Leo",
-    "Eva",
-    "Max",
-    "Ida",
-    "Kim",
-    "Jon",
-    "Amy",
-    "Dan",
-    "Lily",
-    "Omar",
+    *("Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva"),
+    *("Max", "Ida", "Kim", "Jon", "Amy", "Dan", "Lily", "Omar"),
 )
 ITEMS = ("pens", "cups", "books", "coins", "hats", "maps", "keys", "cards")
 _NOUNS = ("sky", "room", "road", "tea", "shop", "cat", "door", "tree", "lake", "bus", "game", "wind")

@@ -43,6 +43,11 @@ def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dic
     return outputs
 
 
+def free_runs(pool: KvPool) -> tuple[tuple[int, int], ...]:
+    """(start, length) of every free run, by start."""
+    return tuple(zip(pool._starts, pool._lengths, strict=True))
+
+
 def run_alone(model: TinyModel, chosen: Sampler, request: Request) -> Ids:
     config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=chosen.sparsity, decode=chosen.decode)
     rows = cache_rows(request, chosen.sparsity, chosen.rule.window)

@@ -18,11 +18,6 @@ class KvPool:
         self._starts: list[int] = [0] if num_rows else []
         self._lengths: list[int] = [num_rows] if num_rows else []
 
-    @property
-    def free_runs(self) -> tuple[tuple[int, int], ...]:
-        """(start, length) of every free run, by start."""
-        return tuple(zip(self._starts, self._lengths, strict=True))
-
     def allocate(self, rows: int) -> int | None:
         """Start of a free run of ``rows`` rows, or None if there is none now. Zero rows start at 0."""
         if rows == 0:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
+from support.engine_runs import free_runs
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
 
@@ -214,7 +215,7 @@ def test_rows_and_demand_are_all_given_back(case: Case) -> None:
     """After the last request one that needs the whole budget enters at once."""
     scheduler = case.scheduler(kv_rows=case.kv_rows + MAX_TOTAL)
     drive(scheduler, case.arrivals, case.stops)
-    assert scheduler.pool.free_runs == ((0, case.kv_rows + MAX_TOTAL),)
+    assert free_runs(scheduler.pool) == ((0, case.kv_rows + MAX_TOTAL),)
     total = min(MAX_TOTAL, case.config.max_num_batched_tokens)
     generation = GenerationConfig(gen_length=total - 1, block_length=1, steps=total - 1)
     scheduler.submit(Request(request_id=99, prompt_len=1, generation=generation))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_runs import free_runs
 from support.tiny_models import GQA, network, request_on
 
 from engines.dllm.cache.kv_pool import KvPool
@@ -79,7 +80,7 @@ def test_the_engine_lives_on(scheduler: str, error: str) -> None:
         assert (reason is not None) == (request_id in lost)
         assert reason is None or ("out of memory" in reason and "max_num_batched_tokens=120" in reason)
     assert engine.scheduler.pool.used_rows == 0
-    assert engine.scheduler.pool.free_runs == ((0, KV_ROWS),)
+    assert free_runs(engine.scheduler.pool) == ((0, KV_ROWS),)
     assert not engine.has_work
     failed_steps = [i for i, count in enumerate(record.tables["steps"]["num_failed"]) if count]
     assert failed_steps == [0, 9]

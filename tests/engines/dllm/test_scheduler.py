@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine_runs import free_runs
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
@@ -226,7 +227,7 @@ def test_rows_are_disjoint_and_inside_the_pool(case: Case) -> None:
     for step in drive(scheduler, case.arrivals, case.passing, watch):
         for item in step.plan.items:
             assert item.kv_start + item.kept_rows + item.block_len <= case.kv_rows
-    assert scheduler.pool.free_runs == ((0, case.kv_rows),)
+    assert free_runs(scheduler.pool) == ((0, case.kv_rows),)
 
 
 @given(cases())

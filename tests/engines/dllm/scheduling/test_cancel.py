@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine_runs import free_runs
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
@@ -77,7 +78,7 @@ def test_no_row_and_no_demand_is_left(name: str, moves: list[tuple[str, int]]) -
         assert made.pool.used_rows == held
     while made.has_work:
         driven.step()
-    assert made.pool.free_runs == ((0, 60),)
+    assert free_runs(made.pool) == ((0, 60),)
     if isinstance(made, LookaheadScheduler):
         assert not made._demand.ahead(200).any()
         assert (made._trajectories, made._entered_at) == ({}, {})
@@ -128,4 +129,4 @@ def test_members_of_a_running_static_batch_end_together() -> None:
     while made.has_work:
         driven.step()
     assert {part[0] for plan in driven.plans for part in plan} == {0, 1, 3}
-    assert made.pool.free_runs == ((0, 60),)
+    assert free_runs(made.pool) == ((0, 60),)
