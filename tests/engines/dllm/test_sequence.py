@@ -265,16 +265,3 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
 def test_settings_out_of_range_are_refused(build, says: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=says):
         build()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("field", ["temperature", "threshold", "factor", "cfg_scale"])
-def test_settings_that_are_no_numbers_are_refused(field: str, value: float) -> None:
-    with pytest.raises(UserError, match=field):
-        GenerationConfig(**{field: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_retention_ratio_that_is_no_number_is_refused(value: float) -> None:
-    with pytest.raises(UserError, match="retention_ratio"):
-        SparsityConfig(retention_ratio=value)

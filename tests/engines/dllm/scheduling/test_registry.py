@@ -41,8 +41,3 @@ def test_ones_own() -> None:
 def test_what_is_no_scheduler_is_refused(name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         scheduler_of(name)
-
-
-def test_an_unknown_name_is_refused_when_it_is_given() -> None:
-    with pytest.raises(UserError, match="scheduler='fifo' is unknown: use one of phase, request, lookahead"):
-        EngineConfig(scheduler="fifo")
