@@ -144,24 +144,6 @@ def test_prompts_that_cannot_run_are_refused(folders: dict[str, str], ids: tuple
 
 
 @pytest.mark.parametrize(
-    ("system", "knobs", "sentence"),
-    [
-        ("ampd", {}, "system='ampd' is no diffusion-LLM system"),
-        ("dllm-cache", {}, "reading='policy' of system='dllm-cache' can only be simulated"),
-        ("dllm-serve", {"model": "nowhere"}, "model='nowhere' is not a directory"),
-        ("dllm-serve", {"model": "llada-8b"}, "is a shape without weights"),
-        ("dllm-serve", {"memory_limit": 1000}, "budget too small for one request"),
-        ("dllm-serve", {"gen_length": 4, "block_length": 8, "steps": 0}, "steps=0 must be at least 1"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
-    system: str, knobs: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UserError, match=sentence):
-        DllmModel.of(system=system, platform="cpu-tiny", knobs=knobs, name=None)
-
-
-@pytest.mark.parametrize(
     ("knobs", "sentence"),
     [
         ({"device": "tpu"}, "device='tpu' is unknown: use cpu, cuda or cuda:N"),

@@ -313,29 +313,6 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"scheduler": "phase"}, "scheduler='phase' is unknown with system='ar': use one of chunked"),
-        ({"scheduler": "engines.policies.step:Share"}, "is no scheduler, it has no 'next_step'"),
-        ({"dtype": "int8"}, "dtype='int8' is unknown"),
-        ({"weights": "some"}, "weights='some' is unknown"),
-        ({"max_num_seqs": 0}, "max_num_seqs=0 must be at least 1"),
-        ({"kv_tokens": 1}, "kv_tokens=1 must be at least 2"),
-        ({"max_model_len": 513}, "max_model_len=513 exceeds the model's 512 positions"),
-        ({"kv_tokens": None, "memory_limit": 1000}, "memory_limit=1000 is less than"),
-        ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
-        ({"model": "nowhere"}, "model='nowhere' is not a directory"),
-        ({"model": "tiny-qwen2"}, "model='tiny-qwen2' is a shape without weights"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
-    folder: Path, options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UserError, match=sentence):
-        ArModel.of(settings(folder, **options), None)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
         ({"device": "tpu"}, "device='tpu' is unknown: use cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "device='cuda:99': "),
         (

@@ -54,6 +54,7 @@ def test_a_refusal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    monkeypatch.setattr("engines.server.run.run", lambda *_: pytest.fail("a server was begun"))
     (tmp_path / "ids.json").write_text("[5, 6, 7]")
     name, *defaults = [models.get(word, word) for word in shlex.split(command)]
     asked = [name, *in_place_of(defaults, shlex.split(options))]

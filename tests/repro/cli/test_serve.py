@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import refused, repro
 
 pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
@@ -25,7 +26,6 @@ from support.tokenizers import LLADA_JINJA
 from engines.dllm.config import GenerationConfig
 from engines.models.chat import Message, load_chat_template
 from engines.models.tokenizer import load_tokenizer
-from repro.cli.main import main
 from repro.generation import GenerateOptions, generate
 from repro.paths import REPO
 from repro.prompt import answer_of
@@ -149,39 +149,6 @@ def test_the_official_client_completes_chats_and_streams(served: Served) -> None
         client.with_options(api_key="wrong").completions.create(model="mine", prompt="hello")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--port", "99999"), "port=99999 is more than 65,535, the most that is taken"),
-        (("--max-queue", "0"), "max_queue=0 must be at least 1"),
-        (("--max-queue", "1" + "0" * 30), "is more than 1,073,741,824, the most that is taken"),
-        (("--request-timeout", "0"), "request_timeout=0.0 must be above 0"),
-        (("--stop-at-eos",), "stop_at_eos has no effect on a server"),
-        (("--system", "dllm-cache"), "can only be simulated"),
-        (("--model", "nowhere"), "model='nowhere' is not a directory"),
-        (("--gen-length", "4000"), "gen_length=4000 leaves no token for a prompt in max_model_len=768"),
-        (("--host", "256.0.0.1", "--port", "0"), "cannot be listened on"),
-        (("--system", "ar"), "model is missing with system='ar'"),
-        (("--system", "laps"), "system='laps' is no diffusion-LLM system"),
-        (("--kv-tokens", "100"), "kv_tokens=100 has no effect with system='dllm-serve'"),
-        (("--model", "tiny-qwen2"), "model='tiny-qwen2' is a shape without weights"),
-        (("--model", "tiny-qwen2", "--weights", "random", "--steps", "4"), "steps=4 has no effect with system='ar'"),
-        (("--model", "tiny-qwen2", "--platform", "h200"), "platform='h200' has no effect with system='ar'"),
-        (("--model", "tiny-qwen2", "--scheduler", "phase"), "scheduler='phase' is unknown with system='ar'"),
-        (("--model", "tiny", "--system", "ar"), "config.json has model_type="),
-    ],
-)
-def test_refusals(
-    options: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["repro", "serve", *options])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert (stop.value.code, line.startswith("error: ")) == (2, True)
-    assert sentence in line
-
-
 def test_the_status_page_draws_in_a_browser(served: Served) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as play:
@@ -205,3 +172,7 @@ def test_the_status_page_draws_in_a_browser(served: Served) -> None:
         assert drawn[0] != drawn[1], "one has a line that rose, the other's is flat again"
         assert faults == []
         browser.close()
+
+
+def test_an_address_that_is_none() -> None:
+    refused(repro("serve", "--host", "256.0.0.1", "--port", "0"), "cannot be listened on")
