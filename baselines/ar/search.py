@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.planner.coefficients import coefficients
+from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
 from engines.ampd.planner.planner import PlannerConfig, solve
-from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.simulation import NEVER, StopRule
 from engines.ar.cost import Hardware

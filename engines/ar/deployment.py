@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from engines.errors import require
+from engines.knobs import Count, Range, check_fields
 
 DEGREES = (1, 2, 4, 8)
 """T of AMPD §5."""
@@ -16,18 +18,12 @@ GPUS_PER_SERVER = 8
 class Pool:
     """``replicas`` workers of ``degree`` GPUs each (TP and DP of AMPD's Table 2)."""
 
-    degree: int
-    replicas: int
+    degree: Annotated[int, Range(1, GPUS_PER_SERVER)]
+    """A worker does not span servers."""
+    replicas: Count
 
     def __post_init__(self) -> None:
-        require(
-            self.degree >= 1 and self.replicas >= 1,
-            f"degree={self.degree}, replicas={self.replicas}: a pool has at least one worker of one GPU",
-        )
-        require(
-            self.degree <= GPUS_PER_SERVER,
-            f"degree={self.degree}: a worker does not span servers of {GPUS_PER_SERVER} GPUs, use at most that many",
-        )
+        check_fields(self)
 
     def __str__(self) -> str:
         return f"TP{self.degree}x{self.replicas}"

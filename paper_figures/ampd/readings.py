@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from engines.ar.constants import CONSTANTS
+from engines.ar.cost import CONSTANTS
 from engines.ar.metrics import READINGS
 from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import grid

@@ -181,9 +181,8 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
 def _planned(
     asked: Asked, sample: Sample, solved: Solved, shape: ModelShape, card: str, rate: float, slo: Slo
 ) -> Planned:
-    from engines.ampd.planner.coefficients import coefficients
+    from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
     from engines.ampd.planner.planner import PlannerConfig, solve
-    from engines.ampd.planner.workload import PlanningWorkload
     from repro.cli.data_file import readable
     from repro.systems.ar.settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions.card import load_session_card

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from engines.knobs import knobs_of
 from repro.runs.cell import Cell
 from repro.runs.metrics import Floats, floats
-from repro.runs.record import REQUESTS, RunRecord, Table
+from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 
 Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
 
 
-class _HasBasis(Protocol):
-    @property
-    def basis(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-
-
 Build = TypeVar("Build")
-SettingsOf = TypeVar("SettingsOf", bound=_HasBasis)
+SettingsOf = TypeVar("SettingsOf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +43,9 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
     build: Build
     settings: SettingsOf
     options: Options
-
-    @property
-    def basis(self) -> str:
-        return self.settings.basis
+    basis: str
+    obtained: Obtained
+    modules: tuple[str, ...]
 
     def check_machine(self) -> None:
         """Any machine will do: one without a card simulates, or measures on its CPU."""
@@ -64,10 +56,10 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
         return RunRecord(
             tables=tables,
             manifest={
+                "obtained": self.obtained,
                 **manifest,
                 "dataset": asdict(provenance),
                 "platform": platform,
-                "model": self.settings.model,
                 "system": self.title,
                 "facts": facts,
             },

@@ -1,4 +1,4 @@
-"""When requests arrive, in seconds from the first one.
+"""Independent random streams from one workload seed, and when requests arrive, in seconds from the first one.
 
 Request 0 always arrives at 0. Random gaps are drawn at one request per second and then divided by
 the rate, so runs that differ only in the rate see the same pattern, stretched (common random
@@ -7,7 +7,10 @@ numbers): a difference between two rates is not the luck of two draws.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +18,25 @@ from numpy.typing import NDArray
 from engines.errors import UserError
 from engines.knobs import check_fields
 from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate
-from repro.workloads.seed import derive_seed
+
+
+def derive_seed(seed: int, *labels: str | int) -> int:
+    """Makes a 32-bit seed for the named stream; it is the same on every machine and library version.
+
+    Streams are named rather than numbered in order of use, so that a new stream (or a longer
+    workload) never shifts the draws of the others.
+    """
+    text = "/".join([str(seed), *(str(label) for label in labels)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def shuffled(num_rows: int, seed: int, *labels: str, step: int = 1) -> Iterator[int]:
+    """Yields rows in random order, and all of them again in another order, without end; laps have streams ``step``
+    apart."""
+    for lap in count():
+        rng = np.random.default_rng(derive_seed(seed, *labels, lap * step))
+        yield from rng.permutation(num_rows).tolist()
+
 
 _DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ between machines
 

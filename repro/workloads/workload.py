@@ -19,12 +19,11 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Range, Seed, check_fields
-from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.arrivals import ArrivalConfig, arrival_times, derive_seed, shuffled
 from repro.workloads.card import DatasetCard, load_card
 from repro.workloads.data_dir import Origin, Provenance, checksum
 from repro.workloads.knobs import SourceKind
 from repro.workloads.lengths import Floats, Ints
-from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.source import PromptSource, check_source, open_source
 from repro.workloads.text import TextStyle, more_text, prompt_text
 from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace

@@ -18,7 +18,7 @@ FITTED = """
 from engines.ampd.performance import SimulatedProfile
 from engines.ampd.performance import profile
 from engines.ar.cost import Hardware
-from engines.ar.constants import PHYSICAL
+from engines.ar.cost import PHYSICAL
 from engines.hardware.catalogue import H20, H200
 from engines.laps.cost import PrefillCost
 from engines.laps.step_model import StepModel

@@ -15,7 +15,7 @@ from support.prefill import LINEAR_MODEL
 from baselines.ar.dynamo import DynamoConfig
 from baselines.ar.sglang import CacheAware
 from baselines.ar.vllm import ContinuumConfig, VllmConfig
-from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import RoutingConfig
 from engines.errors import UserError

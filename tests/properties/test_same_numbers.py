@@ -24,8 +24,7 @@ if __name__ == "__main__":
 from support.clusters import profiled, session
 from support.prefill import h200_14b
 
-from engines.ampd.planner.coefficients import coefficients
-from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
 from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from engines.policies.task import Slo

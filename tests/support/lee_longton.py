@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engines.ampd.planner.closed_form import erlang_c
+from engines.ampd.planner.coefficients import erlang_c
 
 
 def mean_wait(servers: int, load: float, cv2: float) -> float:

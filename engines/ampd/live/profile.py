@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.ampd.fitting import Piecewise, fit_piecewise
 from engines.ampd.live.coordinator import Coordinator, OnTurn, serve
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
-from engines.ampd.performance import PerformanceModel
+from engines.ampd.performance import PerformanceModel, Piecewise, fit_piecewise
 from engines.ar.record import ClusterRun, rows_of
 from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engines.ampd.fitting import Piecewise
 from engines.ampd.live.profile import LiveProfile
+from engines.ampd.performance import Piecewise
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation

@@ -19,9 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.planner.closed_form import PhaseLatency
-from engines.ampd.planner.coefficients import Coefficients, Key, Method, coefficients
-from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.planner.coefficients import Coefficients, Key, Method, PhaseLatency, PlanningWorkload, coefficients
 from engines.ar.deployment import Deployment
 from engines.errors import UserError, require
 from engines.knobs import check_fields

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from engines.ampd.planner.coefficients import Method, coefficients, default_method
+from engines.ampd.planner.coefficients import Method, PlanningWorkload, coefficients, default_method
 from engines.ampd.planner.planner import PlannerConfig, solve
-from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import best_ordering
 from engines.ampd.routing import AdaptiveRouter
 from engines.errors import require

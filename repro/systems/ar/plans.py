@@ -9,8 +9,8 @@ from typing import Any
 
 from baselines.ar.search import disaggregated_shortlist, search
 from engines.ampd.performance import PerformanceModel
+from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.planner.planner import Plan, plan
-from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, Pool, replications

@@ -46,7 +46,7 @@ class ArPart:
     trace: str = "dureader"
     """Where no data set is named."""
     constants: str
-    """A reading of the cost model (engines.ar.constants)."""
+    """A reading of the cost model (engines.ar.cost)."""
     rates: tuple[float, ...]
     """Arrival rates of Figure 4, sessions/s."""
     num_sessions: int

@@ -12,7 +12,7 @@ from engines.ar.deployment import Deployment
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.runs.record import Obtained, RunRecord
+from repro.runs.record import RunRecord
 from repro.systems.ar.family import AR
 from repro.systems.ar.log import tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Placed, parse_deployment, planned, searched
@@ -39,8 +39,6 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
     how: str
     """planner, search, or a deployment in words."""
     seed: int
-    modules: tuple[str, ...]
-    obtained: ClassVar[Obtained] = "simulated"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -126,7 +124,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         }
         return self.record(
             tables_of(run),
-            obtained=self.obtained,
+            model=settings.model,
             calibration=f"{settings.platform.gpu}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
             platform=settings.platform.title,
             provenance=workload.provenance,
@@ -176,6 +174,8 @@ class ArSystem(PolicySystem[Build]):
             tried=self.tried,
             settings=settings,
             options=self.options_of(cell),
+            basis=settings.basis,
+            obtained="simulated",
             how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
             modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),

@@ -15,7 +15,7 @@ from engines.laps.system import PrefillSystem
 from engines.policies.step import StepTimes
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.runs.record import Obtained, RunRecord
+from repro.runs.record import RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL
 from repro.systems.laps.log import closing_s, tables_of, window_of
@@ -40,18 +40,6 @@ Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillDeployment(PolicyDeployment[Build, Settings]):
-    @property
-    def obtained(self) -> Obtained:
-        return "simulated" if self.settings.is_simulated else "measured"
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return (
-            self.build.__module__,
-            "repro.systems.laps.system",
-            *(() if self.settings.is_simulated else (_ON_TORCH,)),
-        )
-
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"num_instances": self.settings.num_instances}
@@ -109,7 +97,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
             basis = {"calibration": f"{part.gpu}, uncalibrated: constants assumed, mixing penalty {kappa:g}"}
         return self.record(
             tables_of(run, window),
-            obtained=self.obtained,
+            model=settings.model,
             **basis,
             platform=part.title,
             provenance=workload.provenance,
@@ -148,7 +136,14 @@ class PrefillSystemEntry(PolicySystem[Build]):
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
         settings = resolve(cell, self.name, self.own, part)
         deployment = PrefillDeployment(
-            system=self.name, title=self.title, build=self.build, settings=settings, options=self.options_of(cell)
+            system=self.name,
+            title=self.title,
+            build=self.build,
+            settings=settings,
+            options=self.options_of(cell),
+            basis=settings.basis,
+            obtained="simulated" if settings.is_simulated else "measured",
+            modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
         )
         cost: StepTimes = settings.cost if settings.is_simulated else UNMEASURED
         deployment.cluster(settings, cost).system.make_batching()  # shows wrong options before any run

@@ -20,12 +20,11 @@ from engines.ar.session import Round, Session
 from engines.errors import require
 from engines.knobs import Range, Seconds, Seed, check_fields
 from engines.laps.cluster import OpenTurns, Turn
-from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.arrivals import ArrivalConfig, arrival_times, derive_seed, shuffled
 from repro.workloads.conversations.card import SHORT, ConversationCard, load_conversation_card
 from repro.workloads.conversations.chats import Chat, read_chats
 from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
 from repro.workloads.lengths import NORMAL, SMALLEST_UNIFORM, Ints, LogNormalParameters
-from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.sessions.card import RoundCounts
 from repro.workloads.sessions.traces import RecordedRound, repeats
 from repro.workloads.sessions.workload import SessionWorkload, Source, draw_rounds

@@ -22,10 +22,9 @@ import numpy as np
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import UserError, require
 from engines.knobs import Range, Seed, check_fields
-from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.arrivals import ArrivalConfig, arrival_times, derive_seed, shuffled
 from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
 from repro.workloads.lengths import Floats, Ints
-from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.sessions.card import Delay, Lengths, LengthTotals, RoundCounts, SessionCard, load_session_card
 from repro.workloads.sessions.traces import RecordedRound, RecordedSession, read_sessions, repeats
 

@@ -12,7 +12,7 @@ from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.search import disaggregated_shortlist, search
 from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum, vllm
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.cost import Hardware

@@ -8,10 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import hardware
 
-from engines.ampd.fitting import fit_piecewise
-from engines.ampd.performance import BATCHES, HISTORIES, TOKENS, SimulatedProfile, profile, profile_hardware
-from engines.ar.constants import CONSTANTS, PHYSICAL, CostConstants
-from engines.ar.cost import Hardware
+from engines.ampd.performance import (
+    BATCHES,
+    HISTORIES,
+    TOKENS,
+    SimulatedProfile,
+    fit_piecewise,
+    profile,
+    profile_hardware,
+)
+from engines.ar.cost import CONSTANTS, PHYSICAL, CostConstants, Hardware
 from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B, ModelShape

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from support.clusters import hardware, profiled, session
 from support.lee_longton import mean_wait
 
-from engines.ampd.planner.closed_form import ClosedForm, backlog_exceeds, erlang_c
 from engines.ampd.planner.coefficients import (
+    ClosedForm,
     Coefficients,
     PhaseLatency,
+    PlanningWorkload,
+    backlog_exceeds,
     coefficients,
     default_method,
+    erlang_c,
     simulate_decode,
     simulate_prefill,
 )
@@ -37,7 +40,6 @@ from engines.ampd.planner.planner import (
     plan,
     solve,
 )
-from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.session import Session
 from engines.errors import UserError
 from engines.policies.task import Slo

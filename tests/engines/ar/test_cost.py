@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import hardware
 
-from engines.ar.constants import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
-from engines.ar.cost import WorkerCost
+from engines.ar.cost import CONSTANTS, PHYSICAL, TRIAL_R2, WorkerCost, cost_constants
 from engines.errors import UserError
 from engines.hardware.catalogue import H20, H200, Gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork

@@ -16,7 +16,7 @@ from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
 from waits import SteadyWait, deterministic, markov, sampled
 
-from engines.ampd.planner.closed_form import erlang_c
+from engines.ampd.planner.coefficients import erlang_c
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation

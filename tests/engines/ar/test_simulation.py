@@ -210,7 +210,7 @@ def test_impossible_deployments_are_refused() -> None:
         Deployment(decode=())
     with pytest.raises(UserError, match="replicas=0"):
         Pool(degree=1, replicas=0)
-    with pytest.raises(UserError, match="does not span servers"):
+    with pytest.raises(UserError, match="must be between 1 and 8"):
         Pool(degree=16, replicas=1)
     with pytest.raises(UserError, match=r"does not fit 1 x h20, use a degree of 2 or more"):
         Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(1, 8), policies=Policies())

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.paths import DATASETS
+from repro.workloads.arrivals import derive_seed
 from repro.workloads.card import CARDS_DIR, DatasetCard, known_datasets, load_card
 from repro.workloads.conversations.card import ConversationCard, known_conversation_cards, load_conversation_card
 from repro.workloads.lengths import EmpiricalLengths, LogNormalLengths, fit_statistics
 from repro.workloads.schema import built
-from repro.workloads.seed import derive_seed
 from repro.workloads.sessions.card import SessionCard, known_session_cards, load_session_card
 
 PAPER_DATASETS = ("livebench", "burst", "osc")

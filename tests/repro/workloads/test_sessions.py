@@ -15,8 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ar.constants import PHYSICAL
-from engines.ar.cost import WorkerCost
+from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
