@@ -154,7 +154,7 @@ class PerformanceModel:
         a, b, c, d = self.prefill[degree].at(tokens)
         return a + b * tokens + c * tokens * (history + 0.5 * tokens) + d * history
 
-    def decode_s(self, batch: int, degree: int) -> float:
+    def decode_s(self, batch: float, degree: int) -> float:
         """T_dec."""
         a, b = self.decode[degree].at(batch)
         return a + b * batch

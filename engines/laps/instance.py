@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import fsum
 from typing import Protocol
 
-from engines.ar.cluster.hub import Host
-from engines.ar.cluster.worker import Worker
+from engines.ar.cluster.worker import Host, Worker
 from engines.laps.controller import Signals
 from engines.laps.record import InstanceRow, StepRow
 from engines.policies.instances import LengthClass

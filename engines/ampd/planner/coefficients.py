@@ -137,25 +137,23 @@ class ClosedForm:
         tokens_per_s = workload.rounds_per_s * self._mean_decode / replicas
         batch = self._batch(degree, tokens_per_s, most=max(1.0, len(workload.sessions) / replicas))
         # The number of sequences scatters like a Poisson variable around its mean.
-        typical_s = self._decode_s(degree, max(1.0, batch))
-        busy_s = self._decode_s(degree, max(1.0, batch + 1.645 * math.sqrt(batch)))
+        typical_s = self._model.decode_s(max(1.0, batch), degree)
+        busy_s = self._model.decode_s(max(1.0, batch + 1.645 * math.sqrt(batch)), degree)
         return PhaseLatency(self._long_decode * typical_s, busy_s / workload.slo.itl_s)
 
     def _batch(self, degree: int, tokens_per_s: float, most: float) -> float:
         """b = tokens a second x T_dec(b), by bisection; ``most`` where tokens come faster than any batch makes them."""
-        if tokens_per_s * self._decode_s(degree, most) >= most:
+        if tokens_per_s * self._model.decode_s(most, degree) >= most:
             return most
         low, high = 0.0, most
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (
-                (middle, high) if tokens_per_s * self._decode_s(degree, max(1.0, middle)) > middle else (low, middle)
+                (middle, high)
+                if tokens_per_s * self._model.decode_s(max(1.0, middle), degree) > middle
+                else (low, middle)
             )
         return high
-
-    def _decode_s(self, degree: int, batch: float) -> float:
-        a, b = self._model.decode[degree].at(batch)
-        return a + b * batch
 
 
 def backlog_exceeds(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from engines.ar.cluster.hub import Live
+from engines.ar.cluster.worker import Live
 from engines.ar.cost import DecodeLine
 from engines.ar.record import Stay, TokenLog
 from engines.ar.window import TokenRun

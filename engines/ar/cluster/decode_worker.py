@@ -10,8 +10,7 @@ import sys
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
-from engines.ar.cluster.hub import Live
-from engines.ar.cluster.worker import Parts, Worker
+from engines.ar.cluster.worker import Live, Parts, Worker
 from engines.ar.kv import KvPool
 from engines.ar.record import Stay, TokenLog, WorkerRow
 from engines.ar.window import WINDOW_S, TokenWindow

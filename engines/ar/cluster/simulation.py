@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from engines.ar.cluster.decode_worker import Home
-from engines.ar.cluster.hub import Live
 from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.worker import Live
 from engines.ar.cost import KvLinks
 from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.record import (

@@ -8,17 +8,61 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import fsum
-from typing import ClassVar, NotRequired, TypedDict
+from typing import TYPE_CHECKING, ClassVar, NotRequired, Protocol, TypedDict
 
-from engines.ar.cluster.hub import Host
 from engines.ar.cost import StepCost
+from engines.ar.events import EventLoop
 from engines.ar.kv import KvPool
 from engines.ar.record import WorkerRow
+from engines.ar.session import Session
 from engines.named import asked
+from engines.policies.owed import Owed
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
 from engines.policies.task import PrefillTask
+
+if TYPE_CHECKING:
+    from engines.ar.cluster.decode_worker import Home
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """Mutable state of one session."""
+
+    session: Session
+    order: int
+    """Rank by arrival."""
+    home: Home
+    round_index: int = 0
+    row: int = -1
+    """Index of the current round's row in the record."""
+    context: int = 0
+    """Tokens so far: prompts and answers, the newest token included. Behind while it decodes."""
+    left: int = 0
+    """Tokens of the current round still to come. Behind while it decodes."""
+    lent: int = 0
+    """Tokens of its history the home holds while a prefill runs elsewhere."""
+    token_s: float = 0.0
+    """When its newest token came."""
+    joined_step: int = -1
+    finish_step: int = -1
+    stay_start: int = -1
+    first_gap_s: float = 0.0
+
+
+class Host(Protocol):
+    """The run that any worker is part of."""
+
+    loop: EventLoop
+    owed: Owed
+
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None: ...
+
+    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
+        """The task's last token is computed."""
+        ...
 
 
 class Parts(TypedDict):

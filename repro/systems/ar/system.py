@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.deployment import Deployment
 from engines.errors import require
@@ -46,7 +45,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
 
     def check(self) -> None:
         """Refuse a deployment that cannot be, without planning one."""
-        settings = self.settings
+        settings, ground, options = self.settings, Ground.of(self.settings), dict(self.options)
         if self.how not in (PLANNER, SEARCH):
             deployment = parse_deployment(self.how)
             require(
@@ -62,7 +61,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
                 f"deployment={self.how!r} takes {deployment.gpus} GPUs and num_gpus={settings.num_gpus}: give it fewer or "
                 f"them more",
             )
-            self._built(deployment)
+            self.build(ground, deployment, options)
             usable = settings.hardware.degrees()
             for pool in (*deployment.prefill, *deployment.decode):
                 require(
@@ -88,19 +87,18 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
             if self.is_disaggregated
             else Deployment.colocated(smallest, 1)
         )
-        self._built(some)
+        self.build(ground, some, options)
 
     def placed(self) -> Placed:
-        ground = Ground.of(self.settings)
+        ground, options = Ground.of(self.settings), dict(self.options)
         if self.how == SEARCH:
-            own = dict(self.options)
-            tried = {tuple(sorted({**dict(each), **own}.items())) for each in self.tried}
+            tried = {tuple(sorted({**dict(each), **options}.items())) for each in self.tried}
             return searched(ground, self.build, self.is_disaggregated, tuple(sorted(tried, key=repr)))
         if self.how == PLANNER:
             (best,) = planned(ground, self.settings.planning_rate)
             chosen = f"AMPD's planner at {self.settings.planning_rate:g} sessions/s"
-            return Placed(cluster=self._built(best.deployment), chosen=chosen, options=self.options)
-        cluster = self._built(parse_deployment(self.how))
+            return Placed(cluster=self.build(ground, best.deployment, options), chosen=chosen, options=self.options)
+        cluster = self.build(ground, parse_deployment(self.how), options)
         return Placed(cluster=cluster, chosen="as asked for", options=self.options)
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -130,9 +128,6 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
             provenance=workload.provenance,
             facts=facts,
         )
-
-    def _built(self, deployment: Deployment) -> Cluster:
-        return self.build(Ground.of(self.settings), deployment, dict(self.options))
 
 
 @dataclass(frozen=True, kw_only=True)

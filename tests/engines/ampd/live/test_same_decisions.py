@@ -25,9 +25,9 @@ from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.hub import Live
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.worker import Live
 from engines.ar.deployment import Deployment
 from engines.ar.events import EventLoop
 from engines.ar.record import ClusterRun
