@@ -18,7 +18,6 @@ from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.decode import timestep
-from engines.errors import UserError
 from engines.runtime.noise import row_keys, uniform
 from repro.generation import Generated, GenerateOptions, generate
 
@@ -270,39 +269,6 @@ def test_dream_methods_differ(folder: Folder) -> None:
             len({ask(folder("dream"), system, prompt, knobs, **shape).token_ids for system, knobs in asked}) == 4
         )
     assert different >= 2
-
-
-@pytest.mark.parametrize(
-    ("model", "system", "knobs", "says"),
-    [
-        ("dream", "llada", {}, "system='llada' has no method for a dream model"),
-        ("mha", "dream", {}, "system='dream' has no method for a llada model"),
-        ("mha", "fast-dllm", {"cache": "all"}, "cache='all' is unknown: use one of none, prefix, dual"),
-        ("mha", "fast-dllm", {"alg": "entropy"}, "alg='entropy' has no effect with family='llada'"),
-        ("dream", "fast-dllm", {"factor": 1.0}, "factor=1.0 has no effect with system='fast-dllm' on a dream model"),
-        ("dream", "fast-dllm", {"cache": "none", "threshold": 0.5}, "threshold=0.5 has no effect with cache='none'"),
-        ("dream", "fast-dllm", {"alg": "entropy", "threshold": 0.5}, "threshold=0.5 has no effect with alg='entropy'"),
-        ("dream", "fast-dllm", {"alg": "origin"}, "alg='origin' is unknown with cache='dual': use one of"),
-        ("dream", "dream", {"alg": "best"}, "alg='best' is unknown: use one of origin, maskgit_plus"),
-        ("dream", "sparse-dllm", {"alg": "origin"}, "alg='origin' is unknown: use one of maskgit_plus"),
-        ("dream", "sparse-dllm", {}, "block_length=8 must be 32 for sparse-dllm on a dream model"),
-        ("mha", "sparse-dllm", {"cfg_scale": 1.0}, "cfg_scale=1.0 has no effect with system='sparse-dllm'"),
-        ("mha", "dllm-serve", {"remasking": "random"}, "remasking='random' has no effect with system='dllm-serve'"),
-        (
-            "mha",
-            "dllm-serve",
-            {"compat": "upstream", "refresh_delay": 0},
-            "compat='upstream' has no effect with refresh_delay=0",
-        ),
-        ("dream", "dllm-serve", {"compat": "upstream"}, "compat='upstream' has no effect with family='dream'"),
-    ],
-)
-def test_what_a_method_does_not_have_is_refused(
-    folder: Folder, model: str, system: str, knobs: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(UserError) as refused:
-        ask(folder(model), system, (1, 2, 3), knobs, gen_length=16, block_length=8, steps=16)
-    assert says in str(refused.value)
 
 
 # ---- Dream's schedule ---------------------------------------------------------------------------

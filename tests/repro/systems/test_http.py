@@ -401,27 +401,10 @@ def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("knobs", "sentence"),
     [
-        ({"url": "ftp://x"}, "url='ftp://x' is no address of a server"),
-        ({"url": "http://a:b@x"}, "url holds a password: set OPENAI_API_KEY"),
-        ({"url": "http://x:99999"}, "url='http://x:99999' is no address of a server (Port out of range"),
-        ({"url": "http://a:b@x:y"}, "url is no address of a server (Port could not be cast"),
-        ({"url": "http://x:y"}, "url='http://x:y' is no address of a server (Port could not be cast"),
-        ({"url": "http://:80"}, "url='http://:80' is no address of a server"),
-        ({"url": "http://é"}, "url='http://é' holds what an address cannot"),
-        ({"url": "http://x/a b"}, "url='http://x/a b' holds what an address cannot"),
-        ({"api": "embeddings"}, "api='embeddings' is unknown"),
-        ({"goodput": "ttft:0"}, "goodput='ttft:0' is no list of limits"),
-        ({"goodput": "ttft:1 ttft:2"}, "is no list of limits"),
         ({"goodput": f"ttft:{'9' * 400}"}, "each is above 0 ms and at most 1e+09"),
         ({"extra": '{"a": NaN}'}, "is no JSON object"),
         ({"extra": "[" * 100_000}, "is no JSON object"),
-        ({"num_warmups": 10**9}, "num_warmups=1000000000 must be between 0 and 1,000"),
-        ({"max_prompt_len": 10**12}, "max_prompt_len=1000000000000 is more than 1,048,576"),
-        ({"temperature": -1.0}, "temperature=-1.0 must not be negative"),
         ({"extra": "[1]"}, "is no JSON object"),
-        ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
-        ({"input_len": 5000}, "input_len=5000 must be between 1 and max_prompt_len=4096"),
-        ({"num_prompts": "many"}, "num_prompts='many' must be a whole number"),
     ],
 )
 def test_knobs_are_refused_in_a_sentence(knobs: dict[str, Any], sentence: str) -> None:
