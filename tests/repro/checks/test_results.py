@@ -100,7 +100,7 @@ def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
 
     monkeypatch.setattr(code, "place", path_of)
     code._source.cache_clear()
-    code._code_of.cache_clear()
+    code.code_of.cache_clear()
     try:
         found = only(results)
         assert (found.status, found.is_fault, found.reason) == ("other code", True, "it was drawn by other code")
@@ -108,7 +108,7 @@ def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
         assert (only(results).status, only(results).is_fault) == ("other code", False)
     finally:
         code._source.cache_clear()
-        code._code_of.cache_clear()
+        code.code_of.cache_clear()
 
 
 def test_another_number_of_the_paper_is_found(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,9 @@ def test_another_number_of_the_paper_is_found(results: Path, monkeypatch: pytest
 
 def test_arithmetic_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "l40s"
-    result = CliRunner().invoke(app, ["reproduce", "fig2", "--platform", "l40s", "--out-dir", str(out)])
+    result = CliRunner().invoke(
+        app, ["reproduce", "fig2", "--platform", "l40s", "--result-dir", str(tmp_path / "local"), "--out-dir", str(out)]
+    )
     assert result.exit_code == 0, result.output
     assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "no runs, drawn again")
     monkeypatch.setattr(budget, "GUARD_FRACTION", 0.25)
