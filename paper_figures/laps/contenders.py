@@ -1,4 +1,4 @@
-"""What is compared in LAPS's figures, on which models and data, at which loads."""
+"""What is compared in LAPS's figures, on which models and data, at which loads, and by which numbers of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from paper_figures.common.contender import Contender
-from repro.systems.laps.part import MODELS
+from paper_figures.common.figure import Columns, Table, table
+from paper_figures.common.runs import Measure, Runs
+from repro.runs.cell import COMPARISON
+from repro.runs.store import StoredRun
+from repro.systems.laps.family import BUCKETS
+from repro.systems.laps.part import MODELS, part_of
+from repro.systems.platforms import platform
 
 PAIRED_SEEDS = 10
 """Repeats of a figure where a view asks for no other number."""
@@ -47,3 +53,64 @@ EIGHT = ("sglang", "router", "graphs", "apart", "laps", "reserve")
 def rate_of(load: float, model: str = MIDDLE, instances: int = 1) -> float:
     """Turns/s."""
     return round(load * instances * CAPACITY[model], 3)
+
+
+# -- numbers of a run -------------------------------------------------------------------------------------
+
+RPS = Measure(path="rps", label="turns/s")
+TOKENS_S = Measure(path="tokens_s")
+WHOLE_S = Measure(path="end_s")
+LATE = Measure(path="slo_violations", label="TTFT over 0.4 s (%)", scale=100)
+LATE_SHORT, LATE_LONG = (Measure(path=f"slo_violations_{length}", scale=100) for length in ("short", "long"))
+MEAN = Measure(path="ttft_all_s/mean", label="mean TTFT (ms)", scale=1e3)
+P90 = Measure(path="ttft_all_s/p90", scale=1e3)
+LONGEST = Measure(path="ttft_all_s/max", label="longest TTFT (ms)", scale=1e3)
+P90_SHORT, P90_LONG = (
+    Measure(path=f"ttft_{length}_s/p90", label=f"P90 TTFT, {length} (ms)", scale=1e3) for length in ("short", "long")
+)
+GRAPH_SHARE = Measure(path="graph_share", label="steps by a graph (%)", scale=100)
+MOVES = Measure(path="moves_per_minute")
+PER_STEP = Measure(path="requests_per_step")
+
+_SHOWN = frozenset({"model", "num_instances", "clients", "kappa", "basis", COMPARISON})
+_OF_LENGTHS = {"ttft_mean_ms": "mean", "ttft_p90_ms": "p90", "ttft_max_ms": "max", "violations_percent": "violations"}
+"""What became of each length of prompt, beside every mean."""
+
+COLUMNS: Columns[StoredRun] = {
+    "model": lambda run: run.cell.knob_values.get("model", part_of(platform(run.cell.platform)).model),
+    "instances": lambda run: run.cell.knob_values.get("num_instances", 1),
+    "clients": lambda run: run.cell.knob_values.get("clients"),
+    "rate_turns_s": lambda run: run.cell.rate,
+    "contender": lambda run: next(
+        (each.name for each in CONTENDERS.values() if each.system == run.cell.system), run.cell.system
+    ),
+    "kappa": lambda run: run.cell.knob_values.get("kappa", 0.0),
+    "knobs": lambda run: " ".join(
+        f"{name}={value}" for name, value in sorted(run.cell.knob_values.items()) if name not in _SHOWN
+    ),
+    "seed": lambda run: run.cell.seed,
+    "rps": RPS,
+    "ttft_mean_ms": MEAN,
+    "ttft_p90_ms": P90,
+    "ttft_max_ms": LONGEST,
+    "violations_percent": LATE,
+    "violations_short_percent": LATE_SHORT,
+    "violations_long_percent": LATE_LONG,
+    **{
+        f"{column}_{name}": Measure(path=f"by_length/{name}/{part}", scale=100 if part == "violations" else 1e3)
+        for name, _, _ in BUCKETS
+        for column, part in _OF_LENGTHS.items()
+    },
+    "in_system": Measure(path="in_system"),
+    "graph_share": Measure(path="graph_share"),
+    "padding": Measure(path="padding"),
+    "moves_per_minute": MOVES,
+    "obtained": lambda run: run.obtained,
+    "valid": lambda run: run.validity.valid,
+    "run": lambda run: run.cell.key,
+}
+
+
+def csv_of(runs: Runs, **more: Measure) -> Table:
+    """A row a run."""
+    return table(runs.all, {**COLUMNS, **more})

@@ -12,15 +12,14 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, plural, said
-from paper_figures.laps.contenders import CONCURRENCY, CONTENDERS, EIGHT, LARGE, MODELS, SHAREGPT, SINGLE
+from paper_figures.laps.contenders import CONCURRENCY, CONTENDERS, EIGHT, LARGE, MEAN, P90, RPS, SHAREGPT, SINGLE
 from paper_figures.laps.layout import doubling, laps_figure, laps_page
-from paper_figures.laps.measures import MEAN, P90, RPS
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.laps.part import part_of
+from repro.systems.laps.part import MODELS, part_of
 
 Place = tuple[str, int, int]
 """Model, instances, clients."""

@@ -16,9 +16,8 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Layer, Mark, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural, said
-from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LMSYS, MIDDLE, rate_of
+from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LATE, LATE_LONG, LMSYS, MIDDLE, rate_of
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
-from paper_figures.laps.measures import LATE, LATE_LONG
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import stated

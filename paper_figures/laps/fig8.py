@@ -6,9 +6,8 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_below, number, plural, said
-from paper_figures.laps.contenders import CONTENDERS, MIDDLE, SHAREGPT
+from paper_figures.laps.contenders import CONTENDERS, MIDDLE, P90, RPS, SHAREGPT
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
-from paper_figures.laps.measures import P90, RPS
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar

@@ -8,10 +8,9 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural, said
-from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE
+from paper_figures.laps.contenders import CONTENDERS, LARGE, MEAN, MIDDLE, P90, RPS
 from paper_figures.laps.fig6 import CLAIMS, Place, cell
 from paper_figures.laps.layout import laps_figure, laps_page
-from paper_figures.laps.measures import MEAN, P90, RPS
 from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell

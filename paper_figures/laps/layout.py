@@ -11,8 +11,7 @@ from paper_figures.common.caption import contended_note, device_text, invalid_no
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS
-from paper_figures.laps.measures import csv_of
+from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, csv_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.systems.laps.part import part_of

@@ -17,8 +17,7 @@ from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, said
 from paper_figures.laps import boundary, cost, fig1, fig2, fig3, fig5, fig6, fig7, fig8, kappa, reserve, table2
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS
-from paper_figures.laps.measures import MEAN, RPS
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MEAN, MIDDLE, PAIRED_SEEDS, RPS
 from repro.reports.claims import Finding
 from repro.reports.figures import PAPERS, View
 from repro.reports.paper import load_claims
