@@ -140,33 +140,29 @@ class Deployment:
         return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied)
 
     def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
+        settings, card = self.settings, self.settings.platform.gpu
+        clock = VirtualClock() if settings.is_simulated else WallClock()
         with self.serving() as (engine, measured):
-            return _drive(engine, measured, workload, on_progress)
-
-
-def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progress: OnProgress | None) -> RunRecord:
-    settings, card = deployment.settings, deployment.settings.platform.gpu
-    clock = VirtualClock() if settings.is_simulated else WallClock()
-    record = drive_engine(engine, workload.requests, clock, on_progress=on_progress)
-    if deployment.task is not None:
-        record = grade_run(record, deployment.task, _outputs(engine, record), settings.model)
-    if not settings.is_simulated:
-        on = settings.on
-        record = record.with_manifest(device=on.device, dtype=on.dtype, weights=on.weights)
-    ran = step_requests(record)
-    # Requests that a step ran: of a static batch how large it was.
-    batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
-    return record.with_manifest(
-        dataset=asdict(workload.provenance),
-        max_num_batched_tokens=deployment.config.max_num_batched_tokens,
-        platform=settings.platform.title,
-        model=settings.model,
-        system=deployment.method.title,
-        calibration=describe_calibration(deployment.calibration or load_calibration(card))
-        if settings.is_simulated and card
-        else None,
-        facts={**deployment.facts, "batch_ran": batches},
-    )
+            record = drive_engine(engine, workload.requests, clock, on_progress=on_progress)
+            if self.task is not None:
+                record = grade_run(record, self.task, _outputs(engine, record), settings.model)
+        if not settings.is_simulated:
+            on = settings.on
+            record = record.with_manifest(device=on.device, dtype=on.dtype, weights=on.weights)
+        ran = step_requests(record)
+        # Requests that a step ran: of a static batch how large it was.
+        batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
+        return record.with_manifest(
+            dataset=asdict(workload.provenance),
+            max_num_batched_tokens=measured.config.max_num_batched_tokens,
+            platform=settings.platform.title,
+            model=settings.model,
+            system=self.method.title,
+            calibration=describe_calibration(self.calibration or load_calibration(card))
+            if settings.is_simulated and card
+            else None,
+            facts={**measured.facts, "batch_ran": batches},
+        )
 
 
 def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:

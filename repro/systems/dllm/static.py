@@ -82,12 +82,12 @@ def member_tokens(deployment: Deployment) -> int:
 
 def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping[str, Any]:
     """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
-    settings = deployment.settings
-    if settings.baseline.batch_size is None:
-        return _facts(found, f"{_rule(deployment)}, by the measured peak{_within(deployment)}")
+    settings, asked = deployment.settings, deployment.settings.baseline.batch_size
+    if asked is None:
+        return _largest(found, deployment, "by the measured peak")
     if found.size < most:
         _refuse_batch(most, settings.memory_limit, found.size)
-    return _facts(found, _as_asked(settings.baseline.batch_size, most))
+    return {"batch_size": found.size, "batch_obtained": _as_asked(asked, most), "batch_peak_bytes": found.peak_bytes}
 
 
 def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
@@ -95,10 +95,17 @@ def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
     if deployment.batching.is_upstream and settings.is_simulated:
         if not deployment.published.batches_upstream:
             return {"batch_size": most, "batch_obtained": "one request at a time, as published code serves"}
-        return {"batch_size": most, "batch_obtained": f"{_rule(deployment)}, in published code's memory"}
+        rule = BATCH_RULES[settings.baseline.batch_rule]
+        return {"batch_size": most, "batch_obtained": f"{rule}, in published code's memory"}
     footprint = _footprint(deployment, member_tokens(deployment))
     found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
-    return _facts(found, f"{_rule(deployment)}, by the memory model{_within(deployment)}")
+    return _largest(found, deployment, "by the memory model")
+
+
+def _largest(found: FoundBatch, deployment: Deployment, how: str) -> Mapping[str, Any]:
+    rule = BATCH_RULES[deployment.settings.baseline.batch_rule]
+    within = ", up to what published code could hold" if deployment.batching.is_upstream else ""
+    return {"batch_size": found.size, "batch_obtained": f"{rule}, {how}{within}", "batch_peak_bytes": found.peak_bytes}
 
 
 def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
@@ -137,20 +144,6 @@ def _check_rule(deployment: Deployment) -> None:
         method.batches_upstream or not deployment.batching.is_upstream,
         f"{given} system={method.name!r} and reading={baseline.reading!r}, whose code serves one request at a time: leave it out",
     )
-
-
-def _rule(deployment: Deployment) -> str:
-    """What the batch size is, for the facts."""
-    return BATCH_RULES[deployment.settings.baseline.batch_rule]
-
-
-def _within(deployment: Deployment) -> str:
-    """What else bounds the batch, for the facts."""
-    return ", up to what published code could hold" if deployment.batching.is_upstream else ""
-
-
-def _facts(found: FoundBatch, obtained: str) -> Mapping[str, Any]:
-    return {"batch_size": found.size, "batch_obtained": obtained, "batch_peak_bytes": found.peak_bytes}
 
 
 def _as_asked(asked: int, size: int) -> str:
