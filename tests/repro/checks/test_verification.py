@@ -216,6 +216,11 @@ def change(*keys: str | int, to: Any = None, drop: bool = False) -> Callable[[Fo
     return apply
 
 
+def param(name: str, **how: Any) -> Callable[[Folder], None]:
+    """As ``change``, of the first case."""
+    return change("cases", 0, "params", name, **how)
+
+
 CASE = "case 'llada-mha/fast_dllm_dual_cache"
 CHECKPOINT = "checkpoints/llada-mha"
 
@@ -242,45 +247,36 @@ CHECKPOINT = "checkpoints/llada-mha"
         (change("cases", 0, "method", to="best"), "has method 'best': known are llada, fast_dllm_nocache"),
         (change("cases", 0, "method", to="dream_dual_cache"), "lacks params alg: method 'dream_dual_cache' needs them"),
         (change("cases", 0, "checkpoint", to="big"), "has checkpoint 'big': the file names llada-mha"),
-        (
-            change("cases", 0, "params", "steps", drop=True),
-            "lacks params steps: method 'fast_dllm_dual_cache' needs them",
-        ),
+        (param("steps", drop=True), "lacks params steps: method 'fast_dllm_dual_cache' needs them"),
         (change("cases", 1, "params", "keep_ratio", drop=True), "lacks params keep_ratio: method 'sparse_dllm' needs"),
         (change("cases", 1, "params", "keep_ratio", to=2.0), "cannot be replayed: retention_ratio=2.0 must be in"),
-        (
-            change("cases", 0, "params", "steps", to="all"),
-            "has params steps='all', where an integer belongs: correct it",
-        ),
+        (param("steps", to="all"), "has params steps='all', where an integer belongs: correct it"),
         *(
-            (
-                change("cases", 0, "params", "gen_length", to=value),
-                f"has params gen_length={value!r}, where an integer belongs",
-            )
+            (param("gen_length", to=value), f"has params gen_length={value!r}, where an integer belongs")
             for value in ("16", 16.0, True, [16])
         ),
-        (change("cases", 0, "params", "gen_length", to=None), "lacks params gen_length"),
-        (change("cases", 0, "params", "block_length", to=0), "cannot be replayed: block_length=0 must be at least 1"),
+        (param("gen_length", to=None), "lacks params gen_length"),
+        (param("block_length", to=0), "cannot be replayed: block_length=0 must be at least 1"),
         (change("cases", 1, "params", "keep_ratio", to="half"), "has params keep_ratio='half', where a number belongs"),
         (
-            change("cases", 0, "params", "treshold", to=0.9),
+            param("treshold", to=0.9),
             "has params treshold=0.9, which method 'fast_dllm_dual_cache' does not apply: remove it",
         ),
-        (change("cases", 0, "params", "treshold", to=None), "has params treshold=None, which method"),
-        (change("cases", 0, "params", "keep_ratio", to=0.5), "has params keep_ratio=0.5, which method"),
-        (change("cases", 0, "params", "first_token_rule", to=True), "has params first_token_rule=True, which method"),
+        (param("treshold", to=None), "has params treshold=None, which method"),
+        (param("keep_ratio", to=0.5), "has params keep_ratio=0.5, which method"),
+        (param("first_token_rule", to=True), "has params first_token_rule=True, which method"),
         (
-            change("cases", 0, "params", "temperature", to=0.9),
+            param("temperature", to=0.9),
             "has params temperature=0.9, but method 'fast_dllm_dual_cache' applies 0: correct it",
         ),
         (
-            change("cases", 0, "params", "remasking", to="random"),
+            param("remasking", to="random"),
             "has params remasking='random', but method 'fast_dllm_dual_cache' applies 'low_confidence': correct it",
         ),
-        (change("cases", 0, "params", "alg_temp", to=1.0), "has params alg_temp=1.0, which method"),
+        (param("alg_temp", to=1.0), "has params alg_temp=1.0, which method"),
         (change("format", to=2), "has format=2: only format 1 can be read"),
         (change("format", to="1"), "has format='1': only format 1 can be read"),
-        (change("cases", 0, "params", "cfg_scale", to=1.0), "cfg_scale=1.0 has no effect with system='fast-dllm'"),
+        (param("cfg_scale", to=1.0), "cfg_scale=1.0 has no effect with system='fast-dllm'"),
         (change("cases", 0, "expected_ids", to=["a"]), "has 'expected_ids' that are not a list of token ids"),
         (change("cases", 0, "prompt_ids", to=[]), "has 'prompt_ids' that are not a list of token ids"),
         (change("cases", 0, "prompt_ids", to=[94]), "cannot be replayed: "),
