@@ -16,8 +16,11 @@ from baselines.ar.dynamo import DynamoConfig
 from baselines.ar.sglang import CacheAware
 from baselines.ar.vllm import ContinuumConfig, VllmConfig
 from engines.ampd.planner.coefficients import PlanningWorkload
+from engines.ampd.planner.planner import PlannerConfig
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import RoutingConfig
+from engines.ar.cost import PHYSICAL
+from engines.ar.metrics import Reading
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
@@ -27,10 +30,11 @@ from engines.laps.latency import TwoClasses, fit_floor_form, fit_paper_totals
 from engines.laps.queue import ClassQueue
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import Spatial, laps
+from engines.laps.system import LapsConfig, Spatial, laps
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
 from engines.policies.batching import Chunked, PrefillFirst
+from engines.policies.routing import RemoteOnly
 from engines.policies.task import Slo
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
@@ -85,6 +89,16 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (VllmConfig, "balance", (), ("luck",)),
     (VllmConfig, "max_num_batched_tokens", (1,), (0, -5)),
     (ContinuumConfig, "keep_s", (0,), (-1,)),
+    (RemoteOnly, "dispatch", (), ("best",)),
+    *(
+        (PlannerConfig, name, (), (value,))
+        for name, value in (("latency", "minutes"), ("objective", "min"), ("method", "guess"), ("solver", "cplex"))
+    ),
+    *((partial(replace, SLO), name, (1e-6,), (0.0, -1.0, math.inf, math.nan)) for name in ("ttft_s", "itl_s")),
+    (partial(Reading, scope="round", ttft="every"), "itl", (), ("p90",)),
+    (partial(replace, PHYSICAL), "matmul_efficiency", (1,), (1.2,)),
+    (partial(replace, PHYSICAL), "bandwidth_efficiency", (1,), (0.0,)),
+    (partial(replace, PHYSICAL), "step_overhead_s", (0,), (-1e-3,)),
     (TABLE, "rate", (1e-9,), (0, -1.0, math.inf)),
     *(
         (make, name, (1,), (0, -1))
@@ -143,6 +157,9 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (turn_of, "history", (0,), (-1,)),
     (turn_of, "answered", (0, 9), (-1, 10)),
     (cluster_of, "num_instances", (1,), (0,)),
+    (cluster_of, "cache", (), ("none",)),
+    (partial(Spatial, num_short=1), "pooling", (), ("own",)),
+    (LapsConfig, "graphs", (), ("best",)),
     (cluster_of, "slo_s", (None, 1e-9), (0,)),
     (cluster_of, "boundary", (1,), (0,)),
 )

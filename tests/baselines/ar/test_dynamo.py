@@ -37,11 +37,6 @@ def test_shared_queue_wakes_a_worker_that_is_free() -> None:
     assert RemoteOnly("shared").pick([busy, WorkerSnapshot(worker_id=4)], 0.0).worker_id == 4
 
 
-def test_unknown_dispatch_is_refused() -> None:
-    with pytest.raises(UserError, match="dispatch='best'"):
-        RemoteOnly("best")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("history", "tokens", "stays"),
     [

@@ -355,20 +355,6 @@ def test_missing_solver_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch)
         by_scip(Program(prefill={(1, 1): 1.0}, decode={(1, 1): 1.0}, num_gpus=2, uses_all=True, objective="max"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"latency": "minutes"}, "latency='minutes'"),
-        ({"objective": "min"}, "objective='min'"),
-        ({"method": "guess"}, "method='guess'"),
-        ({"solver": "cplex"}, "solver='cplex'"),
-    ],
-)
-def test_unknown_choices_are_refused(change: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PlannerConfig(**change)  # type: ignore[arg-type]
-
-
 def test_impossible_requests_are_refused() -> None:
     with pytest.raises(UserError, match="num_gpus=2 do not hold"):
         plan(MODEL, workload(1.0), (2, 4), 2)

@@ -215,10 +215,6 @@ def test_a_warm_up_is_left_out() -> None:
 
 
 def test_bad_cells_are_refused() -> None:
-    with pytest.raises(UserError, match="num_instances=0"):
-        PrefillCluster(system=sglang(), cost=COST, num_instances=0)
-    with pytest.raises(UserError, match="cache='none'"):
-        PrefillCluster(system=sglang(), cost=COST, cache="none")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="use pooling='each'"):
         PrefillCluster(system=laps(MODEL, SPATIAL), cost=COST, num_instances=2, cache="instance")
     with pytest.raises(UserError, match="sort the turns"):
@@ -227,8 +223,6 @@ def test_bad_cells_are_refused() -> None:
         simulate(sglang(), OpenTurns(turns=[Turn(0.0, 0, 1, 10, 5, 20)]))
     with pytest.raises(UserError, match="give at least one"):
         simulate(sglang(), [])
-    with pytest.raises(UserError, match="pooling="):
-        Spatial(num_short=1, pooling="own")  # type: ignore[arg-type]
 
 
 def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over() -> None:
