@@ -92,7 +92,8 @@ def arrival_times(
         times = np.zeros(num)
     else:
         assert config.rate is not None
-        times = np.concatenate([[0.0], np.cumsum(_unit_gaps(config, num - 1, seed)) / config.rate])[:num]
+        times = np.zeros(num)
+        times[1:] = np.cumsum(_unit_gaps(config, max(num - 1, 0), seed)) / config.rate
     return np.round(times, _DECIMALS)
 
 
@@ -100,11 +101,11 @@ def _unit_gaps(config: ArrivalConfig, num: int, seed: int) -> NDArray[np.float64
     """Draws gaps with mean 1. Poisson and gamma have their own streams: burstiness 1 is Poisson in law, not draw by
     draw."""
     if config.kind == "constant":
-        return np.ones(max(num, 0))
+        return np.ones(num)
     rng = np.random.default_rng(derive_seed(seed, "arrivals", config.kind))
     if config.kind == "poisson":
-        return -np.log1p(-rng.random(max(num, 0)))
-    return rng.standard_gamma(config.burstiness, size=max(num, 0)) / config.burstiness
+        return -np.log1p(-rng.random(num))
+    return rng.standard_gamma(config.burstiness, size=num) / config.burstiness
 
 
 def _replay(trace_s: NDArray[np.float64], num: int, rate: float | None) -> NDArray[np.float64]:

@@ -112,7 +112,9 @@ def build_workload(
     source = open_source(card, config.source, dataset_path=config.dataset_path, data_dir=data_dir)
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(config.arrivals, source)
-    source, trace_s = _with_trace_times(config.arrivals, source)
+    trace_s = None
+    if config.arrivals.kind == "trace":
+        source, trace_s = _with_trace_times(config.arrivals, source)
     num = config.num_requests
     rows = list(islice(_rows(config, source), num))
     own_ids = [encode(row.prompt) if encode and row.prompt else None for row in rows]
@@ -133,19 +135,14 @@ def build_workload(
                 generation=_generation(generation, row.gen_length, derive_seed(config.seed, "generation", index)),
             )
         )
-    num_clipped = int((lengths != scaled).sum())
+    counted = {
+        "num_clipped": int((lengths != scaled).sum()),
+        "num_repeated": 0 if source.rows is None else max(0, num - len(source.rows)),
+    }
     num_cut = sum(own is not None and len(own) > kept for own, kept in zip(own_ids, lengths, strict=True))
-    described = _describe(config, card, source, num_clipped=num_clipped, num_cut=num_cut, tokenized=encode is not None)
-    return _workload(
-        card.name,
-        requests,
-        source.origin,
-        described,
-        num_clipped=num_clipped,
-        num_repeated=_num_repeated(config, source),
-        length_scale=config.length_scale,
-        seed=config.seed,
-    )
+    described = _describe(config, card, source, **counted, num_cut=num_cut, tokenized=encode is not None)
+    facts = {**counted, "length_scale": config.length_scale, "seed": config.seed}
+    return _workload(card.name, requests, source.origin, described, **facts)
 
 
 def fixed_workload(
@@ -178,22 +175,19 @@ def fixed_workload(
 
 
 def _workload(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
+    lines = (
+        f"{each.request_id}|{each.arrival_s:.6f}|{each.prompt_len}|{each.generation.gen_length}|{each.generation.seed}|"
+        f"{'-' if each.prompt_ids is None else ','.join(map(str, each.prompt_ids))}"
+        for each in requests
+    )
     provenance = WorkloadProvenance(
         **vars(origin),
         description=description,
-        checksum=checksum(map(_line, requests)),
+        checksum=checksum(lines),
         lengths=LengthStats.of(np.array([request.prompt_len for request in requests], dtype=np.int64)),
         **facts,  # type: ignore[arg-type]
     )
     return Workload(name=name, requests=tuple(requests), provenance=provenance)
-
-
-def _line(request: Request) -> str:
-    """Writes what the checksum is made of."""
-    ids = "-" if request.prompt_ids is None else ",".join(map(str, request.prompt_ids))
-    generation = request.generation
-    length = f"{request.prompt_len}|{generation.gen_length}"
-    return f"{request.request_id}|{request.arrival_s:.6f}|{length}|{generation.seed}|{ids}"
 
 
 def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> None:
@@ -206,10 +200,8 @@ def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> 
         )
 
 
-def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, Floats | None]:
-    """Finds the timestamps to replay, if any; a source replayed with its own ones comes back in their order."""
-    if arrivals.kind != "trace":
-        return source, None
+def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, Floats]:
+    """Finds the timestamps to replay; a source replayed with its own ones comes back in their order."""
     if arrivals.path is not None:
         rows, name = parse_trace(Path(arrivals.path)), Path(arrivals.path).name
     elif source.rows is not None:
@@ -242,10 +234,6 @@ def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[PromptRow]:
     if config.arrivals.kind == "trace" and config.arrivals.path is None:
         return cycle(rows)
     return (rows[index] for index in shuffled(len(rows), config.seed, "rows"))
-
-
-def _num_repeated(config: WorkloadConfig, source: PromptSource) -> int:
-    return 0 if source.rows is None else max(0, config.num_requests - len(source.rows))
 
 
 def _drawn_lengths(
@@ -304,7 +292,14 @@ def _generation(base: GenerationConfig, gen_length: int | None, seed: int) -> Ge
 
 
 def _describe(
-    config: WorkloadConfig, card: DatasetCard, source: PromptSource, *, num_clipped: int, num_cut: int, tokenized: bool
+    config: WorkloadConfig,
+    card: DatasetCard,
+    source: PromptSource,
+    *,
+    num_clipped: int,
+    num_repeated: int,
+    num_cut: int,
+    tokenized: bool,
 ) -> str:
     embedded, rows, num = card.embedded, source.rows or (), config.num_requests
     basis = "an ASSUMPTION" if embedded.basis == "assumed" else "fitted"
@@ -312,7 +307,6 @@ def _describe(
     has_texts, is_embedded = any(row.prompt is not None for row in rows), source.rows is None
     lacks_texts = is_embedded or any(row.prompt is None for row in rows)
     is_trace = config.dataset_path is not None and any(row.response_len is not None for row in rows)
-    num_repeated = _num_repeated(config, source)
     said = {
         f"{card.title}: embedded generator, lengths {basis} ({embedded.summary})": is_embedded,
         f"{card.title}: {kind} {source.origin.location}, {len(rows)} rows": not is_embedded,
