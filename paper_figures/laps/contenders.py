@@ -11,7 +11,8 @@ from paper_figures.common.runs import Measure, Runs
 from repro.runs.cell import COMPARISON
 from repro.runs.store import StoredRun
 from repro.systems.laps.family import BUCKETS
-from repro.systems.laps.part import MODELS, part_of
+from repro.systems.laps.part import MODELS
+from repro.systems.laps.settings import part_of
 from repro.systems.platforms import platform
 
 PAIRED_SEEDS = 10

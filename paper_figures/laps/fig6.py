@@ -19,7 +19,8 @@ from repro.reports.figures import Knobs, View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.laps.part import MODELS, part_of
+from repro.systems.laps.part import MODELS
+from repro.systems.laps.settings import part_of
 
 Place = tuple[str, int, int]
 """Model, instances, clients."""

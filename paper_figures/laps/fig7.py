@@ -23,7 +23,7 @@ from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.laps.part import part_of
+from repro.systems.laps.settings import part_of
 
 NAMES: Mapping[int, tuple[str, ...]] = {
     1: ("sglang", "vllm", "laps", "reserve"),

@@ -14,7 +14,7 @@ from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, csv_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.systems.laps.part import part_of
+from repro.systems.laps.settings import part_of
 
 
 def laps_page(

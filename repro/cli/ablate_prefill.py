@@ -29,7 +29,7 @@ COLUMNS = {
 
 def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
     from repro.reports.ablation import paired_cells
-    from repro.systems.laps.part import part_of
+    from repro.systems.laps.settings import part_of
     from repro.systems.platforms import platform as platform_of
 
     asked.refuse("reading", "limit")

@@ -139,7 +139,8 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
-    from repro.systems.ar.settings import DIFFUSION, PLANNING_RATE
+    from repro.systems.ar.settings import PLANNING_RATE
+    from repro.systems.simulated import DIFFUSION
     from repro.workloads.sessions.card import load_session_card
 
     card, shape, gpu_name = load_session_card(asked.trace), model_shape(asked.model), gpu(asked.hardware).name

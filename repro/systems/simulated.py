@@ -8,11 +8,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from engines.errors import UserError
 from engines.knobs import knobs_of
+from engines.models.shape import SHAPES, ModelShape, model_shape
 from repro.runs.cell import Cell
 from repro.runs.metrics import Floats, floats
 from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 
+DIFFUSION = ("llada", "dream")
 Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
 
@@ -64,6 +67,16 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
                 "facts": facts,
             },
         )
+
+
+def autoregressive_shape(model: str, system: str) -> ModelShape:
+    shape = model_shape(model)
+    if shape.name.lower().startswith(DIFFUSION):
+        usable = ", ".join(each.name for each in SHAPES if not each.name.lower().startswith(DIFFUSION))
+        raise UserError(
+            f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
+        )
+    return shape
 
 
 def request_table(

@@ -13,12 +13,13 @@ from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.knobs import Range, Seconds, check_fields, check_given, given_to
-from engines.models.shape import SHAPES, ModelShape, model_shape
+from engines.models.shape import model_shape
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.runs.kept import kept
 from repro.systems.ar.platforms import ArPart
 from repro.systems.platforms import Platform, platform
+from repro.systems.simulated import autoregressive_shape
 from repro.workloads.arrivals import arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs, Rate
 from repro.workloads.sessions.card import Lengths, load_session_card
@@ -82,7 +83,6 @@ DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
 PLANNING_RATE = 0.6
 """Sessions/s that plans are made for where a cell has no rate. The paper states none; at 0.4 to 0.6 the planner finds most
 plans of Table 2."""
-DIFFUSION = ("llada", "dream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,16 +172,6 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         ),
         planning_rate=knobs.planning_rate or cell.rate or PLANNING_RATE,
     )
-
-
-def autoregressive_shape(model: str, system: str) -> ModelShape:
-    shape = model_shape(model)
-    if shape.name.lower().startswith(DIFFUSION):
-        usable = ", ".join(each.name for each in SHAPES if not each.name.lower().startswith(DIFFUSION))
-        raise UserError(
-            f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
-        )
-    return shape
 
 
 def _objectives(model: str, trace: str, part: ArPart, knobs: ClusterKnobs) -> Slo:

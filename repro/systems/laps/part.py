@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engines.errors import UserError
-from repro.systems.platforms import Platform
-
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 """The models of LAPS §4."""
 
@@ -71,15 +68,3 @@ PARTS: Mapping[str, PrefillPart] = MappingProxyType(
     }
 )
 """By name of the platform: these are other families' platforms, whose runs do not rest on what is said here."""
-
-
-def part_of(where: Platform) -> PrefillPart:
-    """The platform's own part, or the one of its name here."""
-    for part in where.parts:
-        if isinstance(part, PrefillPart):
-            return part
-    if where.name not in PARTS:
-        raise UserError(
-            f"platform={where.name!r} has no settings for prefill instances: use {', '.join(PARTS)}, or a platform of your own"
-        )
-    return PARTS[where.name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from engines.errors import require
+from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.knobs import Only, Range, Seconds, check_fields, check_given, given_to
 from engines.laps.cluster import Cache
@@ -18,10 +18,10 @@ from engines.laps.system import Graphs, shapes_of
 from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
-from repro.systems.ar.settings import autoregressive_shape
-from repro.systems.laps.part import PrefillPart, part_of
+from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.laps.workload import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
+from repro.systems.simulated import autoregressive_shape
 from repro.workloads.arrivals import arrivals_asked
 from repro.workloads.conversations.card import LONG, load_conversation_card
 from repro.workloads.conversations.workload import ConversationConfig
@@ -193,6 +193,18 @@ def _cost_of(model: str, card: str, constants: PrefillConstants) -> PrefillCost:
 def _step_model_of(model: str, card: str, constants: PrefillConstants, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
     """The mixing penalty is not in it: policies know what a step of one prompt takes."""
     return StepModel.profile(_cost_of(model, card, replace(constants, kappa=0.0)), shapes)
+
+
+def part_of(where: Platform) -> PrefillPart:
+    """The platform's own part, or the one of its name here."""
+    for part in where.parts:
+        if isinstance(part, PrefillPart):
+            return part
+    if where.name not in PARTS:
+        raise UserError(
+            f"platform={where.name!r} has no settings for prefill instances: use {', '.join(PARTS)}, or a platform of your own"
+        )
+    return PARTS[where.name]
 
 
 def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None) -> Settings:

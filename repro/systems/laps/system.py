@@ -19,8 +19,8 @@ from repro.runs.record import RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL
 from repro.systems.laps.log import closing_s, tables_of, window_of
-from repro.systems.laps.part import PrefillPart, part_of
-from repro.systems.laps.settings import UNMEASURED, InstanceKnobs, Settings, resolve
+from repro.systems.laps.part import PrefillPart
+from repro.systems.laps.settings import UNMEASURED, InstanceKnobs, Settings, part_of, resolve
 from repro.systems.laps.workload import PrefillWorkload, draw_workload
 from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
