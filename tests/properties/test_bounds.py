@@ -19,8 +19,11 @@ from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.planner.planner import PlannerConfig
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import RoutingConfig
+from engines.ar.cluster.simulation import StopRule
 from engines.ar.cost import PHYSICAL
 from engines.ar.metrics import Reading
+from engines.ar.session import ClosedLoop, Round, Session
+from engines.ar.torch.sampling import SamplingParams
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
@@ -99,6 +102,15 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (partial(replace, PHYSICAL), "matmul_efficiency", (1,), (1.2,)),
     (partial(replace, PHYSICAL), "bandwidth_efficiency", (1,), (0.0,)),
     (partial(replace, PHYSICAL), "step_overhead_s", (0,), (-1e-3,)),
+    (partial(Session, session_id=0, rounds=(Round(1, 1),)), "arrival_s", (0,), (-1.0, math.nan, math.inf)),
+    (partial(Session, session_id=0, arrival_s=0.0), "rounds", ((Round(1, 1),),), ((),)),
+    (partial(ClosedLoop, sessions=()), "num_clients", (1,), (0,)),
+    (partial(ClosedLoop, sessions=(), num_clients=1), "think_s", (0,), (-1,)),
+    (StopRule, "until_s", (1e-9,), (0,)),
+    (StopRule, "max_live_sessions", (1,), (0,)),
+    (SamplingParams, "temperature", (0,), (-0.1, math.inf)),
+    (SamplingParams, "top_p", (0.1, 1), (0.0, 1.1)),
+    (SamplingParams, "seed", (0,), (-1,)),
     (TABLE, "rate", (1e-9,), (0, -1.0, math.inf)),
     *(
         (make, name, (1,), (0, -1))

@@ -5,7 +5,7 @@ import math
 import pytest
 from support.clusters import session
 
-from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
+from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import UserError
 
 
@@ -22,25 +22,7 @@ def test_impossible_round_is_refused_by_name(entry: Round) -> None:
         Session(7, 0.0, (Round(1, 1), entry))
 
 
-@pytest.mark.parametrize("arrival_s", [-1.0, math.nan, math.inf])
-def test_impossible_arrival_is_refused(arrival_s: float) -> None:
-    with pytest.raises(UserError, match="arrival_s"):
-        Session(0, arrival_s, (Round(1, 1),))
-
-
-def test_session_without_rounds_is_refused() -> None:
-    with pytest.raises(UserError, match="has no rounds"):
-        Session(0, 0.0, ())
-
-
 def test_open_loop_wants_sessions_in_order() -> None:
     unsorted = OpenLoop(sessions=(session(0, 2.0, (1, 1)), session(1, 1.0, (1, 1))))
     with pytest.raises(UserError, match=r"session 1: arrival_s=1.0 is before 2.0"):
         list(unsorted)
-
-
-def test_closed_loop_wants_clients() -> None:
-    with pytest.raises(UserError, match="num_clients=0"):
-        ClosedLoop(sessions=(), num_clients=0)
-    with pytest.raises(UserError, match="think_s=-1"):
-        ClosedLoop(sessions=(), num_clients=1, think_s=-1)

@@ -71,13 +71,6 @@ def test_overload_is_marked_with_its_reason() -> None:
     assert alone.facts["overload_reason"] is None
 
 
-def test_stop_rule_refuses_nonsense() -> None:
-    with pytest.raises(UserError, match="until_s=0"):
-        StopRule(until_s=0)
-    with pytest.raises(UserError, match="max_live_sessions=0"):
-        StopRule(max_live_sessions=0)
-
-
 def test_binding_is_by_memory_then_sessions_then_id() -> None:
     def worker(worker_id: int, kv: int, sessions: int) -> WorkerSnapshot:
         return WorkerSnapshot(worker_id=worker_id, kv_tokens=kv, num_sessions=sessions)
