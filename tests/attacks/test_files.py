@@ -245,6 +245,8 @@ TEMPLATES = {
     ),
     "fills the memory": ("{{ 'a' * 10**10 }}", "memory"),
     "is long": ("{{ 'a' * 5000000 }}", "5000000 characters"),
+    "names nothing": ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    "changes what it is given": ("{{ messages.append(1) }}", "unsafe"),
     "looks around": ("{{ ''.__class__.__mro__ }}", "unsafe"),
     "is half a character": ("\\ud800{{ '\\ud800' }}", ""),
 }

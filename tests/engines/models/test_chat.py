@@ -107,21 +107,6 @@ def test_templates_run_in_the_environment_they_are_written_for():
     assert text == '{"role": "user", "content": "<é>"}\n'
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "failed .roles must alternate"),
-        ("{% for %}", "template failed"),
-        ("{{ nothing.at.all }}", "template failed .'nothing' is undefined"),
-        ("{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}", "template failed .*unsafe"),
-        ("{{ messages.append(1) }}", "template failed .*unsafe"),
-    ],
-)
-def test_failing_and_unsafe_templates_are_user_errors(source, message):
-    with pytest.raises(UserError, match=message):
-        template("dream", source).render(said(("user", "x")))
-
-
 def test_conversations_of_several_threads_do_not_mix():
     """They are rendered by one process."""
     pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
