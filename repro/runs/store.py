@@ -121,7 +121,7 @@ class StoredRun:
         facts: Mapping[str, Any] = self.manifest["facts"].get("facts", {})
         return facts
 
-    @property
+    @cached_property
     def validity(self) -> Validity:
         stored = self.manifest["validity"]
         return Validity(
