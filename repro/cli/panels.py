@@ -61,6 +61,14 @@ class WholeGroup(TyperGroup):
     def get_help(self, ctx: Any) -> str:
         return _released(super().get_help(ctx))
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Off where it is not given: of no value the library would ask pydantic what it is, which takes longer to load than all
+        else that a help needs."""
+        option: Any = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
     def summary(self, name: str) -> str:
         """What a command does."""
         raise NotImplementedError
