@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from engines.knobs import Count, Range, Seed, check_fields
+from engines.knobs import Checked, Count, Range, Seed
 from repro.workloads.data_dir import Origin
 from repro.workloads.knobs import SourceKind
 
@@ -75,7 +75,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class TaskOptions(Checked):
     """``seed`` picks the problems of a generated task and does nothing else; None is a task's own default."""
 
     num_problems: Count | None = None
@@ -84,9 +84,6 @@ class TaskOptions:
     chat: bool = False
     source: SourceKind = "auto"
     dataset_path: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
