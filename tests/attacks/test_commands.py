@@ -1,8 +1,6 @@
 """Every command with any of its options, several at once, of any value: an answer, or one line. What would take long is left
 out, and only where it begins: everything that is checked before is checked here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -159,7 +157,7 @@ def workplace(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("command", CASES)
-def test_a_command(command: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_command(command, tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
 
     @settings(max_examples=CASES[command], suppress_health_check=list(HealthCheck), deadline=None)

@@ -1,7 +1,5 @@
 """What is compared is alike, and what was changed of the data is said."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -29,7 +27,7 @@ def measured(store: Store, seed: int = 0) -> tuple[Experiment, StoredRun]:
     return experiment, outcome.run
 
 
-def test_runs_of_unlike_machines_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_unlike_machines_are_not_compared(tmp_path, monkeypatch):
     (_, here), (_, other) = measured(Store(tmp_path)), measured(Store(tmp_path), seed=1)
     require_alike([here, other], "fig")
     assert here.machine is not None
@@ -43,9 +41,7 @@ def test_runs_of_unlike_machines_are_not_compared(tmp_path: Path, monkeypatch: p
     require_alike([here, outcome.run], "fig")
 
 
-def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(tmp_path, monkeypatch):
     experiment, run = measured(Store(tmp_path))
     assert "other machine" not in run.obtained
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
@@ -59,7 +55,7 @@ def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(
     require_alike([replace(run, manifest={**run.manifest, "machine": None})], "fig")
 
 
-def test_a_plot_and_the_numbers_behind_it(tmp_path: Path) -> None:
+def test_a_plot_and_the_numbers_behind_it(tmp_path):
     result = repro(*SIMULATED, "--result-dir", tmp_path / "r", "--plot", tmp_path / "p.png")
     assert result.code == 0, result
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
@@ -69,12 +65,12 @@ def test_a_plot_and_the_numbers_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["p.txt", "p", ".png/", "none\0"])
-def test_a_file_that_is_no_plot(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_plot(name, tmp_path):
     refused(repro(*SIMULATED, "--result-dir", tmp_path / "r", "--plot", f"{tmp_path}/{name}"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_prompts_that_are_cut_are_said_to_be(tmp_path: Path) -> None:
+def test_prompts_that_are_cut_are_said_to_be(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"prompt": "one two three four five six seven eight " * 6}) + "\n")
     short = ("--num-prompts", 1, "--gen-length", 4, "--block-length", 4, "--result-dir", tmp_path / "r")

@@ -1,13 +1,10 @@
 """Files with data that a user names, and pages that the program wrote itself, each broken in every way: one sentence."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +39,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_line_of_a_session_file(name: str, tmp_path: Path) -> None:
+def test_a_line_of_a_session_file(name, tmp_path):
     content, says = LINES[name]
     path = tmp_path / "mine.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -51,7 +48,7 @@ def test_a_line_of_a_session_file(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
-def test_a_published_file_without_rounds(tmp_path: Path) -> None:
+def test_a_published_file_without_rounds(tmp_path):
     """What reads as the format says, and is of no use all the same."""
     path = tmp_path / "toolbench_dfsdt_examples.jsonl.gz"
     answer = {"answer_generation": {"valid_data": 1, "train_messages": [[]]}}
@@ -70,7 +67,7 @@ def test_a_published_file_without_rounds(tmp_path: Path) -> None:
     ],
     ids=["sessions", "prompts", "eval", "plan-cluster"],
 )
-def test_what_is_no_file(command: tuple[object, ...], tmp_path: Path) -> None:
+def test_what_is_no_file(command, tmp_path):
     option = "--trace-path" if command[0] == "plan-cluster" else "--dataset-path"
     os.mkfifo(tmp_path / "pipe")
     os.symlink("loop", tmp_path / "loop")
@@ -99,9 +96,7 @@ TURNS = ("bench", "--platform", "h200", "--system", "laps", "--request-rate", 5)
     ],
     ids=["sessions", "turns", "turns of a band", "requests"],
 )
-def test_a_file_that_comes_round_again_is_said_to(
-    command: tuple[object, ...], asked: int, says: str, tmp_path: Path
-) -> None:
+def test_a_file_that_comes_round_again_is_said_to(command, asked, says, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "one two three"}\n' * 2 if "rtx4090" in command else rows("[50, 9]", "[70, 8]") * 2)
     result = repro(*command, "--dataset-path", path, "--num-prompts", asked, "--result-dir", tmp_path / "r", "--json")
@@ -110,7 +105,7 @@ def test_a_file_that_comes_round_again_is_said_to(
     assert "repeat" not in held.err
 
 
-def test_times_of_a_file_come_once(tmp_path: Path) -> None:
+def test_times_of_a_file_come_once(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(rows("[50, 9]", arrival_s=str(at)) for at in range(3)))
     asked = ("--dataset-path", path, "--arrivals", "trace", "--result-dir", tmp_path / "r")
@@ -119,7 +114,7 @@ def test_times_of_a_file_come_once(tmp_path: Path) -> None:
     assert repro(*SESSIONS[:3], *asked, "--num-prompts", 3).code == 0
 
 
-def test_a_fault_of_the_program_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     """The same failure is the file's where reading it alone fails too."""
     from repro.systems.ar import system
     from repro.workloads.sessions import traces, workload
@@ -168,7 +163,7 @@ STAMPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", STAMPS)
-def test_a_stamp_that_says_nothing_is_stale_and_no_more(name: str, tmp_path: Path) -> None:
+def test_a_stamp_that_says_nothing_is_stale_and_no_more(name, tmp_path):
     folder = tmp_path / "h20x32"
     folder.mkdir()
     for path in (RESULTS / "h20x32").glob("table1-h20x32.*"):
@@ -180,7 +175,7 @@ def test_a_stamp_that_says_nothing_is_stale_and_no_more(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"id\0", b"x" * 200_000, b'"'], ids=repr)
-def test_claims_that_cannot_be_read_are_stale(content: bytes, tmp_path: Path) -> None:
+def test_claims_that_cannot_be_read_are_stale(content, tmp_path):
     head = (RESULTS / "claims-ampd.csv").read_bytes().splitlines()[0] + b"\n"
     for written in (content, head + (content or b"a,b\n")):
         path = tmp_path / "claims-ampd.csv"
@@ -208,7 +203,7 @@ FITS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_a_fit_that_cannot_be_adopted(name: str, tmp_path: Path) -> None:
+def test_a_fit_that_cannot_be_adopted(name, tmp_path):
     constants = json.loads((CALIBRATION / "rtx4090.json").read_text())
     fit = {
         "schema_version": 1,
@@ -241,7 +236,7 @@ def test_a_fit_that_cannot_be_adopted(name: str, tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_a_state_of_the_suite(jobs: object, tmp_path: Path) -> None:
+def test_a_state_of_the_suite(jobs, tmp_path):
     state = {"schema_version": 2, "platform": "cpu-tiny", "command": "x", "jobs": jobs}
     path = tmp_path / "suite.json"
     for content in (json.dumps(state), DEEP):
@@ -251,7 +246,7 @@ def test_a_state_of_the_suite(jobs: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--export", "--result-dir"])
-def test_a_suite_that_cannot_write(option: str, tmp_path: Path) -> None:
+def test_a_suite_that_cannot_write(option, tmp_path):
     (tmp_path / "file").write_text("")
     folders = {"--result-dir": tmp_path / "g", option: tmp_path / "file"}
     command = ("gpu-suite", "--platform", "cpu-tiny", "--stage", "goldens")

@@ -1,7 +1,5 @@
 """Every file the program reads, broken in every way: an answer, or one sentence that names the file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil
@@ -94,7 +92,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_of_a_trace(line: str, tmp_path: Path) -> None:
+def test_a_line_of_a_trace(line, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(LINES[line][0] + "\n")
     result = repro(
@@ -104,7 +102,7 @@ def test_a_line_of_a_trace(line: str, tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
-def test_a_trace_is_replayed_as_it_is(tmp_path: Path) -> None:
+def test_a_trace_is_replayed_as_it_is(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt_len": 20, "arrival_s": 3.0 * i, "gen_length": 40 + i}) + "\n" for i in range(4))
@@ -131,7 +129,7 @@ def test_a_trace_is_replayed_as_it_is(tmp_path: Path) -> None:
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(["prompt", "prompt_len", "arrival_s", "gen_length", "x"]), values, max_size=4))
-def test_records_of_a_trace(tmp_path_factory: pytest.TempPathFactory, record: dict[str, Any]) -> None:
+def test_records_of_a_trace(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
     path.write_text(json.dumps(record) + "\n")
     named(lambda: parse_trace(path), "fuzz.jsonl")
@@ -143,7 +141,7 @@ CSV = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,
 
 @settings(max_examples=200)
 @given(damaged(CSV))
-def test_bytes_of_a_csv(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_bytes_of_a_csv(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "fuzz.csv"
     path.write_bytes(content)
     named(lambda: parse_trace(path), "fuzz.csv")
@@ -152,7 +150,7 @@ def test_bytes_of_a_csv(tmp_path_factory: pytest.TempPathFactory, content: bytes
 
 @settings(max_examples=100)
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_files_of_ids(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_files_of_ids(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "ids.json"
     path.write_bytes(content)
     named(lambda: read_prompt_ids(path), "ids.json")
@@ -171,14 +169,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=250)
 @given(st.sampled_from(sorted(GQA.config.to_dict())), values)
-def test_values_of_a_config(folder: Path, name: str, value: object) -> None:
+def test_values_of_a_config(folder, name, value):
     other = folder.parent / "config"
     other.mkdir(exist_ok=True)
     (other / "config.json").write_text(json.dumps({**GQA.config.to_dict(), name: value}))
     named(lambda: read_config(other), "config.json", "model_type")
 
 
-def test_a_config_of_too_many_layers_is_not_built(folder: Path, tmp_path: Path) -> None:
+def test_a_config_of_too_many_layers_is_not_built(folder, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**GQA.config.to_dict(), "n_layers": 10**9}))
     refused(
         repro("generate", "--model", tmp_path, "--weights", "random", "--prompt-ids", _ids(tmp_path)),
@@ -195,7 +193,7 @@ def _ids(folder: Path) -> Path:
 @settings(max_examples=150)
 @given(st.data())
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_bytes_of_a_tokenizer(folder: Path, name: str, data: st.DataObject) -> None:
+def test_bytes_of_a_tokenizer(folder, name, data):
     content = (folder / name).read_bytes()
     other = folder.parent / "tokens"
     if not other.exists():
@@ -206,7 +204,7 @@ def test_bytes_of_a_tokenizer(folder: Path, name: str, data: st.DataObject) -> N
     shutil.copy(folder / name, other / name)
 
 
-def test_kinds_of_broken_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_kinds_of_broken_tokenizer(folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / "m")
     for content in (b"", b"{}", b"[]", b"\xff\xfe\x00", b"null", b'{"model": {"type": "BPE"}}', DEEP.encode()):
         (other / "tokenizer.json").write_bytes(content)
@@ -215,7 +213,7 @@ def test_kinds_of_broken_tokenizer(folder: Path, tmp_path: Path) -> None:
 
 @settings(max_examples=250)
 @given(st.data())
-def test_headers_of_weights(folder: Path, data: st.DataObject) -> None:
+def test_headers_of_weights(folder, data):
     content = (folder / "model.safetensors").read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     head, rest = content[: 8 + length], content[8 + length :]
@@ -227,7 +225,7 @@ def test_headers_of_weights(folder: Path, data: st.DataObject) -> None:
 
 @settings(max_examples=100)
 @given(values)
-def test_an_index_of_weights(folder: Path, value: object) -> None:
+def test_an_index_of_weights(folder, value):
     other = folder.parent / "index"
     other.mkdir(exist_ok=True)
     (other / "model.safetensors.index.json").write_text(json.dumps({"weight_map": value}))
@@ -253,7 +251,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chat_template(name: str, folder: Path, tmp_path: Path) -> None:
+def test_a_chat_template(name, folder, tmp_path):
     source, says = TEMPLATES[name]
     (tmp_path / "chat_template.jinja").write_text(source)
     template = load_chat_template(tmp_path, "llada")
@@ -274,7 +272,7 @@ CARD = Path(__file__).resolve().parents[2] / "datasets" / "osc.yaml"
 
 @settings(max_examples=150)
 @given(st.data())
-def test_values_of_a_card(data: st.DataObject) -> None:
+def test_values_of_a_card(data):
     raw = yaml.safe_load(CARD.read_text(encoding="utf-8"))
     place: Any = raw
     name = data.draw(st.sampled_from(sorted(raw)))
@@ -290,7 +288,7 @@ def test_values_of_a_card(data: st.DataObject) -> None:
     st.binary(max_size=60)
     | st.dictionaries(st.text(max_size=8), values, max_size=3).map(lambda d: json.dumps(d).encode())
 )
-def test_bytes_of_a_calibration(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_bytes_of_a_calibration(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "card.json"
     path.write_bytes(content)
     named(lambda: Calibration.load(path), "calibration")
@@ -298,7 +296,7 @@ def test_bytes_of_a_calibration(tmp_path_factory: pytest.TempPathFactory, conten
 
 @settings(max_examples=100)
 @given(st.binary(max_size=60))
-def test_bytes_of_claims(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_bytes_of_claims(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "claims.yaml"
     path.write_bytes(content)
     named(lambda: read_claims(path, "mine"), "claims.yaml")
@@ -307,7 +305,7 @@ def test_bytes_of_claims(tmp_path_factory: pytest.TempPathFactory, content: byte
 # ---- stored runs ------------------------------------------------------------------------------------
 
 
-def test_bytes_of_a_stored_run(tmp_path: Path) -> None:
+def test_bytes_of_a_stored_run(tmp_path):
     """Whatever became of it, it is either as it was or made again."""
     command = ("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
     assert repro(*command).code == 0

@@ -1,9 +1,6 @@
 """Every option of the commands that check before they work, with values no one means: an answer, or one line."""
 
-from __future__ import annotations
-
 from functools import cache
-from pathlib import Path
 
 import pytest
 from support.command import commands, refused, repro
@@ -50,7 +47,7 @@ CASES = [(name, option) for name, given in COMMANDS.items() for option in option
 
 
 @pytest.mark.parametrize(("command", "option"), CASES, ids=[" ".join(case) for case in CASES])
-def test_a_hostile_value(command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_value(command, option, tmp_path, monkeypatch):
     """Nothing is run here, so nothing may fail while it runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
@@ -71,7 +68,7 @@ def test_a_hostile_value(command: str, option: str, tmp_path: Path, monkeypatch:
     assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
-def test_what_takes_one_value_is_not_given_two() -> None:
+def test_what_takes_one_value_is_not_given_two():
     """Every command refuses it before anything else is looked at: the library would take the last in silence."""
     num = 0
     for name, command in commands().items():
@@ -86,7 +83,7 @@ def test_what_takes_one_value_is_not_given_two() -> None:
     assert repro("bench", "--dry-run", "--num-prompts", "2", "--json", "--json").code == 0
 
 
-def test_a_reading_is_of_the_baselines(tmp_path: Path) -> None:
+def test_a_reading_is_of_the_baselines(tmp_path):
     both = ("--system", "dllm-serve", "--system", "llada")
     result = repro("bench", "--reading", "policy", *both, "--num-prompts", 2, "--dry-run", "--result-dir", tmp_path)
     assert result.code == 0

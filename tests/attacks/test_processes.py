@@ -1,7 +1,5 @@
 """What becomes of processes, signals, streams and disks: nothing is left, and one line says what happened."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
@@ -57,7 +55,7 @@ def children_of(pid: int) -> set[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("after_start", [False, True], ids=["while they start", "while they work"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_workers_end_with_their_parent(number: signal.Signals, after_start: bool, tmp_path: Path) -> None:
+def test_workers_end_with_their_parent(number, after_start, tmp_path):
     script = tmp_path / "pool.py"
     script.write_text(POOL)
     parent = subprocess.Popen(
@@ -121,7 +119,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_while_a_worker_starts_is_heard_once_it_has(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_while_a_worker_starts_is_heard_once_it_has(number, tmp_path):
     """A child that had not been told what it is would say so in a traceback, after the last line of its parent."""
     script = tmp_path / "spawning.py"
     script.write_text(SPAWNING)
@@ -138,11 +136,11 @@ def call(*arguments: str, **how: object) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": str(REPO)},
         stderr=subprocess.PIPE,
         text=True,
-        **how,  # type: ignore[call-overload]
+        **how,
     )
 
 
-def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path) -> None:
+def test_sigterm_ends_as_an_interrupt_does(tmp_path):
     results = tmp_path / "results"
     process = call("bench", "--num-prompts", "60", "--result-dir", str(results), "--json")
     # It takes the lock of a run just before it makes it.
@@ -156,7 +154,7 @@ def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path) -> None:
     assert not list(results.iterdir())
 
 
-def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path: Path) -> None:
+def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path):
     (tmp_path / "made.py").write_text(
         "import sys, repro.cli\n"
         "cli = sys.modules['repro.cli.main']\n"
@@ -170,7 +168,7 @@ def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path: Path) -> N
     assert (done.returncode, done.stderr.partition(":")[0]) == (130, "interrupted")
 
 
-def test_streams() -> None:
+def test_streams():
     with open("/dev/full", "w") as full:
         process = call("list", stdout=full)
         _, said = process.communicate(timeout=60)
@@ -185,9 +183,7 @@ def test_streams() -> None:
     assert "closed it before all was written" in said
 
 
-def test_a_help_that_nobody_gets_is_no_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_help_that_nobody_gets_is_no_success(monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert _say(Ending(code=0, help="x" * 10_000)) == 1
@@ -195,7 +191,7 @@ def test_a_help_that_nobody_gets_is_no_success(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_an_ascii_locale() -> None:
+def test_an_ascii_locale():
     env = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     done = subprocess.run([sys.executable, "-m", "repro", "list"], env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -214,7 +210,7 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_disk")
-def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up(tmp_path):
     result = repro("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
     assert result.code == 1
     assert "could not be stored" in result.err.splitlines()[-1]
@@ -226,9 +222,7 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_not_written_through_a_link_of_its_temporary_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_not_written_through_a_link_of_its_temporary_name(tmp_path, monkeypatch):
     target = tmp_path / "target"
     monkeypatch.setattr(os, "urandom", bytes)
     (tmp_path / f".x.csv.partial-{bytes(8).hex()}").symlink_to(target)
@@ -239,7 +233,7 @@ def test_a_file_is_not_written_through_a_link_of_its_temporary_name(
     assert (tmp_path / "x.csv").stat().st_mode == (tmp_path / "y").stat().st_mode
 
 
-def test_an_interrupt_leaves_no_half_file(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_half_file(tmp_path):
     path = tmp_path / "x"
     path.write_text("old")
 
@@ -256,7 +250,7 @@ def test_an_interrupt_leaves_no_half_file(tmp_path: Path) -> None:
 BENCH = ("bench", "--num-prompts", 1, "--gen-length", 4, "--block-length", 4)
 
 
-def test_a_cell_is_measured_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_measured_by_one_at_a_time(tmp_path, monkeypatch):
     """While another process holds the cell, this one waits, and then reuses what that has made."""
     assert repro(*BENCH, "--result-dir", tmp_path / "a").code == 0
     (made,) = (tmp_path / "a").iterdir()
@@ -278,7 +272,7 @@ def test_a_cell_is_measured_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest
     assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
 
 
-def test_a_run_of_another_machine_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_machine_is_measured_again(tmp_path, monkeypatch):
     assert repro(*BENCH, "--result-dir", tmp_path).code == 0
     (file,) = tmp_path.iterdir()
     stored = parts(file)["manifest"]["machine"]
@@ -289,7 +283,7 @@ def test_a_run_of_another_machine_is_measured_again(tmp_path: Path, monkeypatch:
     assert "another machine: threads" in why
 
 
-def test_a_missing_device_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_said_before_any_work(tmp_path, monkeypatch):
     import torch
 
     if torch.cuda.is_available():
@@ -305,7 +299,7 @@ def test_a_missing_device_is_said_before_any_work(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite(tmp_path):
     from safetensors.torch import save_file
     from support.tiny_models import GQA
 

@@ -1,7 +1,5 @@
 """Two sweeps at once over one folder: every unit is made by one of them, whole, and the other reuses it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -50,7 +48,7 @@ print(*sorted({outcome.status for outcome in outcomes}), *sorted({run.provenance
 
 
 @pytest.mark.parametrize(("comparison", "seeds"), [("rates", 1), ("rates", 3), ("", 2)], ids=["one", "three", "alone"])
-def test_each_measured_unit_is_made_once(comparison: str, seeds: int, tmp_path: Path) -> None:
+def test_each_measured_unit_is_made_once(comparison, seeds, tmp_path):
     said = two_sweeps(tmp_path, "real", comparison, str(seeds))
     made = [path.name.partition("-made-") for path in tmp_path.glob("*-made-*")]
     assert len(made) == len({key for *_, key in made}) == 4 * seeds
@@ -66,7 +64,7 @@ def test_each_measured_unit_is_made_once(comparison: str, seeds: int, tmp_path: 
             assert len({line.split()[1] for line in said}) == 1
 
 
-def test_a_run_that_another_sweep_stores_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_another_sweep_stores_meanwhile(tmp_path, monkeypatch):
     """Simulated runs are nobody's: they are the same numbers whoever makes them, and the later one stays."""
     replace, others = Path.replace, []
 

@@ -1,8 +1,6 @@
 """The wheel, installed where there is no checkout: commands find their data, simulate calibrated, and write where they are
 called."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -71,7 +69,7 @@ print(json.dumps([repro.__file__, said]))
 
 
 @pytest.mark.long
-def test_from_elsewhere(python: Path, tmp_path: Path) -> None:
+def test_from_elsewhere(python, tmp_path):
     done = call(python, "-m", "repro", "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     small = ("--platform", "l40s", "--num-prompts", 2, "--request-rate", 1, "--json")

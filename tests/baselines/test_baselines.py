@@ -1,7 +1,5 @@
 """Every published sampler, as a user calls it, against a plain reading of its rules on random checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import product
@@ -122,7 +120,7 @@ COMMITS: tuple[dict[str, float], ...] = (
 
 @pytest.mark.parametrize("model", LLADA)
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
-def test_fast_dllm_on_llada(folder: Folder, model: str, cache: str) -> None:
+def test_fast_dllm_on_llada(folder, model, cache):
     weights, dims, prompt_for = source(model)
     tally = Tally()
     # Every shape with every rule on two of the nine combinations of model and cache or more.
@@ -130,14 +128,14 @@ def test_fast_dllm_on_llada(folder: Folder, model: str, cache: str) -> None:
     cases = list(product(EVEN, COMMITS))[turn % 6 :: 6]
     for n, ((p, g, b, steps), commit) in enumerate(cases):
         prompt, shape = prompt_for(100 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
-        expected = fast_dllm(weights, dims, prompt, cache=cache, **shape, **commit)  # type: ignore[arg-type]
+        expected = fast_dllm(weights, dims, prompt, cache=cache, **shape, **commit)
         found = ask(folder(model), "fast-dllm", prompt, {"cache": cache, **commit}, **shape)
         tally.check(expected, found, (model, p, shape, commit))
         assert commit or found.forward_passes <= steps
     tally.finish()
 
 
-def test_the_caches_of_fast_dllm_give_different_ids(folder: Folder) -> None:
+def test_the_caches_of_fast_dllm_give_different_ids(folder):
     """The control of the test above; and parallel decoding takes fewer forwards."""
     different, fewer = 0, 0
     for seed in range(4):
@@ -175,7 +173,7 @@ def remasking_draw(seed: int) -> Callable[[int, int], float]:
     [{"remasking": "random"}, {"cfg_scale": 0.5}, {"cfg_scale": 2.0}, {"cfg_scale": 1.0, "remasking": "random"}],
     ids=str,
 )
-def test_random_remasking_and_guidance(folder: Folder, model: str, knobs: dict[str, Any]) -> None:
+def test_random_remasking_and_guidance(folder, model, knobs):
     weights, dims, prompt_for = source(model)
     tally = Tally()
     for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * list(LLADA).index(model)):
@@ -193,13 +191,13 @@ def test_random_remasking_and_guidance(folder: Folder, model: str, knobs: dict[s
 
 @pytest.mark.parametrize("alg", ["maskgit_plus", "topk_margin", "entropy", "origin"])
 @pytest.mark.parametrize(("system", "cache"), [("dream", None), ("fast-dllm", "none")])
-def test_dream_without_a_cache(folder: Folder, alg: str, system: str, cache: str | None) -> None:
+def test_dream_without_a_cache(folder, alg, system, cache):
     weights, dims, prompt_for = source("dream")
     tally = Tally()
     knobs = {"alg": alg} if cache is None else {"alg": alg, "cache": cache}
     for n, (p, g, _, steps) in enumerate((*EVEN, (7, 20, 0, 5), (3, 9, 0, 30))):
         prompt = prompt_for(300 + n, p)
-        expected = dream(weights, dims, prompt, gen_length=g, steps=steps, alg=alg, draw=remasking_draw(n))  # type: ignore[arg-type]
+        expected = dream(weights, dims, prompt, gen_length=g, steps=steps, alg=alg, draw=remasking_draw(n))
         found = ask(folder("dream"), system, prompt, knobs, gen_length=g, steps=steps, seed=n)
         tally.check(expected, found, (p, g, steps, alg))
     tally.finish()
@@ -217,20 +215,20 @@ def test_dream_without_a_cache(folder: Folder, alg: str, system: str, cache: str
     ],
     ids=str,
 )
-def test_fast_dllm_on_dream(folder: Folder, cache: str, knobs: dict[str, Any]) -> None:
+def test_fast_dllm_on_dream(folder, cache, knobs):
     weights, dims, prompt_for = source("dream")
     tally = Tally()
     rule = {"alg": "confidence_threshold", **knobs} if "threshold" in knobs else knobs
     for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * ["prefix", "dual"].index(cache)):
         prompt, shape = prompt_for(400 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
-        expected = dream_blocks(weights, dims, prompt, cache=cache, **rule, **shape)  # type: ignore[arg-type]
+        expected = dream_blocks(weights, dims, prompt, cache=cache, **rule, **shape)
         found = ask(folder("dream"), "fast-dllm", prompt, {"cache": cache, **knobs}, **shape)
         tally.check(expected, found, (p, shape, knobs))
     tally.finish()
 
 
 @pytest.mark.parametrize("alg", ["entropy", "maskgit_plus", "topk_margin"])
-def test_sparse_dllm_on_dream(folder: Folder, alg: str) -> None:
+def test_sparse_dllm_on_dream(folder, alg):
     weights, dims, prompt_for = source("dream")
     tally = Tally()
     lengths, kept = ((9, 32, 32), (20, 64, 32), (4, 64, 64)), ((0.5, 1), (0.3, 3), (1.0, 3), (0.2, 1))
@@ -240,21 +238,14 @@ def test_sparse_dllm_on_dream(folder: Folder, alg: str) -> None:
     for n, ((p, g, steps), (ratio, kernel)) in enumerate(cases):
         prompt, shape = prompt_for(500 + n, p), {"gen_length": g, "block_length": 32, "steps": steps}
         expected = dream_blocks(
-            weights,
-            dims,
-            prompt,
-            cache="sparse",
-            alg=alg,
-            keep_ratio=ratio,
-            kernel_size=kernel,
-            **shape,  # type: ignore[arg-type]
+            weights, dims, prompt, cache="sparse", alg=alg, keep_ratio=ratio, kernel_size=kernel, **shape
         )
         knobs = {"alg": alg, "retention_ratio": ratio, "pool_kernel": kernel}
         tally.check(expected, ask(folder("dream"), "sparse-dllm", prompt, knobs, **shape), (p, shape, knobs))
     tally.finish()
 
 
-def test_dream_methods_differ(folder: Folder) -> None:
+def test_dream_methods_differ(folder):
     """The control of the tests above."""
     asked = [
         ("dream", {"alg": "entropy"}),
@@ -275,7 +266,7 @@ def test_dream_methods_differ(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("steps", [*range(1, 130), 255, 256, 511, 512, 1000, 1024, 4096, 8192])
-def test_timesteps_are_torchs_bit_for_bit(steps: int) -> None:
+def test_timesteps_are_torchs_bit_for_bit(steps):
     exact = np.array(timestep.timesteps(steps))
     times = exact.astype(np.float32)
     assert np.array_equal(times, exact), "every value is a float32 already"
@@ -283,7 +274,7 @@ def test_timesteps_are_torchs_bit_for_bit(steps: int) -> None:
 
 
 @given(st.integers(1, 2048), st.integers(0, 1023), st.integers(1, 1024))
-def test_quota_is_the_float32_expression(masks: int, step: int, steps: int) -> None:
+def test_quota_is_the_float32_expression(masks, step, steps):
     step %= steps
     times = torch.linspace(1, 1e-3, steps + 1)
     count = torch.tensor(masks)
@@ -291,7 +282,7 @@ def test_quota_is_the_float32_expression(masks: int, step: int, steps: int) -> N
     assert timestep.quota(masks, step, steps) == expected
 
 
-def test_quota_over_a_grid() -> None:
+def test_quota_over_a_grid():
     for steps in (2, 3, 8, 24, 31, 32, 33, 64, 256, 512):
         times = torch.linspace(1, 1e-3, steps + 1)
         for step in range(steps - 1):

@@ -1,7 +1,5 @@
 """The largest static batch: searched without running one that does not fit, by model and by measurement."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -48,7 +46,7 @@ def true_largest(peak: Peak, limit: int, most: int) -> int:
 
 
 @given(fixed=st.integers(0, 10**10), each=st.integers(1, 10**9), spare=st.integers(0, 10**11), most=st.integers(1, 400))
-def test_straight_lines_are_followed_exactly(fixed: int, each: int, spare: int, most: int) -> None:
+def test_straight_lines_are_followed_exactly(fixed, each, spare, most):
     limit = fixed + each + spare
     found = search(lambda size: fixed + each * size, limit, most)
     assert found.size == min(most, (limit - fixed) // each)
@@ -62,9 +60,7 @@ def test_straight_lines_are_followed_exactly(fixed: int, each: int, spare: int, 
     most=st.integers(1, 300),
     wobbles=st.lists(st.floats(0, 0.5), min_size=301, max_size=301),
 )
-def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(
-    fixed: int, each: int, spare: int, most: int, wobbles: list[float]
-) -> None:
+def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(fixed, each, spare, most, wobbles):
     """Peaks up to half a member above the line, as unevenly as can be."""
 
     def peak(size: int) -> int:
@@ -84,7 +80,7 @@ def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(
     most=st.integers(1, 300),
     granule=st.integers(1, 8),
 )
-def test_allocations_in_granules(fixed: int, each: int, spare: int, most: int, granule: int) -> None:
+def test_allocations_in_granules(fixed, each, spare, most, granule):
     step = each // 16 * granule
 
     def peak(size: int) -> int:
@@ -98,7 +94,7 @@ def test_allocations_in_granules(fixed: int, each: int, spare: int, most: int, g
 
 @example(each=3209, share=0.9531, most=144, bend=-0.1559)  # the line is flatter where a stride was given up
 @given(each=st.integers(1000, 10**4), share=st.floats(0, 1), most=st.integers(1, 300), bend=st.floats(-0.3, 0.3))
-def test_bent_lines(each: int, share: float, most: int, bend: float) -> None:
+def test_bent_lines(each, share, most, bend):
     """The last members cost up to three tenths more, or less, than the first ones."""
 
     def peak(size: int) -> int:
@@ -109,7 +105,7 @@ def test_bent_lines(each: int, share: float, most: int, bend: float) -> None:
     assert true_largest(peak, limit, most) - 1 <= found.size <= true_largest(peak, limit, most)
 
 
-def test_what_does_not_fit_alone_is_refused_after_one_probe() -> None:
+def test_what_does_not_fit_alone_is_refused_after_one_probe():
     run: list[int] = []
 
     def peak(size: int) -> int:
@@ -155,13 +151,11 @@ def footprint_of(deployment: Deployment, longest: int, *, is_upstream: bool = Fa
 
 
 @pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
-def test_on_a_card_the_search_is_exact_and_stays_inside(
-    monkeypatch: pytest.MonkeyPatch, platform: str, system: str
-) -> None:
+def test_on_a_card_the_search_is_exact_and_stays_inside(monkeypatch, platform, system):
     probes: list[tuple[int, int]] = []
 
     def recording(*arguments: object, **named: object) -> FoundBatch:
-        found = largest_batch(*arguments, **named)  # type: ignore[arg-type]
+        found = largest_batch(*arguments, **named)
         probes.extend(found.probes)
         return found
 
@@ -181,7 +175,7 @@ def test_on_a_card_the_search_is_exact_and_stays_inside(
 
 @pytest.mark.parametrize("reading", ["efficient", "published"])
 @pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
-def test_a_batch_that_was_asked_for_must_fit_a_card(platform: str, system: str, reading: str) -> None:
+def test_a_batch_that_was_asked_for_must_fit_a_card(platform, system, reading):
     """In published code's memory where that is simulated, though it is run with one request whatever that takes."""
 
     def facts_of(size: int) -> object:
@@ -203,12 +197,12 @@ def test_a_batch_that_was_asked_for_must_fit_a_card(platform: str, system: str, 
         facts_of(size + 1)
 
 
-def test_a_card_too_small_for_one_request() -> None:
+def test_a_card_too_small_for_one_request():
     with pytest.raises(UserError, match="budget too small for one request"):
         prepare(cell_of("llada", "rtx4090", memory_limit=16 * 10**9))
 
 
-def test_fast_dllm_fits_its_longest_request_on_24_gb() -> None:
+def test_fast_dllm_fits_its_longest_request_on_24_gb():
     """4000 tokens: float64 copies of all their logits would take 8 GB more."""
     deployment = planned(cell_of("fast-dllm", "rtx4090", input_len=3744, length_scale=1.0))
     assert deployment.longest == 4000
@@ -235,7 +229,7 @@ def measured_facts(cell: Cell) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_the_model_and_the_measurement_agree(system: str) -> None:
+def test_the_model_and_the_measurement_agree(system):
     """The model keeps all temporaries of a layer alive together, and leaves out attention's scores: a member
     takes 60 to 100 % of what it says, and no batch more."""
     held: dict[int, int] = {}
@@ -251,7 +245,7 @@ def test_the_model_and_the_measurement_agree(system: str) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
+def test_a_measured_batch_runs_within_the_memory(system):
     """The whole workload, not just the steps that were probed; and one member more would not have fitted."""
     settings = planned(tiny_cell(system)).settings
     on_torch.load(*on_torch.model_key(settings))
@@ -260,10 +254,10 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
         cell = tiny_cell(system) if size is None else tiny_cell(system, batch_size=size, memory_limit=24 * MIB)
         experiment = prepare(cell)
         # The search measures too, which cannot be done while this does; what it found is kept.
-        on_torch.assemble(experiment.deployment)  # type: ignore[arg-type]
+        on_torch.assemble(experiment.deployment)
 
         def serve() -> None:
-            with experiment.deployment.serving() as (engine, _):  # type: ignore[attr-defined]
+            with experiment.deployment.serving() as (engine, _):
                 for request in experiment.workload.requests:
                     engine.submit(request)
                 engine.run()
@@ -279,7 +273,7 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_a_peak_does_not_depend_on_when_garbage_is_looked_for(is_enabled: bool) -> None:
+def test_a_peak_does_not_depend_on_when_garbage_is_looked_for(is_enabled):
     """What an earlier run left, freed in the middle of this one, would hide as many bytes."""
 
     def leave_garbage() -> None:
@@ -306,7 +300,7 @@ def test_a_peak_does_not_depend_on_when_garbage_is_looked_for(is_enabled: bool) 
         (gc.enable if was_enabled else gc.disable)()
 
 
-def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
+def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried():
     def facts_of(**knobs: Scalar) -> Mapping[str, Any]:
         return measured_facts(tiny_cell("sparse-dllm", **knobs))
 
@@ -323,13 +317,13 @@ def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
         facts_of(batch_size=9, max_num_seqs=4)
 
 
-def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_measured_once_for_all_rates(monkeypatch):
     sizes: list[int] = []
     original = on_torch.static_batch_bytes
 
     def counting(*arguments: object, **named: object) -> int:
-        sizes.append(named["batch_size"])  # type: ignore[arg-type]
-        return original(*arguments, **named)  # type: ignore[arg-type]
+        sizes.append(named["batch_size"])
+        return original(*arguments, **named)
 
     monkeypatch.setattr(on_torch, "static_batch_bytes", counting)
     on_torch._largest_measured.cache_clear()
@@ -344,7 +338,7 @@ def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> N
     assert sizes == once * 2
 
 
-def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_measures_nothing(monkeypatch):
     monkeypatch.setattr(on_torch, "static_batch_bytes", None)
     assert (
         planned(tiny_cell("sparse-dllm")).facts["batch_obtained"]
@@ -354,7 +348,7 @@ def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == {"batch_size": 3, "batch_obtained": "asked for"}
 
 
-def test_a_batch_whose_cache_finds_no_memory_is_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_cache_finds_no_memory_is_one_that_does_not_fit(monkeypatch):
     """Its slabs are allocated before any step."""
     made = FastDllm.static_torch
 

@@ -1,7 +1,5 @@
 """dLLM-Cache against a plain reading of its rules, ids recorded from published code, and closed forms of its cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from support.dllm_cache_cases import dims_of, engine_config, is_decided, run, sample, weights_of
 from support.reference_dllm_cache import dllm_cache
 from support.reference_samplers import llada
-from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, network, prompt_of, request_on
+from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, network, prompt_of, request_on
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
 from baselines.dllm.dllm_cache.head import reduce_exponentials
@@ -108,7 +106,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("model", "stride"), [(MHA, 2), (GQA, 4), (MQA, 5), (ONE_LAYER, 5)])
-def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
+def test_ids_are_those_of_the_written_rules(model, stride):
     """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
     cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
     undecided, shapes, outputs = 0, set(), set()
@@ -142,7 +140,7 @@ def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
 
 @pytest.mark.parametrize("model", [MHA, GQA, LOUD], ids=lambda model: model.name)
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
-def test_refreshing_every_step_is_the_plain_sampler(model: TinyModel, rho: float):
+def test_refreshing_every_step_is_the_plain_sampler(model, rho):
     cache = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=rho)
     for n, (p, g, b, steps) in enumerate(SHAPES[:2] + SHAPES[4:]):
         generation = GenerationConfig(gen_length=g, block_length=b, steps=steps)
@@ -158,7 +156,7 @@ def test_refreshing_every_step_is_the_plain_sampler(model: TinyModel, rho: float
 
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
 @pytest.mark.parametrize("policy", ["stable", "parity"])
-def test_members_of_a_batch_get_the_ids_they_get_alone(model: TinyModel, policy: str):
+def test_members_of_a_batch_get_the_ids_they_get_alone(model, policy):
     """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1, 90, 8))]

@@ -1,7 +1,5 @@
 """dLLM-Cache under classifier-free guidance: what the prompt adds to the logits is cached between its own forwards."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
@@ -20,7 +18,7 @@ from support.reference_samplers import (
     _take,
     llada_options,
 )
-from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, MHA, network, prompt_of
 
 from baselines.dllm.dllm_cache.method import DLLM_CACHE, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
@@ -101,7 +99,7 @@ SHAPES = [(5, 16, 8, 16), (19, 24, 24, 24), (7, 16, 4, 24)]
 
 
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
-def test_ids_are_those_of_the_written_rules(model: TinyModel) -> None:
+def test_ids_are_those_of_the_written_rules(model):
     compared, outputs = 0, set()
     for (m, cache), (n, (p, g, b, steps)) in itertools.product(enumerate(SETTINGS), enumerate(SHAPES)):
         scale = (0.7, 2.0)[(m + n + (model is GQA)) % 2]
@@ -117,7 +115,7 @@ def test_ids_are_those_of_the_written_rules(model: TinyModel) -> None:
     assert len(outputs) >= compared / 2
 
 
-def test_without_reuse_it_is_the_guided_sampler() -> None:
+def test_without_reuse_it_is_the_guided_sampler():
     compared = 0
     for n, (p, g, b, steps) in enumerate(SHAPES * 2):
         prompt, shape = prompt_of(MHA, 70 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
@@ -129,7 +127,7 @@ def test_without_reuse_it_is_the_guided_sampler() -> None:
     assert compared >= 3
 
 
-def test_a_batch_guides_only_those_who_asked() -> None:
+def test_a_batch_guides_only_those_who_asked():
     """Unequal prompts and scales, and a second batch behind the first, without guidance and with another start."""
     shape = GenerationConfig(gen_length=16, block_length=8, steps=16)
     cache = setting(5, 4, 0.25, 3)
@@ -151,7 +149,7 @@ def test_a_batch_guides_only_those_who_asked() -> None:
     assert [a != b for a, b in zip(alone, plain, strict=True)] == [g.cfg_scale > 0 for g in asked]
 
 
-def test_its_memory_is_planned() -> None:
+def test_its_memory_is_planned():
     shape, sampler = GenerationConfig(gen_length=256), DLLM_CACHE.sampler("llada", {})
     plain, with_guidance = (
         DLLM_CACHE.footprint(LLADA_8B, sampler, generation, memory_bytes=10**11, longest=1024).per_request_bytes
@@ -160,14 +158,14 @@ def test_its_memory_is_planned() -> None:
     assert with_guidance - plain == 1024 * memory_bytes_per_token(LLADA_8B) + 256 * LLADA_8B.logits_bytes_per_row
 
 
-def test_it_is_not_simulated() -> None:
+def test_it_is_not_simulated():
     simulated = FeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), EngineConfig(), FeatureCacheConfig())
     request = Request(request_id=0, prompt_len=1, generation=GenerationConfig(cfg_scale=1.5))
     with pytest.raises(UserError, match=r"cfg_scale=1\.5 cannot be simulated"):
         simulated.validate(request)
 
 
-def test_an_interval_needs_guidance() -> None:
+def test_an_interval_needs_guidance():
     assert method("dllm-cache").sampler("llada", {"cfg_scale": 1.0, "cfg_interval": 4}).features == FeatureCacheConfig(
         cfg_interval=4
     )

@@ -1,12 +1,10 @@
 """Token by token: the engine, the reference samplers and committed ids agree; and, where a folder of ids recorded
 from published code is given, the engine reproduces those."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -42,7 +40,7 @@ def is_ranked(case: GoldenCase) -> bool:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_the_checkpoints_are_those_of_the_seeds(name: str) -> None:
+def test_the_checkpoints_are_those_of_the_seeds(name):
     folder, model = GOLDEN / "checkpoints" / name, CHECKPOINTS[name]
     stored, made = load_file(folder / "model.safetensors"), model.weights()
     assert stored.keys() == made.keys()
@@ -50,7 +48,7 @@ def test_the_checkpoints_are_those_of_the_seeds(name: str) -> None:
     assert read_config(folder) == model.config
 
 
-def test_nothing_else_is_shipped() -> None:
+def test_nothing_else_is_shipped():
     files = {path.relative_to(GOLDEN_DIR).as_posix(): path for path in GOLDEN_DIR.rglob("*") if path.is_file()}
     of_checkpoints = {f"checkpoints/{c}/{file}" for c in CHECKPOINTS for file in ("config.json", "model.safetensors")}
     assert files.keys() == {"README.md", "cases.json"} | of_checkpoints
@@ -58,7 +56,7 @@ def test_nothing_else_is_shipped() -> None:
     assert GOLDEN == GOLDEN_DIR
 
 
-def test_every_method_has_cases() -> None:
+def test_every_method_has_cases():
     """Those recorded from dLLM-Serve's own code have the same rules as dllm_serve_*, and are in other folders."""
     counts = Counter(case.method for case in CASES)
     assert (
@@ -74,7 +72,7 @@ def values(methods: str, key: str) -> set[object]:
     return {case.params.get(key) for case in CASES if case.method.startswith(methods)}
 
 
-def test_the_goldens_cover_the_grid() -> None:
+def test_the_goldens_cover_the_grid():
     for methods, key, expected in (
         ("llada", "cfg_scale", {None, 0.5, 1.0, 2.0}),
         *(
@@ -131,13 +129,13 @@ def test_the_goldens_cover_the_grid() -> None:
     assert sum(case.tie_sensitive for case in CASES) > 10
 
 
-def test_only_published_samplers_commit_a_mask_id() -> None:
+def test_only_published_samplers_commit_a_mask_id():
     """One that stays in the text is how they behave; ours never commits it."""
     with_mask = {case.method for case in CASES if CHECKPOINTS[checkpoint_name(case)].mask_id in case.expected_ids}
     assert with_mask == {"llada", "sparse_dllm", "dllm_cache"}
 
 
-def test_the_methods_give_different_ids() -> None:
+def test_the_methods_give_different_ids():
     """A comparison that could not fail would prove nothing."""
     outputs: dict[object, dict[str, set[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(set))
     for case in CASES:
@@ -161,7 +159,7 @@ def test_the_methods_give_different_ids() -> None:
 
 
 @pytest.mark.parametrize("method", SAMPLERS)
-def test_reference_samplers(method: str) -> None:
+def test_reference_samplers(method):
     for case in of_method(method)[::4]:
         name = checkpoint_name(case)
         sampled = sample(name, method, CHECKPOINTS[name].weights(), case.prompt_ids, case.params)
@@ -170,7 +168,7 @@ def test_reference_samplers(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", SAMPLERS)
-def test_engine_in_the_librarys_order(method: str) -> None:
+def test_engine_in_the_librarys_order(method):
     """Some of those that no tie decides, so that either rule gives the same ids. Under the stable rule
     ``verify-baselines`` replays every case, and its test with it."""
     cases = [case for case in of_method(method) if is_ranked(case) and not case.tie_sensitive][::3]
@@ -179,7 +177,7 @@ def test_engine_in_the_librarys_order(method: str) -> None:
         assert replay_under(case, "parity").difference is None, case.id
 
 
-def test_the_librarys_order_is_refused_where_levels_decide() -> None:
+def test_the_librarys_order_is_refused_where_levels_decide():
     case = next(case for case in of_method("dllm_serve_head") if case.params.get("threshold") is not None)
     with pytest.raises(UserError, match=r"tie_policy='parity' has no effect with parallel decoding.*: leave it out"):
         replay_under(case, "parity")
@@ -198,9 +196,7 @@ def recorded() -> tuple[GoldenCase, ...]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_recorded_ids(
-    method: str, recorded: tuple[GoldenCase, ...], record_property: Callable[[str, object], None]
-) -> None:
+def test_recorded_ids(method, recorded, record_property):
     """In the library's order, where a rank decides; every third case under the stable rule too, under which the committed
     cases are all replayed; and a method's first case by its default, which is one of the two."""
     cases = of_method(method, recorded)

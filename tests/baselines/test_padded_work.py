@@ -1,7 +1,5 @@
 """What a simulated static batch is charged, against what the padded executor computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from engines.dllm.sequence import cache_rows
 
 
 @pytest.mark.parametrize("system", ["fast-dllm", "sparse-dllm", "llada"])
-def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch, system):
     """Every member's attention spans as many keys as the longest member's."""
     chosen = method(system).sampler("llada", {})
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)

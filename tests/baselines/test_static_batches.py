@@ -1,12 +1,10 @@
 """Which requests a static batch takes together, and that nobody's tokens depend on it."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
+from support.tiny_models import GQA, MHA, network, prompt_of
 
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
@@ -15,7 +13,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
+from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.sequence import cache_rows
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)
@@ -37,7 +35,7 @@ CACHE, SUFFIX = DelayedCache(), DelayedCache(delay=0, window="suffix")
     ],
     ids=["same", "longer", "shorter", "steps", "block", "ragged", "suffix", "full, ragged", "full, steps"],
 )
-def test_members_stay_in_step(rule: RefreshRule, other: GenerationConfig, together: tuple[int, ...]) -> None:
+def test_members_stay_in_step(rule, other, together):
     """The oldest, and the next ones that go with it; who does not is the oldest in turn."""
     scheduler = StaticBatchScheduler(EngineConfig(), KvPool(10_000), rule, batch_size=8)
     for i, generation in enumerate((PLAIN, other, PLAIN)):
@@ -49,7 +47,7 @@ def test_members_stay_in_step(rule: RefreshRule, other: GenerationConfig, togeth
     assert [waiting.request.request_id for waiting in scheduler.waiting] == [i for i in range(3) if i not in together]
 
 
-def test_of_one_length_alone_where_the_method_cannot_mix_them() -> None:
+def test_of_one_length_alone_where_the_method_cannot_mix_them():
     scheduler = StaticBatchScheduler(EngineConfig(), KvPool(0), NoCache(), batch_size=8, mixes_lengths=False)
     for i, gen_length in enumerate((16, 32, 16)):
         generation = replace(PLAIN, gen_length=gen_length, steps=gen_length)
@@ -65,9 +63,7 @@ def test_of_one_length_alone_where_the_method_cannot_mix_them() -> None:
     ids=["dual", "prefix", "sparse", "llada"],
 )
 @pytest.mark.parametrize("model", [MHA, GQA], ids=["mha", "gqa"])
-def test_in_a_batch_of_several_lengths_each_has_the_tokens_it_has_alone(
-    system: str, options: Mapping[str, str], model: TinyModel
-) -> None:
+def test_in_a_batch_of_several_lengths_each_has_the_tokens_it_has_alone(system, options, model):
     chosen = method(system).sampler("llada", options)
     asked = []
     for i, (prompt_len, gen_length) in enumerate(((5, 16), (17, 32), (9, 8), (30, 21), (3, 5))):

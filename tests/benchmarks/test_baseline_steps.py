@@ -1,8 +1,6 @@
 """The plain samplers that baselines are timed against: they give the ids our engine gives, so the times compare
 equal work; and what every executor counts as its forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -48,14 +46,14 @@ def ids_of(
 
 @pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
-def test_the_plain_samplers_give_our_ids(baseline: Baseline, model: TinyModel) -> None:
+def test_the_plain_samplers_give_our_ids(baseline, model):
     for generation in GENERATIONS:
         for lengths in ((11,), (13, 13), (5, 19, 12)):
             ours, plain = ids_of(baseline, model, lengths, generation)
             assert plain == {"bare": ours, "published": ours}, (lengths, generation)
 
 
-def test_the_baselines_give_different_ids() -> None:
+def test_the_baselines_give_different_ids():
     """The control of the test above."""
     found = {}
     for baseline in BASELINES:
@@ -65,7 +63,7 @@ def test_the_baselines_give_different_ids() -> None:
     assert len(set(found.values())) == len(BASELINES) - (found["llada"] == found["fast-dllm-none"])
 
 
-def test_every_kind_of_step_is_timed() -> None:
+def test_every_kind_of_step_is_timed():
     kinds = {}
     for baseline in BASELINES:
         prompts = prompts_of(network(MHA), 2, 4, 6)
@@ -87,7 +85,7 @@ def test_every_kind_of_step_is_timed() -> None:
 
 
 @pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
-def test_the_forward_is_counted_alike(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forward_is_counted_alike(baseline, monkeypatch):
     """On a clock that only what is listed here moves: layers and output head are in, all else is not."""
     now = 0.0
 

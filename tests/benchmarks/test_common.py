@@ -1,10 +1,7 @@
 """What the scripts share: options that count, rows that are written one by one, and their table."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from common import Rows, add_counts, parser_of, said, shown, table
@@ -25,7 +22,7 @@ ROWS = (
 )
 
 
-def test_a_table_has_the_columns_that_are_shown() -> None:
+def test_a_table_has_the_columns_that_are_shown():
     assert table(ROWS).splitlines() == [
         "kernel     ms  MiB  fused",
         "a       12.35  3.0    yes",
@@ -34,7 +31,7 @@ def test_a_table_has_the_columns_that_are_shown() -> None:
     assert table([]) == "nothing was timed"
 
 
-def test_rows_are_in_the_file_as_soon_as_they_are_there(tmp_path: Path) -> None:
+def test_rows_are_in_the_file_as_soon_as_they_are_there(tmp_path):
     path = tmp_path / "rows.json"
     rows = Rows(path, {"torch": "2"})
     rows.add(ROWS[0])
@@ -51,7 +48,7 @@ def test_rows_are_in_the_file_as_soon_as_they_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many"])
-def test_counts_begin_at_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_begin_at_one(text, capsys):
     parser = parser_of("Times.")
     add_counts(parser, max_rows=(3, "rows"), batch=((1, 8), "requests"))
     assert vars(parser.parse_args([])) == {"json": None, "max_rows": 3, "batch": (1, 8)}
@@ -61,5 +58,5 @@ def test_counts_begin_at_one(text: str, capsys: pytest.CaptureFixture[str]) -> N
     assert f"--max-rows: {text!r} is no whole number from 1" in capsys.readouterr().err
 
 
-def test_a_row_on_a_line() -> None:
+def test_a_row_on_a_line():
     assert said({"panel": "x", "ms": 1.23456, "events": 12345}) == "panel=x  ms=1.235  events=12345"

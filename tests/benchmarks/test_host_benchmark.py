@@ -1,14 +1,12 @@
 """The host benchmark counts what a forward launches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from common import table
 from host import NARROW, Launches, forwards, launches, time_steps
 
 
-def test_a_view_is_no_launch_and_a_kernel_is_one() -> None:
+def test_a_view_is_no_launch_and_a_kernel_is_one():
     counter, x = Launches(), torch.ones(3, 4)
     double = counter.one("double", lambda x: (x + x) * 1)
     with counter:
@@ -19,7 +17,7 @@ def test_a_view_is_no_launch_and_a_kernel_is_one() -> None:
 
 
 @pytest.mark.parametrize(("has_refresh", "most"), [(False, 10), (True, 12)])
-def test_a_layer_launches_few_kernels(has_refresh: bool, most: int) -> None:
+def test_a_layer_launches_few_kernels(has_refresh, most):
     one, two = (launches(n, has_refresh=has_refresh, fused=True) for n in (1, 2))
     assert two.number - one.number == most
     assert two.names.count("attention") == 2 * (1 + has_refresh)
@@ -28,7 +26,7 @@ def test_a_layer_launches_few_kernels(has_refresh: bool, most: int) -> None:
     assert two.names.count("store") == two.names.count("rotate") == two.names.count("swiglu") == 2
 
 
-def test_launches_of_all_layers() -> None:
+def test_launches_of_all_layers():
     found = forwards()
     assert [one.name for one in found] == [
         f"{kind}, {how}" for kind in ("reuse", "mixed") for how in ("operator by operator", "fused")
@@ -37,7 +35,7 @@ def test_launches_of_all_layers() -> None:
     assert all(f"{one.whole}" in table(found) for one in found)
 
 
-def test_steps_of_nothing_are_served() -> None:
+def test_steps_of_nothing_are_served():
     row = time_steps(3, 48, blocks=1)
     assert (row.requests, row.steps) == (3, 30)
     assert NARROW.n_layers == 32

@@ -1,12 +1,8 @@
 """What the benchmark of vLLM's orders makes of its repeats."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
-from pathlib import Path
 
-import pytest
 import vllm_policies
 from vllm_policies import Found, table
 
@@ -16,7 +12,7 @@ def found(policy: str, repeat: int, ms: float) -> Found:
     return Found(policy, repeat, 0, short, {"n": 10, "mean": 600.0}, cores_of_others=0.5 + repeat)
 
 
-def test_means_have_intervals_and_ratios_are_taken_within_repeats() -> None:
+def test_means_have_intervals_and_ratios_are_taken_within_repeats():
     rows = [found("vllm", 0, 100.0), found("vllm", 1, 300.0), found("laps", 0, 50.0), found("laps", 1, 150.0)]
     lines = table(rows, ["vllm", "laps"]).splitlines()
     # t(1) = 12.706: of 100 and 300 the interval is 200 +- 12.706 * 100.
@@ -28,7 +24,7 @@ def test_means_have_intervals_and_ratios_are_taken_within_repeats() -> None:
     assert alone[3] == "| laps | 0 | - | - | - | - |"
 
 
-def test_policies_take_turns_at_being_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_take_turns_at_being_the_first(tmp_path, monkeypatch):
     ran: list[tuple[int, str]] = []
 
     def measure(policy: str, repeat: int, options: Namespace) -> Found:

@@ -1,7 +1,5 @@
 """The step and head benchmarks time what the engine runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import logits
@@ -43,12 +41,12 @@ def scheduled(batch: StepBatch) -> list[StepPlan]:
     return plans
 
 
-def test_a_block_is_what_the_scheduler_makes_of_it() -> None:
+def test_a_block_is_what_the_scheduler_makes_of_it():
     requests = BATCH.requests(GQA.vocab, GQA.mask_id)
     assert BATCH.prologue(requests) + BATCH.timed("reuse") == scheduled(BATCH)
 
 
-def test_the_kinds_are_what_they_say() -> None:
+def test_the_kinds_are_what_they_say():
     batch = replace(BATCH, block_length=12)
     phases = {kind: [tuple(item.phase for item in plan.items) for plan in batch.timed(kind)] for kind in KINDS}
     assert set(phases["reuse"]) == {(Phase.REUSE,) * 3}
@@ -62,7 +60,7 @@ def test_the_kinds_are_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_round_is_the_same_work(kind: str) -> None:
+def test_every_round_is_the_same_work(kind):
     requests = BATCH.requests(GQA.vocab, GQA.mask_id)
     executor = packed_executor(network(GQA), BATCH.config, BATCH.kv_rows, num_slots=3, profile_every=1)
     rounds = [run_round(executor, BATCH, kind, requests) for _ in range(2)]
@@ -73,7 +71,7 @@ def test_every_round_is_the_same_work(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_the_table(kind: str) -> None:
+def test_a_row_of_the_table(kind):
     row = time_steps(GQA.name, network(GQA), BATCH, kind, L40S, repeats=2, warmup=0)
     plans = BATCH.timed(kind)
     bounds = [Roofline(SHAPE, L40S).lower_bound_s(step_work(plan, BATCH.config)) for plan in plans]
@@ -88,7 +86,7 @@ def test_a_row_of_the_table(kind: str) -> None:
     assert kind in table([row])
 
 
-def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
+def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head():
     hidden = torch.randn((64, GQA.width), generator=torch.Generator().manual_seed(0))
     rows = [logits.time_head(GQA.name, network(GQA), hidden, size, L40S, repeats=1) for size in (8, 64)]
     assert [row.chunks for row in rows] == [8, 1]
@@ -103,7 +101,7 @@ def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
     assert not any(row.fused for row in rows)
 
 
-def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch):
     config = EngineConfig(max_num_logits=8)
     assert logits.serving_reduction(network(GQA), 8) == packed_executor(network(GQA), config, 8).kernels.reduction
     monkeypatch.setattr(TritonKernels, "serve", lambda self, *names: "confidence" in names)
@@ -111,7 +109,7 @@ def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-def test_a_device_tells_its_own_share_of_the_host() -> None:
+def test_a_device_tells_its_own_share_of_the_host():
     model = network(GQA).to("cuda")
     try:
         row = time_steps(GQA.name, model, BATCH, "reuse", L40S, repeats=2, warmup=1)

@@ -1,7 +1,5 @@
 """Attention backends against the definition, and how one is chosen."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,18 +66,18 @@ def cases(draw: st.DrawFn) -> Case:
 
 @given(case=cases())
 @pytest.mark.parametrize("name", LIBRARY)
-def test_backends_give_the_definition(name: str, case: Case) -> None:
+def test_backends_give_the_definition(name, case):
     assert case.error(LIBRARY[name], CPU, torch.float32) <= TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("name", LIBRARY)
-def test_every_dtype(name: str, case: Case, dtype: torch.dtype) -> None:
+def test_every_dtype(name, case, dtype):
     assert case.error(LIBRARY[name], CPU, dtype) <= TOLERANCE[dtype]
 
 
-def test_a_wrong_backend_is_off() -> None:
+def test_a_wrong_backend_is_off():
     """The control of the tests above: a shifted run, and keys of the wrong head."""
 
     class Shifted(SdpaPadded):
@@ -95,7 +93,7 @@ def test_a_wrong_backend_is_off() -> None:
 
 
 @given(case=cases())
-def test_sdpa_is_the_loop_over_runs(case: Case) -> None:
+def test_sdpa_is_the_loop_over_runs(case):
     """Bit for bit, and each sequence as if it were alone."""
     q, k, v = case.tensors(CPU, torch.float32)
     spans = case.spans(CPU)
@@ -115,7 +113,7 @@ def test_sdpa_is_the_loop_over_runs(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", LIBRARY)
-def test_bounds_may_exceed_the_longest(name: str) -> None:
+def test_bounds_may_exceed_the_longest(name):
     case = CASES["grouped"]
     q, k, v = case.tensors(CPU, torch.float32)
     spans = case.spans(CPU)
@@ -124,7 +122,7 @@ def test_bounds_may_exceed_the_longest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, backend in LIBRARY.items() if not backend.needs_host_runs])
-def test_device_backends_need_no_host_runs(name: str) -> None:
+def test_device_backends_need_no_host_runs(name):
     """What a captured graph replays: the same tensors with other numbers in them, and rows to spare."""
     first = Case(q_len=(4, 2), k_runs=((0, 9), (20, 5)), group=2, padding_rows=3, padding_sequences=2)
     second = Case(q_len=(1, 3, 5), k_runs=((11, 3), (0, 8), (14, 1)), group=2)
@@ -141,7 +139,7 @@ def test_device_backends_need_no_host_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIBRARY)
-def test_nothing_to_attend(name: str) -> None:
+def test_nothing_to_attend(name):
     q, k = torch.randn(3, 2, 8), torch.randn(5, 2, 8)
     none = np.zeros(0, dtype=np.int64)
     for size in (0, 2):
@@ -153,7 +151,7 @@ def test_nothing_to_attend(name: str) -> None:
 # ---- spans --------------------------------------------------------------------------------
 
 
-def test_spans_of_lengths() -> None:
+def test_spans_of_lengths():
     spans = Spans.of_lengths(np.array([2, 3]), np.array([10, 4]), np.array([7, 5]), device=CPU, size=4)
     assert spans.cu_q.tolist() == [0, 2, 5, 5, 5]
     assert spans.k_start.tolist() == [10, 4, 9, 9, 9]
@@ -162,14 +160,14 @@ def test_spans_of_lengths() -> None:
     assert (spans.q_runs, spans.k_runs) == (((0, 2), (2, 5)), ((10, 17), (4, 9)))
 
 
-def test_keys_are_the_packed_rows_by_default() -> None:
+def test_keys_are_the_packed_rows_by_default():
     spans = Spans.of_lengths(np.array([2, 3]), device=CPU)
     assert spans.k_start.tolist() == spans.cu_q.tolist() == [0, 2, 5]
     assert spans.k_len.tolist() == [2, 3]
     assert spans.q_runs == spans.k_runs
 
 
-def test_spans_refuse_what_kernels_would_misread() -> None:
+def test_spans_refuse_what_kernels_would_misread():
     good = Spans.of_lengths(np.array([2, 3]), device=CPU)
     for wrong in (
         {"cu_q": good.cu_q.long()},
@@ -179,7 +177,7 @@ def test_spans_refuse_what_kernels_would_misread() -> None:
         {"k_runs": None},
     ):
         with pytest.raises(AssertionError):
-            replace(good, **wrong)  # type: ignore[arg-type]
+            replace(good, **wrong)
     with pytest.raises(AssertionError, match="do not fit"):
         SpanMetadata.of_lengths(np.array([1, 1]), size=1)
     with pytest.raises(AssertionError, match="host runs"):
@@ -235,30 +233,30 @@ def kernel(change: Callable[[dict[str, Any]], None]) -> FlashAttnKernel:
 
 
 @pytest.mark.parametrize("group", [1, 4])
-def test_the_probe_takes_runs_where_they_work(group: int) -> None:
+def test_the_probe_takes_runs_where_they_work(group):
     found = probe("flash-attn", (EMULATED,), CPU, torch.float32, 16, group)
     assert found == FlashVarlen("flash-attn", EMULATED, "runs")
 
 
 @pytest.mark.parametrize("change", [forget_used, one_key_less, one_key_more, refuse_used])
-def test_the_probe_falls_through_to_gather(change: Callable[[dict[str, Any]], None]) -> None:
+def test_the_probe_falls_through_to_gather(change):
     wrong = kernel(change)
     found = probe("flash-attn", (wrong,), CPU, torch.float32, 16, 2)
     assert found == FlashVarlen("flash-attn", wrong, "gather")
     assert Example.make(CPU, torch.float32, 16, 2).fault(FlashVarlen("flash-attn", wrong, "runs")) is not None
 
 
-def test_a_right_kernel_is_taken_before_a_copy() -> None:
+def test_a_right_kernel_is_taken_before_a_copy():
     kernels = (kernel(forget_used), EMULATED)
     assert probe("flash-attn", kernels, CPU, torch.float32, 16, 1) == FlashVarlen("flash-attn", EMULATED, "runs")
 
 
-def test_kernels_without_used_k_gather() -> None:
+def test_kernels_without_used_k_gather():
     plain = FlashAttnKernel(flash_attn_varlen_forward, takes_used_k=False)
     assert probe("flash-attn", (plain,), CPU, torch.float32, 16, 1) == FlashVarlen("flash-attn", plain, "gather")
 
 
-def test_heads_are_repeated_for_a_kernel_without_groups() -> None:
+def test_heads_are_repeated_for_a_kernel_without_groups():
     wants_equal = FlashAttnKernel(ungrouped, takes_used_k=True)
     found = probe("flash-attn", (wants_equal,), CPU, torch.float32, 16, 3)
     assert found == FlashVarlen("flash-attn", wants_equal, "gather", repeats_heads=True)
@@ -266,7 +264,7 @@ def test_heads_are_repeated_for_a_kernel_without_groups() -> None:
     assert CASES["grouped"].error(found, CPU, torch.float32) <= TOLERANCE[torch.float32]
 
 
-def test_the_probe_says_what_is_wrong() -> None:
+def test_the_probe_says_what_is_wrong():
     found = probe("flash-attn", (kernel(refuse),), CPU, torch.float32, 16, 1)
     assert found == (
         "FlashAttnKernel over runs: RuntimeError: no kernel image; "
@@ -283,7 +281,7 @@ def test_the_probe_says_what_is_wrong() -> None:
     assert probe("flash-attn", (), CPU, torch.float32, 16, 1) == "it has no varlen kernel"
 
 
-def test_the_probe_sees_rows_overwritten_that_are_not_its_own() -> None:
+def test_the_probe_sees_rows_overwritten_that_are_not_its_own():
     @dataclass(frozen=True)
     class Careless:
         takes_used_k: bool = True
@@ -302,14 +300,14 @@ def test_the_probe_sees_rows_overwritten_that_are_not_its_own() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [8, 64, 256])
-def test_rounding_is_no_fault(dtype: torch.dtype, head_dim: int) -> None:
+def test_rounding_is_no_fault(dtype, head_dim):
     example = Example.make(CPU, dtype, head_dim, 2)
     for backend in attempts("flash-attn", (EMULATED,), 2):
         assert example.fault(backend) is None
     assert example.fault(SdpaPadded()) is None
 
 
-def test_a_kernel_is_probed_once() -> None:
+def test_a_kernel_is_probed_once():
     calls = []
     counted = kernel(lambda arguments: calls.append(arguments))
     for _ in range(3):
@@ -325,7 +323,7 @@ def fake_flash_attn(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., 
     monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", interface)
 
 
-def test_kernels_of_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_flash_attn(monkeypatch):
     def public(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **rest: Any) -> Tensor:
         return flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **rest)[0]
 
@@ -338,7 +336,7 @@ def test_kernels_of_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
         assert CASES["grouped"].error(found, CPU, torch.float32) <= TOLERANCE[torch.float32]
 
 
-def test_a_custom_operator_shows_its_parameters() -> None:
+def test_a_custom_operator_shows_its_parameters():
     operator = torch.library.custom_op("repro_test::varlen", mutates_args=())(
         _typed  # custom_op reads annotations, which must be types
     )
@@ -346,7 +344,7 @@ def test_a_custom_operator_shows_its_parameters() -> None:
     assert parameters_of(_typed) == {"q", "seqused_k"}
 
 
-def _typed(q, seqused_k):  # type: ignore[no-untyped-def]
+def _typed(q, seqused_k):
     return q.clone()
 
 
@@ -355,7 +353,7 @@ _typed.__annotations__ = {"q": Tensor, "seqused_k": Tensor, "return": Tensor}
 
 @pytest.mark.parametrize("takes_out", [True, False])
 @pytest.mark.parametrize("takes_gqa", [True, False])
-def test_kernels_of_torch(takes_out: bool, takes_gqa: bool) -> None:
+def test_kernels_of_torch(takes_out, takes_gqa):
     """Both generations of ``varlen_attn``: told of groups or not, writing to ``out`` or returning it."""
 
     def function(*tensors: Tensor, seqused_k: Tensor | None = None, **options: bool) -> Tensor | None:
@@ -371,11 +369,11 @@ def test_kernels_of_torch(takes_out: bool, takes_gqa: bool) -> None:
 
     varlen = TorchVarlenKernel(function, takes_used_k=True, takes_out=takes_out, takes_gqa=takes_gqa)
     for layout in ("runs", "gather"):
-        backend = FlashVarlen("torch-varlen", varlen, layout)  # type: ignore[arg-type]
+        backend = FlashVarlen("torch-varlen", varlen, layout)
         assert CASES["grouped"].error(backend, CPU, torch.float32) <= TOLERANCE[torch.float32]
 
 
-def test_the_kernels_of_this_torch() -> None:
+def test_the_kernels_of_this_torch():
     kernels = torch_varlen_kernels()
     assert any(each.takes_used_k for each in kernels), "no varlen kernel of this torch takes seqused_k"
     assert isinstance(kernels[-1], AtenVarlenKernel)
@@ -394,14 +392,14 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
     monkeypatch.setattr(registry, "probe", lambda name, kernels, *rest: FlashVarlen(name, kernels[0]))
 
 
-def test_auto_on_a_cpu() -> None:
+def test_auto_on_a_cpu():
     for name in (None, "auto"):
         for dtype in (torch.float32, torch.bfloat16):
             assert attention_backend(name, CPU, dtype, 16, 4, 2) == Sdpa()
     assert attention_backend("sdpa-padded", CPU, torch.float32, 16, 4, 2) == SdpaPadded()
 
 
-def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_on_a_gpu(monkeypatch):
     on_gpu(monkeypatch)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.delitem(sys.modules, "flash_attn.flash_attn_interface", raising=False)
@@ -414,7 +412,7 @@ def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention_backend(None, CUDA, torch.float16, 128, 32, 32) == SdpaPadded()
 
 
-def test_what_is_wrong_with_a_kernel_leads_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_a_kernel_leads_to_the_next(monkeypatch):
     on_gpu(monkeypatch)
     fake_flash_attn(monkeypatch, flash_attn_varlen_func=flash_attn_varlen_forward)
 
@@ -435,9 +433,7 @@ def test_what_is_wrong_with_a_kernel_leads_to_the_next(monkeypatch: pytest.Monke
         (torch.bfloat16, 128, (7, 5), "compute capability 8.0"),
     ],
 )
-def test_reasons_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, head_dim: int, capability: tuple[int, int], said: str
-) -> None:
+def test_reasons_on_a_gpu(monkeypatch, dtype, head_dim, capability, said):
     on_gpu(monkeypatch, capability)
     found = availability(CUDA, dtype, head_dim, 8, 8)
     assert tuple(found) == BACKENDS
@@ -446,7 +442,7 @@ def test_reasons_on_a_gpu(
     assert found["sdpa-padded"] is found["sdpa"] is None
 
 
-def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_there(monkeypatch):
     on_gpu(monkeypatch)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.delitem(sys.modules, "flash_attn.flash_attn_interface", raising=False)
@@ -456,7 +452,7 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["torch-varlen"] is None
 
 
-def test_a_forced_backend_is_taken_or_refused() -> None:
+def test_a_forced_backend_is_taken_or_refused():
     with pytest.raises(UserError, match="'flash-attn' does not serve float32 on cpu: it runs on CUDA devices"):
         attention_backend("flash-attn", CPU, torch.float32, 16, 4, 4)
     with pytest.raises(UserError, match="'flash' is not known: give auto or one of flash-attn, torch-varlen"):
@@ -467,7 +463,7 @@ def test_a_forced_backend_is_taken_or_refused() -> None:
 # ---- the benchmark ------------------------------------------------------------------------
 
 
-def test_the_floor_counts_products_and_bytes() -> None:
+def test_the_floor_counts_products_and_bytes():
     heads = benchmark.Heads(n_heads=4, n_kv_heads=2, head_dim=8, longest=20, window=2)
     work = heads.work([2, 3], [10, 20], 2)
     assert work.flops == 4 * (2 * 10 + 3 * 20) * 4 * 8
@@ -477,7 +473,7 @@ def test_the_floor_counts_products_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("phase", benchmark.PHASES)
-def test_the_benchmark_times_what_it_counts(phase: str) -> None:
+def test_the_benchmark_times_what_it_counts(phase):
     heads = benchmark.MODELS["tiny"]
     batch = benchmark.AttentionBatch.make(heads, phase, 3, CPU, torch.float32)
     taken: set[int] = set()

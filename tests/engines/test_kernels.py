@@ -1,8 +1,6 @@
 """The CUDA path's kernels: their references against what the CPU path computes, the kernels against their
 references in triton's interpreter, and their compilation for GPUs that are not here."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -99,18 +97,16 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolEx
     dtype=dtypes,
     mode=st.sampled_from(("dense", "uniform", "head")),
 )
-def test_pack(
-    interpret: Interpret, seed: int, requests: list[Sizes], kv_heads: int, width: int, dtype: str, mode: str
-) -> None:
+def test_pack(interpret, seed, requests, kv_heads, width, dtype, mode):
     chosen_heads = {"dense": 0, "uniform": 1, "head": kv_heads}[mode]
     interpret(cases.check_pack, seed, requests, kv_heads, width, dtype, chosen_heads)
 
 
-def test_pack_of_more_rows_than_a_program_moves(interpret: Interpret) -> None:
+def test_pack_of_more_rows_than_a_program_moves(interpret):
     interpret(cases.check_pack, 3, RAGGED, 2, 24, "bf16", 2)
 
 
-def test_pack_past_32_bits(interpret: Interpret) -> None:
+def test_pack_past_32_bits(interpret):
     interpret(cases.check_pack_past_32_bits)
 
 
@@ -124,21 +120,12 @@ def test_pack_past_32_bits(interpret: Interpret) -> None:
     selection=st.sampled_from(("head", "uniform")),
     kernel=st.sampled_from((1, 3, 7)),
 )
-def test_scores(
-    interpret: Interpret,
-    seed: int,
-    requests: list[Sizes],
-    kv_heads: int,
-    group: int,
-    dtype: str,
-    selection: str,
-    kernel: int,
-) -> None:
+def test_scores(interpret, seed, requests, kv_heads, group, dtype, selection, kernel):
     interpret(cases.check_scores, seed, requests, kv_heads * group, kv_heads, 24, dtype, selection, kernel)
 
 
 @pytest.mark.parametrize(("selection", "kernel"), [("head", 1), ("uniform", 3), ("head", 41), ("uniform", 41)])
-def test_scores_across_tiles(interpret: Interpret, selection: str, kernel: int) -> None:
+def test_scores_across_tiles(interpret, selection, kernel):
     interpret(cases.check_scores, 4, RAGGED, 6, 2, 16, "fp32", selection, kernel)
 
 
@@ -151,19 +138,17 @@ def test_scores_across_tiles(interpret: Interpret, selection: str, kernel: int) 
     suppressed=st.booleans(),
     shards=st.integers(1, 3),
 )
-def test_confidence(
-    interpret: Interpret, seed: int, rows: int, vocabulary: int, dtype: str, suppressed: bool, shards: int
-) -> None:
+def test_confidence(interpret, seed, rows, vocabulary, dtype, suppressed, shards):
     interpret(cases.check_confidence, seed, rows, vocabulary, dtype, suppressed, shards)
 
 
-def test_confidence_of_nan(interpret: Interpret) -> None:
+def test_confidence_of_nan(interpret):
     interpret(cases.check_confidence_of_nan)
 
 
 @settings(max_examples=7)
 @given(seed=seeds, rows=st.integers(1, 5), width=st.sampled_from((1, 8, 200, 1024)), dtype=dtypes, adds=st.booleans())
-def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype: str, adds: bool) -> None:
+def test_rms_norm(interpret, seed, rows, width, dtype, adds):
     interpret(cases.check_rms_norm, seed, rows, width, dtype, adds)
 
 
@@ -177,15 +162,13 @@ def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype:
     dtype=dtypes,
     full=st.booleans(),
 )
-def test_rotary(
-    interpret: Interpret, seed: int, rows: int, kv_heads: int, group: int, width: int, dtype: str, full: bool
-) -> None:
+def test_rotary(interpret, seed, rows, kv_heads, group, width, dtype, full):
     interpret(cases.check_rotary, seed, rows, kv_heads * group, kv_heads, width, dtype, full)
 
 
 @settings(max_examples=7)
 @given(seed=seeds, rows=st.integers(1, 4), width=st.sampled_from((1, 100, 2048, 3000)), dtype=dtypes)
-def test_swiglu(interpret: Interpret, seed: int, rows: int, width: int, dtype: str) -> None:
+def test_swiglu(interpret, seed, rows, width, dtype):
     interpret(cases.check_swiglu, seed, rows, width, dtype)
 
 
@@ -193,12 +176,12 @@ def test_swiglu(interpret: Interpret, seed: int, rows: int, width: int, dtype: s
 @given(
     seed=seeds, rows=st.integers(0, 5), heads=st.integers(1, 3), width=st.sampled_from((1, 24, 128, 1500)), dtype=dtypes
 )
-def test_store(interpret: Interpret, seed: int, rows: int, heads: int, width: int, dtype: str) -> None:
+def test_store(interpret, seed, rows, heads, width, dtype):
     interpret(cases.check_store, seed, rows, heads, width, dtype)
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "fp16"), (90, "bf16")])
-def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int, dtype: str) -> None:
+def test_kernels_compile_for_gpus(compiler, capability, dtype):
     compiled = compiler.submit(compile_everything, capability, dtype).result()
     movers = {
         *("pack_rows", "mean_queries", "pooled_scores", "reduce_tiles", "normalize_rows", "rotate_rows"),
@@ -215,7 +198,7 @@ def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int
 # ---- their references -----------------------------------------------------------------------
 
 
-def test_a_packing_by_hand() -> None:
+def test_a_packing_by_hand():
     building = Building.of(torch.tensor([[0, 4], [1, 2], [1, 1], [2, 1], [2, 3], [2, 1], [5, 1]]))
     k = torch.arange(16.0).view(8, 2, 1)
     pools = [torch.full((8, 2, 1), -1.0) for _ in "kv"]
@@ -233,7 +216,7 @@ def test_a_packing_by_hand() -> None:
 
 
 @pytest.mark.parametrize("selection", ["head", "uniform"])
-def test_scores_by_hand(selection: Any) -> None:
+def test_scores_by_hand(selection):
     draw = Drawn(5, "cpu")
     building, rows, _ = draw.building(RAGGED)
     q, k = draw.normal(rows, 4, 8, dtype="fp32"), draw.normal(rows, 2, 8, dtype="fp32")
@@ -252,7 +235,7 @@ def test_scores_by_hand(selection: Any) -> None:
 
 
 @given(seed=seeds, suppressed=st.booleans(), shards=st.integers(1, 4))
-def test_the_reference_confidence_is_the_reduction_s(seed: int, suppressed: bool, shards: int) -> None:
+def test_the_reference_confidence_is_the_reduction_s(seed, suppressed, shards):
     logits = cases.awkward_logits(Drawn(seed, "cpu"), 6, 40, "fp32", 20)
     suppress_id = 20 if suppressed else None
     token, found = confidence_reference(logits, suppress_id)
@@ -267,7 +250,7 @@ def test_the_reference_confidence_is_the_reduction_s(seed: int, suppressed: bool
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_the_reference_layers_are_the_models(dtype: str) -> None:
+def test_the_reference_layers_are_the_models(dtype):
     draw = Drawn(6, "cpu")
     x, delta, weight = draw.normal(5, 32, dtype=dtype), draw.normal(5, 32, dtype=dtype), draw.normal(32, dtype=dtype)
     norm = RMSNorm(32, 1e-5).to(DTYPES[dtype]).requires_grad_(False)
@@ -291,7 +274,7 @@ def test_the_reference_layers_are_the_models(dtype: str) -> None:
 # ---- the package ----------------------------------------------------------------------------
 
 
-def test_importing_the_wrappers_does_not_import_triton() -> None:
+def test_importing_the_wrappers_does_not_import_triton():
     """Anew in this process, where torch is loaded."""
     names = [f"engines.kernels.{path.stem}" for path in Path(*engines.kernels.__path__).glob("[!_]*.py")]
     loaded = {name for name in sys.modules if name.startswith(("engines.kernels", "triton"))}
@@ -304,7 +287,7 @@ def test_importing_the_wrappers_does_not_import_triton() -> None:
         assert "triton" not in sys.modules
 
 
-def test_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available(monkeypatch):
     installed = find_spec("triton") is not None
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not available(torch.device("cpu"))
@@ -313,7 +296,7 @@ def test_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available(torch.device("cpu")) == installed
 
 
-def test_wrong_shapes_are_refused_before_triton_is_asked_for() -> None:
+def test_wrong_shapes_are_refused_before_triton_is_asked_for():
     draw = Drawn(7, "cpu")
     building, rows, pool_rows = draw.building(RAGGED)
     k, pool = draw.normal(rows, 2, 8, dtype="fp32"), draw.normal(pool_rows, 2, 8, dtype="fp32")
@@ -344,9 +327,7 @@ def test_wrong_shapes_are_refused_before_triton_is_asked_for() -> None:
 # ---- the benchmark --------------------------------------------------------------------------
 
 
-def test_the_benchmark_times_references_where_kernels_cannot_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmark_times_references_where_kernels_cannot_run(tmp_path, monkeypatch, capsys):
     peaks = SimpleNamespace(flops_per_s=1e10, bytes_per_s=1e9)
     monkeypatch.setattr(benchmark, "measured_peaks", lambda device, dtype: peaks)
     out = tmp_path / "kernels.json"
@@ -365,9 +346,7 @@ def test_the_benchmark_times_references_where_kernels_cannot_run(
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("suppress_id", [None, 7])
-def test_the_fused_reduction_is_the_plain_one(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, suppress_id: int | None
-) -> None:
+def test_the_fused_reduction_is_the_plain_one(monkeypatch, dtype, suppress_id):
     """A kernel sums in float32; a 16-bit model's confidences are rounded all the same, or ties would break otherwise."""
     monkeypatch.setattr(denoise.kernel, "confidence", confidence_reference)
     logits = Drawn(5, "cpu").normal(200, 61, dtype=dtype) * 6

@@ -1,7 +1,5 @@
 """Settings say for themselves what they may be: kinds, choices, ranges, and beside what they have an effect."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal
@@ -36,14 +34,14 @@ class Engine:
         check_fields(self)
 
 
-def test_knobs_are_the_fields_that_are_not_fixed_of_settings_inside_too() -> None:
+def test_knobs_are_the_fields_that_are_not_fixed_of_settings_inside_too():
     assert list(knobs_of(Engine)) == ["rows", "wait_s", "graphs", "kind", "kept"]
     assert knobs_of(Engine)["kind"].choices == ("dense", "sparse")
     assert knobs_of(Engine)["wait_s"].may_be_none
     assert helps_of(Engine)["kept"] == "Share of rows that stay."
 
 
-def test_given_values_reach_the_settings_they_are_of_as_their_kind() -> None:
+def test_given_values_reach_the_settings_they_are_of_as_their_kind():
     made = given_to(Engine(), {"rows": 3, "wait_s": 2, "kept": 1, "elsewhere": 7, "kind": None})
     assert made == Engine(rows=3, wait_s=2.0, cache=Cache(kept=1.0))
     assert (type(made.wait_s), type(made.cache.kept)) == (float, float)
@@ -69,9 +67,7 @@ def test_given_values_reach_the_settings_they_are_of_as_their_kind() -> None:
         ({"kind": "denser"}, {}, "kind='denser' is unknown: use one of dense, sparse"),
     ],
 )
-def test_what_a_field_may_not_be_or_has_no_effect_is_refused(
-    given: dict[str, Any], beside: dict[str, str], sentence: str
-) -> None:
+def test_what_a_field_may_not_be_or_has_no_effect_is_refused(given, beside, sentence):
     with pytest.raises(UserError) as refused:
         given_to(Engine(), given, **beside)
     assert str(refused.value).startswith(sentence)
@@ -80,11 +76,11 @@ def test_what_a_field_may_not_be_or_has_no_effect_is_refused(
 @pytest.mark.parametrize(
     ("given", "beside"), [({"graphs": False}, {}), ({"graphs": False}, {"executor": "torch"}), ({"kept": 0.1}, {})]
 )
-def test_what_has_an_effect_is_taken(given: dict[str, Any], beside: dict[str, str]) -> None:
+def test_what_has_an_effect_is_taken(given, beside):
     given_to(Engine(), given, **beside)
 
 
-def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told() -> None:
+def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told():
     with pytest.raises(
         UserError, match=r"^rwos=3 has no effect with here: leave it out, or use one of rows, wait_s, gr"
     ):
@@ -94,7 +90,7 @@ def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told() -> None:
         check_given({"rows": None}, Engine, who="here")
 
 
-def test_of_many_names_only_those_spelled_alike_are_told() -> None:
+def test_of_many_names_only_those_spelled_alike_are_told():
     many: Any = dataclass(frozen=True)(
         type(
             "Many",
@@ -109,16 +105,16 @@ def test_of_many_names_only_those_spelled_alike_are_told() -> None:
         assert str(refused.value).count("setting_0") <= 2
 
 
-def test_a_value_by_itself_is_held_to_what_is_declared() -> None:
+def test_a_value_by_itself_is_held_to_what_is_declared():
     check_value(Annotated[int, Range(1, 3)] | None, "jobs", None)
     check_value(Annotated[int, Range(1, 3)] | None, "jobs", 3)
     with pytest.raises(UserError, match="jobs=4 must be between 1 and 3"):
         check_value(Annotated[int, Range(1, 3)] | None, "jobs", 4)
 
 
-def test_what_is_made_directly_is_checked_too() -> None:
+def test_what_is_made_directly_is_checked_too():
     with pytest.raises(UserError, match="floor='x' must be a whole number"):
-        Cache(floor="x")  # type: ignore[arg-type]
+        Cache(floor="x")
 
 
 def test_a_field_that_type_checkers_alone_know_is_refused_in_a_sentence():

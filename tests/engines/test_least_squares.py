@@ -1,7 +1,5 @@
 """Least squares without a library: as exact as one, and the same bits where a library's differ."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,7 +29,7 @@ made = [profile(SimulatedProfile(hardware=hardware, link=hardware.links.intra), 
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 25))
-def test_it_is_what_a_library_finds(seed: int, num_columns: int, num_rows: int) -> None:
+def test_it_is_what_a_library_finds(seed, num_columns, num_rows):
     """Also where columns are sums of others, or empty, or fewer measurements than columns: the shortest of the best."""
     rng = np.random.default_rng(seed)
     features = rng.random((num_rows, num_columns)) * 10.0 ** rng.integers(-6, 6, num_columns)
@@ -49,7 +47,7 @@ def test_it_is_what_a_library_finds(seed: int, num_columns: int, num_rows: int) 
     assert found == pytest.approx(due, rel=tolerance, abs=tolerance * max(1.0, float(np.abs(due).max())))
 
 
-def test_what_is_reduced_has_the_same_least_squares() -> None:
+def test_what_is_reduced_has_the_same_least_squares():
     columns = [[1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 5.0], [1.0, 4.0, 9.0, 25.0]]
     target = [2.0, 1.0, 4.0, 3.0]
     made = reduced(columns, target)
@@ -66,7 +64,7 @@ def test_what_is_reduced_has_the_same_least_squares() -> None:
         assert dot(short, short) + made.rest == pytest.approx(dot(missed, missed))
 
 
-def test_what_simulations_are_fitted_to_is_the_same_on_another_kind_of_cpu() -> None:
+def test_what_simulations_are_fitted_to_is_the_same_on_another_kind_of_cpu():
     """The environment of an older machine: other kernels of the library of linear algebra, and numpy without its newer instructions."""
     here: dict[str, object] = {}
     exec(FITTED, here)

@@ -1,7 +1,5 @@
 """A model divided among ranks gives what the whole one gives. Ranks are processes on the CPU."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -87,7 +85,7 @@ def reductions(group: TensorParallel, _: Path) -> None:
     for logits in (spread, tied, level, spread.bfloat16(), tied.double()):
         for suppress_id in (None, 0, 30, vocabulary - 1, int(logits[0].argmax())):
             for dtype in ("native", "float64") if group.size == 2 else ("native",):
-                plain = Reduction(suppress_id=suppress_id, dtype=dtype)  # type: ignore[arg-type]
+                plain = Reduction(suppress_id=suppress_id, dtype=dtype)
                 parallel = vocabulary_reduction(plain, model)
                 assert parallel is not None
                 token, confidence = plain(logits.clone(), None)
@@ -147,10 +145,10 @@ def loading(group: TensorParallel, folder: Path) -> None:
         # Random ones are drawn alike whatever the number of ranks.
         for weights in ("checkpoint", "random") if group.size == 2 else ("checkpoint",):
             load = {"weights": weights, "seed": 5, "dtype": torch.bfloat16}
-            whole: Any = load_model(name, **load)  # type: ignore[arg-type]
+            whole: Any = load_model(name, **load)
             complete = whole.state_dict()
             parts = shard_model(whole, group)
-            cut, read = whole.state_dict(), load_shard(name, group, **load).state_dict()  # type: ignore[arg-type, attr-defined]
+            cut, read = whole.state_dict(), load_shard(name, group, **load).state_dict()
             assert list(read) == list(complete) == list(cut)
             for tensor, own in read.items():
                 assert torch.equal(own, cut[tensor])
@@ -208,7 +206,7 @@ def closing(group: TensorParallel, folder: Path) -> None:
         executor.prepare(4)
         assert recorder.num_live == recorder.num_made > 0
         if group.rank and fails:
-            executor.commit = None  # type: ignore[assignment]
+            executor.commit = None
             with pytest.raises(TypeError):
                 follow(executor, group)
         elif group.rank:
@@ -300,7 +298,7 @@ def case(
 
 
 CASES = (
-    *(case(SparsityConfig(selection=selection)) for selection in ("head", "uniform", "dense")),  # type: ignore[arg-type]
+    *(case(SparsityConfig(selection=selection)) for selection in ("head", "uniform", "dense")),
     case(
         SparsityConfig(selection="uniform", refresh_delay=0),
         logit_rows="monolithic",
@@ -432,7 +430,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_do_what_one_process_does(size: int, tmp_path: Path) -> None:
+def test_ranks_do_what_one_process_does(size, tmp_path):
     write_checkpoints(tmp_path)
     with local_ranks(size, "cpu", run_checks, tmp_path) as group:
         run_checks(group, tmp_path)
@@ -441,7 +439,7 @@ def test_ranks_do_what_one_process_does(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_ranks_on_two_gpus(tmp_path: Path) -> None:
+def test_ranks_on_two_gpus(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 CUDA devices, torch sees {torch.cuda.device_count()}")
     write_checkpoints(tmp_path)
@@ -450,7 +448,7 @@ def test_ranks_on_two_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_captures_the_sum_over_ranks() -> None:
+def test_a_graph_captures_the_sum_over_ranks():
     """NCCL with a single rank: a group that takes itself for one of two, whose sum is its own part."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     torch.cuda.set_device(0)
@@ -473,7 +471,7 @@ def test_a_graph_captures_the_sum_over_ranks() -> None:
         dist.destroy_process_group()
 
 
-def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
+def test_tied_weights_are_divided_once(tmp_path):
     """Without other ranks: what a rank reads does not depend on them."""
     name = write_tied(tmp_path / "tied")
     whole: Any = load_model(name)
@@ -486,7 +484,7 @@ def test_tied_weights_are_divided_once(tmp_path: Path) -> None:
         torch.testing.assert_close(own.local_logits(hidden), whole.logits(hidden)[:, start:end])
 
 
-def test_one_rank_is_the_model_itself() -> None:
+def test_one_rank_is_the_model_itself():
     with local_ranks(1, "cpu", fail) as group:
         own: Any = load_shard("tiny", group)
         assert own.tensor_parallel is None
@@ -497,20 +495,20 @@ def test_one_rank_is_the_model_itself() -> None:
 
 
 @pytest.mark.usefixtures("_forked")
-def test_a_followers_error_is_reported() -> None:
+def test_a_followers_error_is_reported():
     with pytest.raises(RankFailed, match=r"(?s)rank 1 failed: .*the follower's own words"):
         wait_for_the_others()
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.usefixtures("_forked")
-def test_rank_0s_error_ends_the_others() -> None:
+def test_rank_0s_error_ends_the_others():
     with pytest.raises(ZeroDivisionError), local_ranks(2, "cpu", wait_for_ever):
         raise ZeroDivisionError
     assert not multiprocessing.active_children()
 
 
-def test_ranks_die_with_rank_0() -> None:
+def test_ranks_die_with_rank_0():
     """However it dies."""
     script = (
         "import multiprocessing, os, signal, sys\n"
@@ -551,19 +549,19 @@ def is_running(pid: int) -> bool:
         (GQA.config, 4, "tensor_parallel=4 does not divide the model's n_kv_heads=2: use one of 1, 2"),
     ],
 )
-def test_divisions_that_are_refused(config: Any, size: int, sentence: str) -> None:
+def test_divisions_that_are_refused(config, size, sentence):
     with pytest.raises(UserError) as error:
         check_division(config, size)
     assert str(error.value) == sentence
 
 
-def test_too_many_ranks_for_a_checkpoint_are_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_ranks_for_a_checkpoint_are_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr("engines.models.loader.load_weights", None)
     with pytest.raises(UserError, match="tensor_parallel=3 does not divide the model's n_kv_heads=8"):
         load_shard("tiny", TensorParallel(rank=0, size=3))
 
 
-def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_ranks(monkeypatch):
     assert [rank_device("cpu", rank, 3) for rank in range(3)] == ["cpu"] * 3
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -580,13 +578,13 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 8, 126464])
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_spans_cover_a_length_in_order(length: int, size: int) -> None:
+def test_spans_cover_a_length_in_order(length, size):
     spans = [span(length, rank, size) for rank in range(size)]
     assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), length]
     assert max(end - start for start, end in spans) - min(end - start for start, end in spans) <= 1
 
 
-def test_a_layer_without_a_rule_is_no_silent_copy() -> None:
+def test_a_layer_without_a_rule_is_no_silent_copy():
     model: Any = load_model("tiny")
     model.blocks[0].extra = torch.nn.Linear(4, 4)
     with pytest.raises(ValueError, match=r"blocks\.0\.extra has no rule"):

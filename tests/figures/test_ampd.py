@@ -1,10 +1,7 @@
 """AMPD's figures on made-up runs: what is paired with what, how intervals come about, what is said of the claims."""
 
-from __future__ import annotations
-
 import csv
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,7 @@ from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
 from repro.reports.claims import Finding
-from repro.reports.figures import Figure, View
+from repro.reports.figures import View
 from repro.reports.paper import load_claims
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
@@ -60,7 +57,7 @@ def by_claim(found: list[Finding]) -> dict[str, Finding]:
 # ---- panels -------------------------------------------------------------------------------------------
 
 
-def test_panels_are_the_papers() -> None:
+def test_panels_are_the_papers():
     assert len(panels()) == 12
     llama = panel_of("Llama-3.1-70B", "gaia")
     assert (llama.num_gpus, str(llama.plans[0])) == (32, "P:TP8x2 D:TP8x2")
@@ -69,7 +66,7 @@ def test_panels_are_the_papers() -> None:
     assert sum(not math.isnan(gain) for panel in panels() for gain in panel.gains.values()) == 179
 
 
-def test_every_cell_can_be_prepared_and_each_question_is_asked_once() -> None:
+def test_every_cell_can_be_prepared_and_each_question_is_asked_once():
     asked = fig4.FIGURE.cells(VIEW)
     assert len(asked) == len(set(asked)) == 12 * len(RATES) * len(FIGURE4) * 3
     for cell in asked[: len(FIGURE4) * len(RATES) * 12]:
@@ -79,7 +76,7 @@ def test_every_cell_can_be_prepared_and_each_question_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize("figure", [each.FIGURE for each in (fig5, fig8, switches, length, table2, readings)])
-def test_figures_share_the_runs_of_figure_4(figure: Figure) -> None:
+def test_figures_share_the_runs_of_figure_4(figure):
     keys = {cell.key for cell in fig4.FIGURE.cells(VIEW)}
     own = {cell.key for cell in figure.cells(VIEW)}
     assert keys & own
@@ -88,14 +85,14 @@ def test_figures_share_the_runs_of_figure_4(figure: Figure) -> None:
 # ---- intervals ----------------------------------------------------------------------------------------
 
 
-def test_the_jackknife_of_a_mean_is_students_interval() -> None:
+def test_the_jackknife_of_a_mean_is_students_interval():
     values = [0.2, 0.4, 0.3, 0.7]
     found = table({"ampd": values}).at("ampd", 0, 0)
     assert found.mean == pytest.approx(40.0)
     assert found.half_width == pytest.approx(student_t_two_sided(0.95, 3) * 100 * np.std(values, ddof=1) / 2)
 
 
-def test_differences_are_paired() -> None:
+def test_differences_are_paired():
     paired = table({"ampd": [0.2, 0.4, 0.6], "dynamo": [0.1, 0.3, 0.5]})
     difference = paired.at("ampd", 0, 0, less="dynamo")
     assert difference.mean == pytest.approx(10.0)
@@ -103,14 +100,14 @@ def test_differences_are_paired() -> None:
     assert (paired.at("ampd", 0, 0).half_width or 0) > 10
 
 
-def test_an_attainment_of_nothing_counts_as_half_a_session() -> None:
+def test_an_attainment_of_nothing_counts_as_half_a_session():
     zero = table({"ampd": [0.5, 0.5], "dynamo": [0.0, 0.0]})
     assert gains(zero.means, "ampd", "dynamo", 0.5 / 99)[0, 0] == pytest.approx(0.5 * 99 / 0.5)
     assert said(zero.at("dynamo", 0, 0), "%") == "0.0 ± 0.0 %"
     assert {zero.at("dynamo", 0, 0).confidence, table({"ampd": [0.5]}).at("ampd", 0, 0).confidence} == {0.95}
 
 
-def test_invalid_runs_and_other_seeds_do_not_count() -> None:
+def test_invalid_runs_and_other_seeds_do_not_count():
     own = panel_of("Llama-3.1-70B", "dureader")
     cells = grid(VIEW, ("ampd",), [own], (2.0,))
     runs = [session_run(cells[0], 0.9, valid=False), session_run(cells[1], 0.5), session_run(cells[2], 0.3)]
@@ -122,7 +119,7 @@ def test_invalid_runs_and_other_seeds_do_not_count() -> None:
 # ---- figures ------------------------------------------------------------------------------------------
 
 
-def test_figure_4_compares_with_both_kinds_of_plan(tmp_path: Path) -> None:
+def test_figure_4_compares_with_both_kinds_of_plan(tmp_path):
     runs = session_runs(fig4.FIGURE.cells(VIEW), share)
     rendered = fig4.FIGURE.render(runs, VIEW, tmp_path)
     assert len(rendered.rows) == 60
@@ -146,7 +143,7 @@ def share_ratio(rate: float) -> float:
     return (0.6 - 0.05 * rate + 0.01) / (0.52 - 0.05 * rate + 0.01)
 
 
-def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path: Path) -> None:
+def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):
     def worse(cell: Cell) -> float:
         is_there = (cell.dataset, cell.rate, cell.knob_values["model"]) == ("gaia", 2.0, "Qwen3-32B")
         return 0.9 if is_there and cell.system == "dynamo-sim" else share(cell)
@@ -173,19 +170,19 @@ def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path: Path) -> None:
         ([math.nan], []),
     ],
 )
-def test_behind_is_what_lies_below_by_more_than_the_interval(ours: list[float], said: list[str]) -> None:
+def test_behind_is_what_lies_below_by_more_than_the_interval(ours, said):
     found = gains_of.behind(table({"ampd": ours, "dynamo": [0.5] * len(ours)}), "ampd", ("dynamo",))
     assert [text.partition(": ")[2] for text in found] == said
 
 
-def test_notes_say_the_gains_of_each_over_each_and_where_it_is_not_ahead() -> None:
+def test_notes_say_the_gains_of_each_over_each_and_where_it_is_not_ahead():
     notes = gains_of.summary_notes(fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), share), VIEW)), VIEW)
     assert len(notes) == 8 + 3
     assert all(" over " in note and "largest" in note for note in notes[:8])
     assert all(note.endswith(" in 60 of 60 cells.") for note in notes[8:])
 
 
-def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
+def test_figure_5_takes_gains_over_both_bases(tmp_path):
     runs = session_runs(fig5.FIGURE.cells(VIEW), share)
     fig5.FIGURE.render(runs, VIEW, tmp_path)
     found = by_claim(fig5.FIGURE.findings(runs, VIEW))
@@ -197,7 +194,7 @@ def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("best", "expected"), [(0.9, 0.9), (0.75, -0.75), (1.0, -1.0)])
-def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected: float, tmp_path: Path) -> None:
+def test_figure_6_calls_a_peak_what_stands_above_both_ends(best, expected, tmp_path):
     def peaked(cell: Cell) -> float:
         alpha = float(cell.knob_values.get("alpha", 0.9) or 0)
         return 0.5 + 0.01 * cell.seed - abs(alpha - best)
@@ -214,16 +211,16 @@ def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected
         return 0.6 if cell.knob_values.get("alpha", 0.9) in (0.9, 1.0) else 0.5
 
     level = by_claim(fig6.FIGURE.findings(session_runs(fig6.FIGURE.cells(VIEW), level_with_an_end), VIEW))
-    assert level["ampd-alpha-peak"].value < 0, "what is as high as an end is no peak"  # type: ignore[operator]
+    assert level["ampd-alpha-peak"].value < 0, "what is as high as an end is no peak"
 
     def noisy(cell: Cell) -> float:
         return 0.5 + (0.01 + 0.2 * (cell.seed - 1)) * (cell.knob_values.get("alpha", 0.9) == 0.9)
 
     unsure = by_claim(fig6.FIGURE.findings(session_runs(fig6.FIGURE.cells(VIEW), noisy), VIEW))
-    assert unsure["ampd-alpha-peak"].value < 0, "nor what is above them within noise"  # type: ignore[operator]
+    assert unsure["ampd-alpha-peak"].value < 0, "nor what is above them within noise"
 
 
-def test_figure_6_calls_apart_what_differs_by_more_than_its_interval() -> None:
+def test_figure_6_calls_apart_what_differs_by_more_than_its_interval():
     def interval(mean: float | None, half_width: float | None) -> Interval:
         return Interval(mean=mean, half_width=half_width, n=3, confidence=0.95)
 
@@ -240,14 +237,14 @@ def test_figure_6_calls_apart_what_differs_by_more_than_its_interval() -> None:
         assert fig6.is_apart(interval(mean, half_width)) is is_apart
 
 
-def test_figure_8_is_of_end_to_end_latency(tmp_path: Path) -> None:
+def test_figure_8_is_of_end_to_end_latency(tmp_path):
     runs = session_runs(fig8.FIGURE.cells(VIEW), share)
     fig8.FIGURE.render(runs, VIEW, tmp_path)
     (found,) = fig8.FIGURE.findings(runs, VIEW)
     assert found.value == pytest.approx(1.0)
 
 
-def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path: Path) -> None:
+def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path):
     runs = session_runs(readings.FIGURE.cells(VIEW), lambda cell: 0.5)
     scores = readings.scores(Runs(runs, VIEW))
     null = next(score for score in scores if score.reading == readings.NULL)
@@ -263,7 +260,7 @@ def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path: Path) ->
     assert "0 of 96 combinations score less" in notes
 
 
-def test_switches_say_what_they_add_in_every_cell(tmp_path: Path) -> None:
+def test_switches_say_what_they_add_in_every_cell(tmp_path):
     runs = session_runs(switches.FIGURE.cells(VIEW), share)
     rendered = switches.FIGURE.render(runs, VIEW, tmp_path)
     assert len(rendered.rows) == 60
@@ -271,7 +268,7 @@ def test_switches_say_what_they_add_in_every_cell(tmp_path: Path) -> None:
     assert "gains in 60 and loses in 0 of 60 cells" in rendered.notes[0]
 
 
-def test_length_and_tables(tmp_path: Path) -> None:
+def test_length_and_tables(tmp_path):
     runs = session_runs(length.FIGURE.cells(VIEW), share)
     assert len(length.FIGURE.render(runs, VIEW, tmp_path).rows) == 8
     found = by_claim(table1.FIGURE.findings([], VIEW))
@@ -292,7 +289,7 @@ def table_2_runs(first: str) -> list[StoredRun]:
     ]
 
 
-def test_table_2_counts_rows_and_first_plans(tmp_path: Path) -> None:
+def test_table_2_counts_rows_and_first_plans(tmp_path):
     runs = table_2_runs("P:TP1x1 D:TP1x1")
     plans = table2.plans_at(Runs(runs, VIEW), 0.6)
     assert len(plans) == 12
@@ -305,14 +302,14 @@ def test_table_2_counts_rows_and_first_plans(tmp_path: Path) -> None:
     assert len(table2.FIGURE.render(runs, VIEW, tmp_path).rows) == 12
 
 
-def test_the_planner_ranks_by_its_own_numbers_so_that_what_it_says_can_be_otherwise() -> None:
+def test_the_planner_ranks_by_its_own_numbers_so_that_what_it_says_can_be_otherwise():
     runs = table_2_runs("P:TP1x1 D:TP1x1")
     found = {each.finding.claim: each for each in answers(lambda runs: table2.FIGURE.findings(runs, VIEW), runs)}
     assert found["ampd-plan-match"].role == "prediction"
     assert found["ampd-gpus"].role == "by construction"
 
 
-def test_figure_7_times_plans_on_other_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_7_times_plans_on_other_samples(tmp_path, monkeypatch):
     said: dict[str, Any] = {}
     monkeypatch.setattr(style, "publish", lambda *place, **words: said.update(words) or ())
     runs = [
@@ -338,7 +335,7 @@ def test_figure_7_times_plans_on_other_samples(tmp_path: Path, monkeypatch: pyte
     assert found["ampd-overhead"].value == pytest.approx(0.01)
 
 
-def test_findings_answer_claims_of_ampd() -> None:
+def test_findings_answer_claims_of_ampd():
     known = {claim.id for claim in load_claims("ampd")}
     for module in (fig4, fig5, fig6, fig8):
         found = by_claim(module.FIGURE.findings(session_runs(module.FIGURE.cells(VIEW), share), VIEW))
@@ -346,6 +343,6 @@ def test_findings_answer_claims_of_ampd() -> None:
         assert not any(math.isnan(value) for each in found.values() for value in np.atleast_1d(each.value))
 
 
-def test_all_titles_are_told_apart() -> None:
+def test_all_titles_are_told_apart():
     titles = [each.title for each in CONTENDERS.values()]
     assert len(titles) == len(set(titles))

@@ -1,12 +1,8 @@
 """Figures 2, 7 and 8: memory split, lengths, ablation."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
 
 from engines.dllm.memory.budget import divide_memory
@@ -28,7 +24,7 @@ L40S_VIEW = View(platform=L40S, reading="published")
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 
 
-def test_memory_split_of_a_card_is_arithmetic(tmp_path: Path) -> None:
+def test_memory_split_of_a_card_is_arithmetic(tmp_path):
     assert fig2.FIGURE.cells(CARD_VIEW) == []
     rendered = fig2.FIGURE.render([], CARD_VIEW, tmp_path)
     standard, aware = read_csv(rendered)
@@ -42,7 +38,7 @@ def test_memory_split_of_a_card_is_arithmetic(tmp_path: Path) -> None:
     assert int(aware["requests"]) > int(standard["requests"])
 
 
-def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_measured_memory_split_comes_from_the_runs(tmp_path, drawn):
     cells = fig2.FIGURE.cells(CPU_VIEW)
     assert [dict(cell.knobs) for cell in cells] == [{"logit_rows": "monolithic"}, {}]
     config, shape = fig2._config(CPU_TINY), shape_of(CPU_TINY)
@@ -51,7 +47,7 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
         mode = run.cell.knob_values.get("logit_rows", "decomposed")
         plan = divide_memory(
             shape, CPU_TINY.part(DllmPart).memory_bytes, config, logit_rows=mode, activations_measured_bytes=10**6
-        )  # type: ignore[arg-type]
+        )
         runs.append(changed(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
     rendered = fig2.FIGURE.render(runs, CPU_VIEW, tmp_path)
     rows = read_csv(rendered)
@@ -64,7 +60,7 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
     assert drawn[0].axes[0].get_xlim()[1] == pytest.approx(1.02 * 64 * 2**20 / 10**6)
 
 
-def test_findings_about_memory() -> None:
+def test_findings_about_memory():
     found = {finding.claim: finding for finding in fig2.FIGURE.findings([], CARD_VIEW)}
     assert found.keys() <= CLAIMS.keys()
     assert {finding.obtained for finding in found.values()} == {"computed"}
@@ -72,17 +68,17 @@ def test_findings_about_memory() -> None:
     assert found["dllm-logit-chunk"].value == 517996544
     assert found["dllm-weights-17gb"].value == pytest.approx(16.031162368)
     assert found["dllm-t4-oom"].value == 1
-    assert 1 < found["dllm-2x-requests"].value < 2  # type: ignore[operator]
+    assert 1 < found["dllm-2x-requests"].value < 2
     assert fig2.FIGURE.findings([], L40S_VIEW) == []
 
 
 def by_length(cell: Cell) -> float:
     knobs = cell.knob_values
-    gain = 4 - knobs["input_len"] / 400 - knobs["gen_length"] / 512  # type: ignore[operator]
+    gain = 4 - knobs["input_len"] / 400 - knobs["gen_length"] / 512
     return 10.0 * (gain if cell.system == "dllm-serve" else 1.0)
 
 
-def test_lengths_grid_shares_its_common_point() -> None:
+def test_lengths_grid_shares_its_common_point():
     cells = fig7.FIGURE.cells(L40S_VIEW)
     assert len({cell.key for cell in cells}) == len(cells) == 2 * (6 + 4 - 1)
     assert all(cell.rate is None and cell.knob_values["gen_length"] == cell.knob_values["steps"] for cell in cells)
@@ -91,7 +87,7 @@ def test_lengths_grid_shares_its_common_point() -> None:
     assert {cell.knob_values["gen_length"] for cell in tiny} == {32, 64, 96, 128}
 
 
-def test_relative_throughput_by_length(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_relative_throughput_by_length(tmp_path, drawn):
     runs = runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length)
     rendered = fig7.FIGURE.render(runs, L40S_VIEW, tmp_path)
     assert rendered.rows[0][:6] == ("input", "100", "32.5", "10.0", "3.25x", "3.12x")
@@ -110,7 +106,7 @@ def test_relative_throughput_by_length(tmp_path: Path, drawn: list[Figure]) -> N
     assert fig7.FIGURE.findings(runs_of(fig7.FIGURE.cells(CPU_VIEW), by_length), CPU_VIEW) == []
 
 
-def test_an_invalid_length_is_left_out(tmp_path: Path) -> None:
+def test_an_invalid_length_is_left_out(tmp_path):
     runs = runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length)
     broken = [changed(r, validity=FAILED) if r.cell.knob_values["input_len"] == 100 else r for r in runs]
     rendered = fig7.FIGURE.render(broken, L40S_VIEW, tmp_path)
@@ -131,7 +127,7 @@ def climb(cell: Cell) -> float:
     return 18.0
 
 
-def test_a_simulated_ladder_shares_its_ends_with_figure_3() -> None:
+def test_a_simulated_ladder_shares_its_ends_with_figure_3():
     for view in (CPU_VIEW, CARD_VIEW):
         cells = fig8.FIGURE.cells(view)
         assert len({cell.key for cell in cells}) == len(cells) == 3 * len(LADDER)
@@ -141,14 +137,14 @@ def test_a_simulated_ladder_shares_its_ends_with_figure_3() -> None:
     assert {cell.comparison for cell in fig8.FIGURE.cells(CPU_VIEW)} == {"fig8"}
 
 
-def test_ladder(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_ladder(tmp_path, drawn):
     runs = runs_of(fig8.FIGURE.cells(CARD_VIEW), climb)
     rendered = fig8.FIGURE.render(runs, CARD_VIEW, tmp_path)
     assert [row[3] for row in rendered.rows[: len(LADDER)]] == ["1.00x", "1.50x", "1.60x", "1.80x", "2.00x", "1.70x"]
     assert [row[4] for row in rendered.rows[: len(LADDER)]] == ["1.00x", "1.48x", "-", "1.75x", "-", "-"]
     assert "Not monotone on Burst: look-ahead admission (0.850x) below the rung before." in rendered.notes
     assert sum(rung.is_ours for rung in LADDER) == 2
-    hatched = [c.get_label() for c in drawn[0].axes[0].containers if c.patches and c.patches[0].get_hatch()]  # type: ignore[attr-defined]
+    hatched = [c.get_label() for c in drawn[0].axes[0].containers if c.patches and c.patches[0].get_hatch()]
     assert hatched == ["+ single refresh", "+ look-ahead admission"]
     found = {f.claim: f for f in fig8.FIGURE.findings(runs, CARD_VIEW)}
     assert found.keys() <= CLAIMS.keys()
@@ -157,7 +153,7 @@ def test_ladder(tmp_path: Path, drawn: list[Figure]) -> None:
     assert found["dllm-abl-increments"].value == pytest.approx((1.6 / 1.5, 1.8 / 1.6, 1.6 / 1.5, 1.8 / 1.6, 1.8 / 1.5))
 
 
-def test_ladder_with_a_missing_rung(tmp_path: Path) -> None:
+def test_ladder_with_a_missing_rung(tmp_path):
     runs: list[StoredRun] = [
         run
         for run in runs_of(fig8.FIGURE.cells(CARD_VIEW), climb)
@@ -168,7 +164,7 @@ def test_ladder_with_a_missing_rung(tmp_path: Path) -> None:
     assert fig8.FIGURE.findings(runs, CARD_VIEW) == []
 
 
-def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
+def test_ladder_measured_on_a_card_finds_its_runs(tmp_path):
     view = View(
         platform=replace(RTX4090, executor="torch"),
         reading="efficient",
@@ -182,7 +178,7 @@ def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
     assert fig8.FIGURE.findings(runs, view) == []
 
 
-def test_components_start_with_themselves_switched_off() -> None:
+def test_components_start_with_themselves_switched_off():
     assert {name: each.variants[0].label for name, each in COMPONENTS.items()} == {
         "engine": "Sparse-dLLM",
         "scheduler": "request",

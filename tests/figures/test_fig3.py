@@ -1,16 +1,12 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from support.stored_runs import (
     CALIBRATION,
     CPU,
@@ -59,12 +55,12 @@ def made(view: View) -> list[StoredRun]:
     return runs_of(fig3.FIGURE.cells(view), throughput)
 
 
-def test_is_the_registered_figure() -> None:
+def test_is_the_registered_figure():
     assert figure("fig3").load() is fig3.FIGURE
     assert figure("fig3").title == fig3.FIGURE.title
 
 
-def test_every_system_has_a_look_of_its_own() -> None:
+def test_every_system_has_a_look_of_its_own():
     looks = [style.system_look(name) for name in SYSTEMS]
     assert [look.title for look in looks] == [SYSTEMS.get(name).title for name in SYSTEMS]
     for family in ("dllm", "ar"):
@@ -74,7 +70,7 @@ def test_every_system_has_a_look_of_its_own() -> None:
     assert len({look.color for look in shown}) == len({look.marker for look in shown}) == len(shown)
 
 
-def test_grid_on_the_cpu() -> None:
+def test_grid_on_the_cpu():
     cells = fig3.FIGURE.cells(CPU_VIEW)
     assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(RATES)
     assert {(cell.executor, cell.seed, cell.figure) for cell in cells} == {("torch", 0, "fig3")}
@@ -90,7 +86,7 @@ def test_grid_on_the_cpu() -> None:
     assert not any(cell.comparison for cell in alone)
 
 
-def test_grid_on_the_papers_card_reads_baselines_as_published() -> None:
+def test_grid_on_the_papers_card_reads_baselines_as_published():
     cells = fig3.FIGURE.cells(CARD_VIEW)
     assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(CARD_VIEW.dllm.rates)
     assert {cell.executor for cell in cells} == {"roofline"}
@@ -98,7 +94,7 @@ def test_grid_on_the_papers_card_reads_baselines_as_published() -> None:
     assert {cell.knobs for cell in cells if cell.system == "dllm-serve"} == {()}
 
 
-def test_readings_share_the_runs_of_dllm_serve() -> None:
+def test_readings_share_the_runs_of_dllm_serve():
     grids = [
         {c.key for c in fig3.FIGURE.cells(replace(CARD_VIEW, reading=r))} for r in ("published", "efficient", "policy")
     ]
@@ -107,13 +103,13 @@ def test_readings_share_the_runs_of_dllm_serve() -> None:
     assert len(set.union(*grids)) == sum(map(len, grids)) - 2 * len(shared)
 
 
-def test_repeats_take_seeds_of_their_own() -> None:
+def test_repeats_take_seeds_of_their_own():
     cells = fig3.FIGURE.cells(replace(CPU_VIEW, num_runs=3))
     assert len({cell.key for cell in cells}) == len(cells) == 3 * 3 * len(COMPARED) * len(RATES)
     assert {cell.seed for cell in cells} == {0, 1, 2}
 
 
-def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_measured_figure(tmp_path, drawn):
     rendered = fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
     assert [path.name for path in rendered.files] == [
         "fig3-cpu-tiny.png",
@@ -154,7 +150,7 @@ def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
     assert "simulated" not in text
 
 
-def test_table_and_notes(tmp_path: Path) -> None:
+def test_table_and_notes(tmp_path):
     rendered = fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
     assert [len(row) for row in rendered.rows] == [len(rendered.columns)] * 12
     assert rendered.rows[0] == ("LiveBench", "dLLM-Serve", "480.0", "8", "-", "measured", "yes")
@@ -167,7 +163,7 @@ def test_table_and_notes(tmp_path: Path) -> None:
     assert "calibration" not in notes
 
 
-def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path: Path) -> None:
+def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path):
     slow = replace(CPU_VIEW, platform=CPU_TINY.with_part(DllmPart, rates=(2.0, 4.0)))
     rendered = fig3.FIGURE.render(made(slow), slow, tmp_path)
     assert rendered.rows[0][2] == "240.0 (not saturated)"
@@ -176,7 +172,7 @@ def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path: Path) 
     )
 
 
-def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_repeats_are_drawn_with_their_interval(tmp_path, drawn):
     view = replace(CPU_VIEW, num_runs=3)
     runs = runs_of(fig3.FIGURE.cells(view), lambda cell: throughput(cell) * (1 + 0.1 * (cell.seed - 1)))
     rendered = fig3.FIGURE.render(runs, view, tmp_path)
@@ -190,7 +186,7 @@ def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figur
     assert len(read_csv(rendered)) == len(runs)
 
 
-def test_csv_of_the_papers_card(tmp_path: Path) -> None:
+def test_csv_of_the_papers_card(tmp_path):
     rows = read_csv(fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, tmp_path))
     assert tuple(rows[0]) == CSV_COLUMNS
     ours = [row for row in rows if row["obtained"] != "paper"]
@@ -217,7 +213,7 @@ def test_csv_of_the_papers_card(tmp_path: Path) -> None:
     }
 
 
-def test_another_reading_is_another_file(tmp_path: Path) -> None:
+def test_another_reading_is_another_file(tmp_path):
     view = replace(CARD_VIEW, reading="policy")
     rendered = fig3.FIGURE.render(made(view), view, tmp_path)
     assert {path.name for path in rendered.files} == {
@@ -226,7 +222,7 @@ def test_another_reading_is_another_file(tmp_path: Path) -> None:
     assert any("cache policies under continuous batching" in note for note in rendered.notes)
 
 
-def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path, drawn):
     rendered = fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, tmp_path)
     (picture,) = drawn
     hollow = {label: line for label, line in drawn_lines(panel(picture, "Burst")).items() if "paper" in label}
@@ -249,7 +245,7 @@ def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path: Path, dra
     assert not any("outside the model's forward" in note for note in rendered.notes)
 
 
-def test_invalid_runs_are_crossed_and_named(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_invalid_runs_are_crossed_and_named(tmp_path, drawn):
     runs = made(CPU_VIEW)
     bad = next(i for i, run in enumerate(runs) if run.cell.system == "dllm-serve" and run.cell.rate == 8.0)
     runs[bad] = changed(runs[bad], validity=FAILED)
@@ -265,7 +261,7 @@ def test_invalid_runs_are_crossed_and_named(tmp_path: Path, drawn: list[Figure])
     assert [row["valid"] for row in read_csv(rendered)].count("false") == 1
 
 
-def test_a_system_without_a_valid_run_has_no_peak(tmp_path: Path) -> None:
+def test_a_system_without_a_valid_run_has_no_peak(tmp_path):
     nothing = Validity(valid=False, reasons=("4 of 4 requests did not finish",))
     runs = []
     for run in made(CPU_VIEW):
@@ -278,12 +274,12 @@ def test_a_system_without_a_valid_run_has_no_peak(tmp_path: Path) -> None:
     assert sum(row["throughput_tok_s"] == "" for row in read_csv(rendered)) == len(RATES)
 
 
-def test_missing_runs_are_counted(tmp_path: Path) -> None:
+def test_missing_runs_are_counted(tmp_path):
     rendered = fig3.FIGURE.render(made(CPU_VIEW)[:-1], CPU_VIEW, tmp_path)
     assert "1 of 48 points are missing: OSC Sparse-dLLM at 16 req/s" in rendered.notes
 
 
-def test_a_panel_without_runs_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_a_panel_without_runs_says_so(tmp_path, drawn):
     fig3.FIGURE.render([run for run in made(CARD_VIEW) if run.cell.dataset == "osc"], CARD_VIEW, tmp_path)
     (picture,) = drawn
     assert [text.get_text() for text in panel(picture, "Burst").texts] == ["no runs stored"]
@@ -291,7 +287,7 @@ def test_a_panel_without_runs_says_so(tmp_path: Path, drawn: list[Figure]) -> No
     assert len(drawn_lines(panel(picture, "OSC"))) == 5
 
 
-def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_sources_and_bases_that_differ_are_told_apart(tmp_path, drawn):
     runs = made(CPU_VIEW)
     for i, run in enumerate(runs):
         if run.cell.dataset == "burst":
@@ -308,7 +304,7 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
     )
 
 
-def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_a_run_on_a_gpu_names_the_gpu(tmp_path, drawn):
     card = {"gpu": {"name": "NVIDIA H200"}, "cpu": {"model": CPU, "usable": 2}}
     cells = [
         replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda")))
@@ -320,7 +316,7 @@ def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> No
     assert "measured: NVIDIA H200; llada-8b" in text_of(drawn[0])
 
 
-def test_errors_of_predictions_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_predictions_are_quoted(tmp_path, monkeypatch):
     monkeypatch.setattr(repro.paths, "CALIBRATION", tmp_path / "calibration")
     runs = made(CARD_VIEW)
 
@@ -353,7 +349,7 @@ def test_errors_of_predictions_are_quoted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("runs", [[], "foreign"])
-def test_refuses_what_is_not_the_figures(runs: Sequence[StoredRun] | str, tmp_path: Path) -> None:
+def test_refuses_what_is_not_the_figures(runs, tmp_path):
     if runs == "foreign":
         cell = replace(fig3.FIGURE.cells(CPU_VIEW)[0], rate=None)
         runs = [stored(cell, tok_s=1.0)]
@@ -362,7 +358,7 @@ def test_refuses_what_is_not_the_figures(runs: Sequence[StoredRun] | str, tmp_pa
         fig3.FIGURE.render(runs, CPU_VIEW, tmp_path)
 
 
-def test_findings_answer_known_claims_on_the_papers_card_only() -> None:
+def test_findings_answer_known_claims_on_the_papers_card_only():
     found = {finding.claim: finding for finding in fig3.FIGURE.findings(made(CARD_VIEW), CARD_VIEW)}
     known = {claim.id for claim in load_claims("dllm-serve")}
     assert found.keys() <= known
@@ -389,7 +385,7 @@ fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
 """
 
 
-def test_same_bytes_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_bytes_in_another_process(tmp_path, monkeypatch):
     """Another hash seed, another day and another order of runs change nothing."""
     monkeypatch.undo()  # the files are what is looked into
     here = fig3.FIGURE.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files

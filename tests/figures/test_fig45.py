@@ -1,15 +1,10 @@
 """Figures 4 and 5, which draw the runs of Figure 3."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-from matplotlib.figure import Figure as Drawn
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import fig3, fig4, fig5
-from repro.reports.figures import Figure, View, figure
+from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.systems.dllm.platforms import CPU_TINY, RTX4090
@@ -26,14 +21,14 @@ def speed(cell: Cell) -> float:
 
 
 @pytest.mark.parametrize(("name", "module"), [("fig4", fig4.FIGURE), ("fig5", fig5.FIGURE)])
-def test_registered_and_run_on_the_runs_of_figure_3(name: str, module: Figure) -> None:
+def test_registered_and_run_on_the_runs_of_figure_3(name, module):
     assert figure(name).load() is module
     assert figure(name).title == module.title
     for view in (CPU_VIEW, CARD_VIEW):
         assert {c.key for c in module.cells(view)} <= {c.key for c in fig3.FIGURE.cells(view)}
 
 
-def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Drawn]) -> None:
+def test_latency_curves_and_the_papers_values(tmp_path, drawn):
     rendered = fig4.FIGURE.render(runs_of(fig4.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path)
     assert {path.name for path in rendered.files} == {f"fig4-rtx4090.{kind}" for kind in ("png", "pdf", "txt", "csv")}
     burst = drawn_lines(panel(drawn[0], "Burst"))
@@ -51,7 +46,7 @@ def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Drawn]
     ]
 
 
-def test_latency_findings() -> None:
+def test_latency_findings():
     found = {f.claim: f.value for f in fig4.FIGURE.findings(runs_of(fig4.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW)}
     assert found == {
         "dllm-low-load-equal": pytest.approx(5),
@@ -66,7 +61,7 @@ def test_latency_findings() -> None:
     assert fig4.FIGURE.findings(runs_of(fig4.FIGURE.cells(CPU_VIEW), speed), CPU_VIEW) == []
 
 
-def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: list[Drawn]) -> None:
+def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path, drawn):
     # Latencies end * {1/4, 2/4, 3/4, 1} have span 0.75 end; spreads go as 1 / speed.
     runs = runs_of(fig5.FIGURE.cells(CARD_VIEW), speed, stretch=0.75)
     rendered = fig5.FIGURE.render(runs, CARD_VIEW, tmp_path)
@@ -87,7 +82,7 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: li
     assert found["dllm-jitter-cache-min"] == pytest.approx(4)
 
 
-def test_jitter_without_a_valid_baseline_says_so(tmp_path: Path) -> None:
+def test_jitter_without_a_valid_baseline_says_so(tmp_path):
     runs = runs_of(fig5.FIGURE.cells(CPU_VIEW), speed, stretch=0.5)
     broken = [changed(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
     rendered = fig5.FIGURE.render(broken, CPU_VIEW, tmp_path)

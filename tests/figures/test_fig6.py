@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, stored, text_of
 
 from engines.errors import UserError
@@ -32,7 +28,7 @@ def solved(cell: Cell) -> int:
     knobs = cell.knob_values
     if knobs["selection"] == "dense":
         return 19
-    place = fig6.RATIOS.index(knobs["retention_ratio"])  # type: ignore[arg-type]
+    place = fig6.RATIOS.index(knobs["retention_ratio"])
     return ((8, 10, 11, 12, 13) if knobs["selection"] == "head" else (2, 10, 12, 14, 16))[place]
 
 
@@ -51,7 +47,7 @@ def made(view: View) -> list[StoredRun]:
     return [graded(cell) for cell in fig6.FIGURE.cells(view)]
 
 
-def test_a_ratio_to_none_solved_is_to_the_most_that_the_interval_leaves() -> None:
+def test_a_ratio_to_none_solved_is_to_the_most_that_the_interval_leaves():
     def none_solved(run: StoredRun) -> StoredRun:
         knobs = run.cell.knob_values
         if (run.cell.dataset, knobs["selection"], knobs.get("retention_ratio")) != ("mini-code", "uniform", 0.1):
@@ -80,24 +76,24 @@ def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[Stor
     return [changed(run, validity=FAILED) if is_it(run) else run for run in runs]
 
 
-def test_is_the_registered_figure() -> None:
+def test_is_the_registered_figure():
     assert figure("fig6").load() is fig6.FIGURE
     assert figure("dllm-serve/fig6").title == fig6.FIGURE.title
 
 
-def test_grid_differs_in_the_selection_alone() -> None:
+def test_grid_differs_in_the_selection_alone():
     cells = fig6.FIGURE.cells(VIEW)
     assert len({cell.key for cell in cells}) == len(cells) == 2 * (2 * len(fig6.RATIOS) + 1)
     assert {(cell.system, cell.executor, cell.rate, cell.seed) for cell in cells} == {("dllm-serve", "torch", None, 0)}
     varied = {"selection", "retention_ratio"}
     assert len({tuple(pair for pair in cell.knobs if pair[0] not in varied) for cell in cells}) == 1
-    assert min(cell.knob_values["num_prompts"] for cell in cells) >= 500  # type: ignore[type-var, operator]
+    assert min(cell.knob_values["num_prompts"] for cell in cells) >= 500
     assert {cell.seed for cell in fig6.FIGURE.cells(TWICE)} == {0, 1}
     with pytest.raises(UserError, match="platform='rtx4090' simulates, and accuracy needs a model"):
         fig6.FIGURE.cells(View(platform=RTX4090, reading="published"))
 
 
-def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_curves_with_their_intervals(tmp_path, drawn):
     rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
     assert [path.name for path in rendered.files] == [
         "fig6-cpu-tiny.png",
@@ -127,7 +123,7 @@ def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> Non
     assert "only the selection differs" in caption
 
 
-def test_paper_values_are_hollow_and_marked(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_paper_values_are_hollow_and_marked(tmp_path, drawn):
     printed = {(value.task, value.selection, value.ratio): value.percent for value in paper_values()}
     assert printed == {
         ("mini-code", "head", 0.1): 20.1,
@@ -147,7 +143,7 @@ def test_paper_values_are_hollow_and_marked(tmp_path: Path, drawn: list[Figure])
     ]
 
 
-def test_table_and_paired_test(tmp_path: Path) -> None:
+def test_table_and_paired_test(tmp_path):
     rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
     assert rendered.rows[0] == (
         *("mini-code", "10 %", "40.0 (21.9 to 61.3)", "10.0 (2.8 to 30.1)", "8 / 2", "p = 0.11"),
@@ -165,7 +161,7 @@ def test_table_and_paired_test(tmp_path: Path) -> None:
     assert any("mini-gsm: head-level at 10 % 40.0 %, uniform at 20 % 50.0 %" in note for note in rendered.notes)
 
 
-def test_repeats_are_pooled(tmp_path: Path) -> None:
+def test_repeats_are_pooled(tmp_path):
     points = load_points(made(TWICE))
     head, uniform = points.of("mini-gsm", "head", 0.1), points.of("mini-gsm", "uniform", 0.1)
     pair = compare(head, uniform)
@@ -177,7 +173,7 @@ def test_repeats_are_pooled(tmp_path: Path) -> None:
     assert (row["n"], len(row["run_folder"].split())) == ("40", 2)
 
 
-def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
+def test_an_invalid_run_is_left_out(tmp_path):
     rendered = fig6.FIGURE.render(broken(made(VIEW), "uniform", 0.1), VIEW, tmp_path)
     assert rendered.rows[5][3:] == ("-", "-", "-", "95.0 (76.4 to 99.1)", "1 of 3 runs INVALID")
     assert any(note.startswith("INVALID: dllm-serve_mini-gsm_cpu-tiny") for note in rendered.notes)
@@ -191,7 +187,7 @@ def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
     assert compare(points.of("mini-gsm", "head", 0.1), points.of("mini-gsm", "uniform", 0.1)) is None
 
 
-def test_missing_runs_are_said(tmp_path: Path) -> None:
+def test_missing_runs_are_said(tmp_path):
     some = [run for run in made(VIEW) if run.cell.knob_values.get("retention_ratio") != 0.3]
     rendered = fig6.FIGURE.render(some, VIEW, tmp_path)
     assert any(note.startswith("4 of 22 points are missing: mini-code head at 30 %") for note in rendered.notes)
@@ -199,7 +195,7 @@ def test_missing_runs_are_said(tmp_path: Path) -> None:
         fig6.FIGURE.render([], VIEW, tmp_path)
 
 
-def test_findings_are_of_another_model() -> None:
+def test_findings_are_of_another_model():
     found = {finding.claim: finding for finding in fig6.FIGURE.findings(made(VIEW), VIEW)}
     assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
     assert found["dllm-gsm-gain"].value == pytest.approx(300)
@@ -209,14 +205,14 @@ def test_findings_are_of_another_model() -> None:
     assert found["dllm-retention-sweep"].value == (10, 50)
 
 
-def test_same_runs_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_runs_same_bytes(tmp_path, monkeypatch):
     monkeypatch.undo()  # the files are what is looked into
     first = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path / "a").files
     second = fig6.FIGURE.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_answers_decide_accuracies_and_settings_do_not() -> None:
+def test_answers_decide_accuracies_and_settings_do_not():
     """Grades are of records, not of summaries: they are perturbed too."""
     found = {
         answer.finding.claim: answer

@@ -1,13 +1,9 @@
 """Growth tables: what varies on each axis, slopes, memory by logit budget, and how simulated numbers are labelled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import growth
@@ -37,7 +33,7 @@ def planned(run: StoredRun, **measured: int) -> StoredRun:
     return changed(run, record=run.record.with_manifest(facts=facts, calibration=calibration))
 
 
-def test_the_exponent_between_two_points_is_the_law_s_in_either_order() -> None:
+def test_the_exponent_between_two_points_is_the_law_s_in_either_order():
     for first, last in (((2.0, 4.0), (8.0, 64.0)), ((8.0, 64.0), (2.0, 4.0))):
         assert growth.exponent(first, last) == pytest.approx(2.0)
     assert growth.exponent((2.0, 9.0), (2.0, 4.0)) is None
@@ -46,7 +42,7 @@ def test_the_exponent_between_two_points_is_the_law_s_in_either_order() -> None:
 
 
 @pytest.mark.parametrize("where", [CPU_TINY, H200, RTX4090, L40S], ids=lambda where: where.name)
-def test_every_value_fits_the_platform(where: Any) -> None:
+def test_every_value_fits_the_platform(where):
     view = View(platform=where, reading="efficient")
     cells = growth.FIGURE.cells(view)
     assert len({cell.key for cell in cells}) == len(cells)
@@ -59,13 +55,13 @@ def test_every_value_fits_the_platform(where: Any) -> None:
         assert knobs.get("max_num_logits", 1) <= view.dllm.max_num_batched_tokens
 
 
-def test_concurrency_is_as_many_requests_as_may_run() -> None:
+def test_concurrency_is_as_many_requests_as_may_run():
     cells = [cell for cell in growth.FIGURE.cells(H200_VIEW) if "max_num_seqs" in cell.knob_values]
     assert [cell.knob_values["max_num_seqs"] for cell in cells] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert all(cell.knob_values["num_prompts"] == cell.knob_values["max_num_seqs"] for cell in cells)
 
 
-def test_slopes_are_those_of_the_law(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_slopes_are_those_of_the_law(tmp_path, drawn):
     runs = [planned(run) for run in runs_of(growth.FIGURE.cells(H200_VIEW), speed)]
     rendered = growth.FIGURE.render(runs, H200_VIEW, tmp_path)
     rows = [dict(zip(rendered.columns, row, strict=True)) for row in rendered.rows]
@@ -79,7 +75,7 @@ def test_slopes_are_those_of_the_law(tmp_path: Path, drawn: list[Figure]) -> Non
     assert [axes.get_xlabel() for axes in drawn[0].axes] == [axis.label for axis in growth.AXES]
 
 
-def test_simulated_without_calibration_is_said_everywhere(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_simulated_without_calibration_is_said_everywhere(tmp_path, drawn):
     rendered = growth.FIGURE.render(
         [planned(run) for run in runs_of(growth.FIGURE.cells(H200_VIEW), speed)], H200_VIEW, tmp_path
     )
@@ -90,7 +86,7 @@ def test_simulated_without_calibration_is_said_everywhere(tmp_path: Path, drawn:
     assert "uncalibrated" in (tmp_path / "growth-h200.md").read_text()
 
 
-def test_measured_memory_replaces_the_planned(tmp_path: Path) -> None:
+def test_measured_memory_replaces_the_planned(tmp_path):
     runs = runs_of(growth.FIGURE.cells(CPU_VIEW), speed)
     rendered = growth.FIGURE.render(
         [planned(run, measured_logits_bytes=123, measured_activation_bytes=45) for run in runs], CPU_VIEW, tmp_path
@@ -101,7 +97,7 @@ def test_measured_memory_replaces_the_planned(tmp_path: Path) -> None:
     }
 
 
-def test_missing_and_invalid_points_are_named(tmp_path: Path) -> None:
+def test_missing_and_invalid_points_are_named(tmp_path):
     runs = [planned(run) for run in runs_of(growth.FIGURE.cells(H200_VIEW), speed)]
     broken = [changed(runs[0], validity=FAILED), *runs[2:]]
     rendered = growth.FIGURE.render(broken, H200_VIEW, tmp_path)
@@ -112,7 +108,7 @@ def test_missing_and_invalid_points_are_named(tmp_path: Path) -> None:
     assert any(note.startswith("1 of 23 points are missing: concurrency 2") for note in rendered.notes)
 
 
-def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path: Path) -> None:
+def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path):
     """With weights that the view names, which every cell then has."""
     view = View(
         platform=replace(RTX4090, executor="torch"),
@@ -138,5 +134,5 @@ def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path: Path) -> None:
         ((1, None), (2, 1.0), None),
     ],
 )
-def test_exponent(first: tuple[float, float | None], last: tuple[float, float | None], slope: float | None) -> None:
+def test_exponent(first, last, slope):
     assert growth.exponent(first, last) == (None if slope is None else pytest.approx(slope))

@@ -1,12 +1,8 @@
 """LAPS's figures on made-up runs: what is paired with what, what is said of the claims, and that all of it could be otherwise."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +56,7 @@ def by_claim(found: list[Finding]) -> dict[str, Finding]:
     return {each.claim: each for each in found}
 
 
-def test_ratios_and_differences_are_paired_by_seed() -> None:
+def test_ratios_and_differences_are_paired_by_seed():
     ours, theirs = (
         seed_by_seed([CONTENDERS[name].cell(VIEW, LMSYS, {"model": MIDDLE})], VIEW) for name in ("laps", "sglang")
     )
@@ -76,7 +72,7 @@ def test_ratios_and_differences_are_paired_by_seed() -> None:
     assert not is_above(points), "within noise"
 
 
-def test_invalid_runs_are_left_out_on_both_sides() -> None:
+def test_invalid_runs_are_left_out_on_both_sides():
     cells = seed_by_seed([CONTENDERS["laps"].cell(VIEW, LMSYS, {})], VIEW)
     runs = [prefill_run(cell, ttft_s=0.1 * (1 + cell.seed), valid=cell.seed != 1) for cell in cells]
     found = Runs(runs, VIEW).at(cells[0], MEAN)
@@ -85,7 +81,7 @@ def test_invalid_runs_are_left_out_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("entry", PAPERS["laps"].entries, ids=lambda entry: entry.name)
-def test_every_kind_of_cell_can_be_prepared_and_each_is_asked_once(entry: Any) -> None:
+def test_every_kind_of_cell_can_be_prepared_and_each_is_asked_once(entry):
     module = entry.load()
     asked = module.cells(VIEW)
     assert len(asked) == len({cell.key for cell in asked})
@@ -99,7 +95,7 @@ def test_every_kind_of_cell_can_be_prepared_and_each_is_asked_once(entry: Any) -
     assert "LLaDA" not in module.place(VIEW.platform)
 
 
-def test_figures_share_runs() -> None:
+def test_figures_share_runs():
     keys = {
         name: {cell.key for cell in module.FIGURE.cells(VIEW)}
         for name, module in (("6", fig6), ("7", fig7), ("1", fig1))
@@ -109,14 +105,14 @@ def test_figures_share_runs() -> None:
     assert keys["7"] & {cell.key for cell in reserve.FIGURE.cells(VIEW)}
 
 
-def test_a_load_of_one_is_what_sglang_serves() -> None:
+def test_a_load_of_one_is_what_sglang_serves():
     """At ten times fewer turns than the constants came from, within 5 %."""
     cell = CONTENDERS["sglang"].cell(VIEW, LMSYS, {"model": MIDDLE, "clients": 256, "num_prompts": 3000})
     experiment = prepare(cell)
     assert PREFILL.summarize(experiment.run())["rps"] == pytest.approx(CAPACITY[MIDDLE], rel=0.05)
 
 
-def test_figure_6_takes_its_gains_over_sglang(tmp_path: Path) -> None:
+def test_figure_6_takes_its_gains_over_sglang(tmp_path):
     runs = prefill_runs(fig6.FIGURE.cells(VIEW), shape)
     rendered = fig6.FIGURE.render(runs, VIEW, tmp_path)
     with rendered.files[-1].open() as file:
@@ -129,11 +125,11 @@ def test_figure_6_takes_its_gains_over_sglang(tmp_path: Path) -> None:
     assert found["laps-avg-latency"].value == pytest.approx(100 * (1 - 1 / (1 + most / 100)))
     assert found["laps-consistent-best"].value == 1.0
     assert found["laps-gain-grows"].holds is True
-    assert 0 < found["laps-graph-only-weak"].value < most / 10  # type: ignore[operator]
+    assert 0 < found["laps-graph-only-weak"].value < most / 10
     assert found["laps-abs-rps"].value == pytest.approx(most)
 
 
-def test_figure_6_notices_who_is_ahead_of_laps() -> None:
+def test_figure_6_notices_who_is_ahead_of_laps():
     def other(cell: Cell) -> dict[str, float]:
         return shape(cell) | ({"rps": 500.0} if cell.system == "laps-graphs-only" else {})
 
@@ -142,7 +138,7 @@ def test_figure_6_notices_who_is_ahead_of_laps() -> None:
     assert "turns/s in 0 of" in found["laps-consistent-best"].how
 
 
-def test_figure_7_reports_points_and_percent(tmp_path: Path) -> None:
+def test_figure_7_reports_points_and_percent(tmp_path):
     runs = prefill_runs(fig7.FIGURE.cells(VIEW), shape)
     assert len(fig7.FIGURE.render(runs, VIEW, tmp_path).rows) == sum(
         len(fig7.CLIENTS[count]) + len(fig7.LOADS[count]) for count in (1, 8)
@@ -157,7 +153,7 @@ def test_figure_7_reports_points_and_percent(tmp_path: Path) -> None:
     assert found["laps-slo-8-router"].value == pytest.approx(100.0)
 
 
-def test_figures_1_and_3_are_of_opposite_classes() -> None:
+def test_figures_1_and_3_are_of_opposite_classes():
     def slower(cell: Cell) -> dict[str, float]:
         knobs = cell.knob_values
         longs, shorts = int(knobs["long_clients"] or 0), int(knobs["short_clients"] or 0)
@@ -184,7 +180,7 @@ def test_figures_1_and_3_are_of_opposite_classes() -> None:
         ((0, 64), 0.082, 9, 9),
     ],
 )
-def test_figure_3_holds_where_every_mixture_agrees(odd: tuple[int, int], ttft_s: float, up: int, more: int) -> None:
+def test_figure_3_holds_where_every_mixture_agrees(odd, ttft_s, up, more):
     def slower(cell: Cell) -> dict[str, float]:
         longs, shorts = (int(cell.knob_values[f"{kind}_clients"] or 0) for kind in ("long", "short"))
         taken = ttft_s if (longs, shorts) == odd else 0.05 * (1 + longs) * (1 + shorts / 100)
@@ -197,7 +193,7 @@ def test_figure_3_holds_where_every_mixture_agrees(odd: tuple[int, int], ttft_s:
     assert (rises.holds, convoy.holds, convoy.value) == (up == more == 9, more == 9, more)
 
 
-def test_figure_3_says_how_many_times_as_long_short_prompts_wait() -> None:
+def test_figure_3_says_how_many_times_as_long_short_prompts_wait():
     def slower(cell: Cell) -> dict[str, float]:
         return {"ttft_s": 0.05 * (1 + 50 * int(cell.knob_values["long_clients"] or 0)) * (1 + 0.001 * cell.seed)}
 
@@ -207,7 +203,7 @@ def test_figure_3_says_how_many_times_as_long_short_prompts_wait() -> None:
     assert rises.how.startswith("51.0 to 801 times as long;")
 
 
-def test_figure_5_asks_for_a_gain_in_most_settings() -> None:
+def test_figure_5_asks_for_a_gain_in_most_settings():
     def waited(cell: Cell) -> dict[str, float]:
         return {"rps": 100 + 1000 * float(cell.knob_values["max_window_s"] or 0) + 0.01 * cell.seed}
 
@@ -217,7 +213,7 @@ def test_figure_5_asks_for_a_gain_in_most_settings() -> None:
     assert by_claim(fig5.FIGURE.findings(flat, VIEW))["laps-fig5-window"].holds is False
 
 
-def test_the_kappa_that_is_needed_lies_between_two_that_were_run() -> None:
+def test_the_kappa_that_is_needed_lies_between_two_that_were_run():
     def gained(cell: Cell) -> dict[str, float]:
         penalty = float(cell.knob_values.get("kappa", 0) or 0)
         return {"rps": 100 * (1 + penalty) if cell.system == "laps" else 100.0}
@@ -230,7 +226,7 @@ def test_the_kappa_that_is_needed_lies_between_two_that_were_run() -> None:
     assert "above 0.6" in kappa.conclusion(none)
 
 
-def test_reserve_names_the_cells_in_which_it_is_not_ahead() -> None:
+def test_reserve_names_the_cells_in_which_it_is_not_ahead():
     def equal_once(cell: Cell) -> dict[str, float]:
         late = 0.1 + 0.001 * cell.seed if cell.system == "reserve" else 0.2 + 0.001 * cell.seed
         is_there = cell.rate == pytest.approx(CAPACITY[MIDDLE] * 0.5) and cell.system == "laps"
@@ -240,7 +236,7 @@ def test_reserve_names_the_cells_in_which_it_is_not_ahead() -> None:
     assert "in 17 of 18 cells; within noise of one of them in Qwen2.5-14B at 0.5; more in none." in text
 
 
-def test_other_figures_answer_their_claims(tmp_path: Path) -> None:
+def test_other_figures_answer_their_claims(tmp_path):
     found = by_claim(fig8.FIGURE.findings(prefill_runs(fig8.FIGURE.cells(VIEW), shape), VIEW))
     assert (found["laps-fig8-mix"].holds, found["laps-fig8-mix"].value) == (True, pytest.approx(-30.0))
     runs = prefill_runs(table2.FIGURE.cells(VIEW), shape)
@@ -252,7 +248,7 @@ def test_other_figures_answer_their_claims(tmp_path: Path) -> None:
     assert computed["laps-bucket-grid"].value == 42
 
 
-def test_figure_2_meets_the_printed_shares_by_construction(tmp_path: Path) -> None:
+def test_figure_2_meets_the_printed_shares_by_construction(tmp_path):
     assert len(fig2.FIGURE.render([], VIEW, tmp_path).rows) == 2
     found = {each.finding.claim: each for each in answers(lambda runs: fig2.FIGURE.findings(runs, VIEW), [])}
     assert found["laps-first-turn-short"].finding.value == pytest.approx(63, abs=0.02)
@@ -260,7 +256,7 @@ def test_figure_2_meets_the_printed_shares_by_construction(tmp_path: Path) -> No
     assert {each.role for each in found.values()} == {"by construction"}
 
 
-def test_boundaries() -> None:
+def test_boundaries():
     found = boundary.boundaries(MIDDLE, "h200")
     assert found.printed == 0.0
     assert 10 < found.printed_limit < 50
@@ -268,7 +264,7 @@ def test_boundaries() -> None:
     assert found.floor_far < found.floor
 
 
-def test_findings_answer_claims_of_laps() -> None:
+def test_findings_answer_claims_of_laps():
     known = {claim.id for claim in load_claims("laps")}
     for module in (fig1, fig3, fig5, fig6, fig7, fig8, table2, cost):
         found = by_claim(module.FIGURE.findings(prefill_runs(module.FIGURE.cells(VIEW), shape), VIEW))

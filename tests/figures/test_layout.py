@@ -1,9 +1,5 @@
 """Nothing of any figure is clipped or printed over something else, whatever platform it is drawn for."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from matplotlib.figure import Figure
 from support.figure_runs import figure_runs
@@ -23,9 +19,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize(("name", "where"), DRAWN)
-def test_no_text_is_clipped_or_overprinted(
-    name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_no_text_is_clipped_or_overprinted(name, where, tmp_path, request):
     """Repeats are drawn, they have more to show; dLLM-Serve's figures on their first platform into files."""
     is_saved = FIGURES[name].load().num_runs == 1 and where == FIGURES[name].load().platforms[0]
     if not is_saved:
@@ -41,9 +35,9 @@ def test_no_text_is_clipped_or_overprinted(
     assert not is_saved or all(path.stat().st_size > 0 for path in rendered.files)
     for figure in drawn:
         assert overprinted(figure) == []
-        title = figure._suptitle.get_text()  # type: ignore[attr-defined]
+        title = figure._suptitle.get_text()
         assert f"\n{view.obtained}" in title
-        caption = figure._supxlabel.get_text()  # type: ignore[attr-defined]
+        caption = figure._supxlabel.get_text()
         assert len(caption.splitlines()) <= style.CAPTION_LINES
         (text,) = (path for path in rendered.files if path.suffix == ".txt")
         stamp = read_stamp(write_stamp(FIGURES[name], view, [], rendered))
@@ -58,7 +52,7 @@ def panel() -> Figure:
     return figure
 
 
-def test_a_sound_figure_has_nothing_to_say(tmp_path: Path) -> None:
+def test_a_sound_figure_has_nothing_to_say(tmp_path):
     with style.drawing():
         figure = panel()
         style.publish(figure, figure.axes, tmp_path, "sound", title="a title", caption=["A sentence."])
@@ -74,7 +68,7 @@ def test_a_sound_figure_has_nothing_to_say(tmp_path: Path) -> None:
         ((0.5, 1.19), "over the legend", "text 'over the legend' lies on the legend"),
     ],
 )
-def test_broken_figures_are_found_out(place: tuple[float, float], text: str, fault: str, tmp_path: Path) -> None:
+def test_broken_figures_are_found_out(place, text, fault, tmp_path):
     with style.drawing():
         figure = panel()
         style.publish(figure, figure.axes, tmp_path, "broken", title="a title", caption=["A sentence."])
@@ -82,7 +76,7 @@ def test_broken_figures_are_found_out(place: tuple[float, float], text: str, fau
         assert any(fault in each for each in overprinted(figure)), overprinted(figure)
 
 
-def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path: Path) -> None:
+def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path):
     with style.drawing():
         figure = panel()
         figure.axes[0].set_xticks([0, 1, 400], ["0", "1", "far away"])
@@ -91,7 +85,7 @@ def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path: Path) ->
         assert overprinted(figure) == []
 
 
-def test_a_caption_is_cut_between_sentences() -> None:
+def test_a_caption_is_cut_between_sentences():
     sentences = ["One sentence of some length.", "Another sentence of some length.", "x " * 200]
     lines = style.shown_caption(sentences, "there.txt", 40)
     assert len(lines) <= style.CAPTION_LINES

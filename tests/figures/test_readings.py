@@ -1,9 +1,5 @@
 """The readings view: what is run, what is drawn, and what its table says."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from support.stored_runs import read_csv, runs_of
 
@@ -35,7 +31,7 @@ def ids(view: View) -> str:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=ids)
-def test_every_reading_and_every_rule_is_run(view: View) -> None:
+def test_every_reading_and_every_rule_is_run(view):
     cells = readings.FIGURE.cells(view)
     asked = {
         (c.knob_values.get("reading", "efficient"), c.knob_values.get("batch_rule"))
@@ -50,7 +46,7 @@ def test_every_reading_and_every_rule_is_run(view: View) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=ids)
-def test_it_shares_the_runs_of_the_papers_figures(view: View) -> None:
+def test_it_shares_the_runs_of_the_papers_figures(view):
     own = {cell.key for cell in readings.FIGURE.cells(view)}
     assert {cell.key for cell in table4.FIGURE.cells(view)} <= own
     policy = View(platform=view.platform, reading="policy")
@@ -58,7 +54,7 @@ def test_it_shares_the_runs_of_the_papers_figures(view: View) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=ids)
-def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path: Path) -> None:
+def test_the_table_sets_every_setting_against_both_engines(view, tmp_path):
     rendered = readings.FIGURE.render(runs_of(readings.FIGURE.cells(view), speed), view, tmp_path)
     assert len(rendered.rows) == len(DATASETS) * len(SETTINGS)
     by_label = {row[1]: row for row in rendered.rows if row[0] == "OSC"}
@@ -79,7 +75,7 @@ def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path:
     assert float(paper["burst", "fast-dllm"]) == (61.26 if view.platform is L40S else 42.4)
 
 
-def test_what_the_arrivals_hold_back_is_named(tmp_path: Path) -> None:
+def test_what_the_arrivals_hold_back_is_named(tmp_path):
     """0.5 req/s of 256 tokens are 128 tok/s; 1 req/s are more than any of these reach."""
     for view, expected in zip(VIEWS, (True, False), strict=True):
         runs = runs_of(readings.FIGURE.cells(view), lambda cell: 1.2 * speed(cell))
@@ -92,7 +88,7 @@ def test_what_the_arrivals_hold_back_is_named(tmp_path: Path) -> None:
             assert "Sparse-dLLM" not in notes[0]
 
 
-def test_what_was_not_run_is_named_and_left_out(tmp_path: Path) -> None:
+def test_what_was_not_run_is_named_and_left_out(tmp_path):
     view = VIEWS[0]
     cells = [cell for cell in readings.FIGURE.cells(view) if (cell.dataset, cell.system) != ("burst", "fast-dllm")]
     rendered = readings.FIGURE.render(runs_of(cells, speed), view, tmp_path)
@@ -100,7 +96,7 @@ def test_what_was_not_run_is_named_and_left_out(tmp_path: Path) -> None:
     assert next(row for row in rendered.rows if row[0] == "Burst")[2] == "-"
 
 
-def test_a_cpu_measures_all_but_dllm_caches_policy() -> None:
+def test_a_cpu_measures_all_but_dllm_caches_policy():
     view = View(platform=CPU_TINY, reading="efficient")
     policy = [cell.system for cell in readings.FIGURE.cells(view) if cell.knob_values.get("reading") == "policy"]
     assert set(policy) == {"fast-dllm", "sparse-dllm"}
@@ -111,15 +107,13 @@ def test_a_cpu_measures_all_but_dllm_caches_policy() -> None:
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("where", [RTX4090, L40S], ids=lambda where: where.name)
 @pytest.mark.parametrize("name", ["fig3", "fig4", "fig7", "fig8", "table4"])
-def test_the_papers_comparisons_are_drawn_on_both_cards_in_every_reading(
-    name: str, where: object, reading: str, tmp_path: Path
-) -> None:
-    view = View(platform=where, reading=reading)  # type: ignore[arg-type]
+def test_the_papers_comparisons_are_drawn_on_both_cards_in_every_reading(name, where, reading, tmp_path):
+    view = View(platform=where, reading=reading)
     drawing = figure(name).load()
     cells = drawing.cells(view)
     for cell in cells:
         prepare(cell)
     rendered = drawing.render(runs_of(cells, speed, n=8, stretch=0.5), view, tmp_path)
-    stem = f"{name}-{where.name}{'' if reading == 'published' else f'-{reading}'}"  # type: ignore[attr-defined]
+    stem = f"{name}-{where.name}{'' if reading == 'published' else f'-{reading}'}"
     assert {path.stem for path in rendered.files} == {stem}
     assert rendered.rows

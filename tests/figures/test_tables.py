@@ -1,7 +1,5 @@
 """Tables 1 to 4, the registry of figures, and the Makefile's list of them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -20,13 +18,13 @@ L40S_VIEW = View(platform=L40S, reading="published")
 SPEED = {"dllm-serve": 80.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
 
 
-def test_every_figure_and_table_of_the_paper_is_registered() -> None:
+def test_every_figure_and_table_of_the_paper_is_registered():
     """Figure 1 is an overview drawing; every other one has numbers."""
     printed = {entry.id for entry in load_figures("dllm-serve")} - {"dllm-serve/fig1"}
     assert printed <= set(FIGURES)
 
 
-def test_every_registered_figure_has_a_make_target() -> None:
+def test_every_registered_figure_has_a_make_target():
     text = Path("Makefile").read_text()
     listed = re.search(r"^FIGURES := (.*)$", text, re.MULTILINE)
     assert listed is not None
@@ -39,7 +37,7 @@ def test_every_registered_figure_has_a_make_target() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FIGURES))
-def test_modules_keep_their_contract(name: str) -> None:
+def test_modules_keep_their_contract(name):
     entry = FIGURES[name]
     module = entry.load()
     assert entry.title == module.title
@@ -50,7 +48,7 @@ def test_modules_keep_their_contract(name: str) -> None:
         assert {cell.platform for cell in cells} <= {where.name}
 
 
-def test_table_1_counts_what_the_implementations_hold(tmp_path: Path) -> None:
+def test_table_1_counts_what_the_implementations_hold(tmp_path):
     rows = {row["work"]: row for row in read_csv(table1.FIGURE.render([], CARD_VIEW, tmp_path))}
     length, row_bytes = 556, 524_288
     assert float(rows["Fast-dLLM"]["MB per request"]) == pytest.approx(length * row_bytes / 1e6, abs=0.05)
@@ -63,13 +61,13 @@ def test_table_1_counts_what_the_implementations_hold(tmp_path: Path) -> None:
     assert finding.holds
 
 
-def test_table_2_computes_the_headroom(tmp_path: Path) -> None:
+def test_table_2_computes_the_headroom(tmp_path):
     rows = read_csv(table2.FIGURE.render([], CARD_VIEW, tmp_path))
     assert [row["left GB"] for row in rows] == ["7.97", "31.97"]
     assert all("fitted on" in row["simulated as"] for row in rows)
 
 
-def test_table_3_agrees_with_the_papers_settings(tmp_path: Path) -> None:
+def test_table_3_agrees_with_the_papers_settings(tmp_path):
     rows = read_csv(table3.FIGURE.render([], CARD_VIEW, tmp_path))
     assert len(rows) == 11
     assert {row["agrees"] for row in rows} == {"yes"}
@@ -77,14 +75,14 @@ def test_table_3_agrees_with_the_papers_settings(tmp_path: Path) -> None:
     assert found == {"dllm-steps-per-block": 32, "dllm-retention-fixed": 0.5}
 
 
-def test_table_3_says_where_it_does_not_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_3_says_where_it_does_not_agree(tmp_path, monkeypatch):
     ours = table3.defaults()
     monkeypatch.setattr(table3, "defaults", lambda: {**ours, "Kernel Size": 5})
     rows = read_csv(table3.FIGURE.render([], CARD_VIEW, tmp_path))
     assert [row["parameter"] for row in rows if row["agrees"] == "NO"] == ["Kernel Size"]
 
 
-def test_table_4_stands_beside_the_printed_one(tmp_path: Path) -> None:
+def test_table_4_stands_beside_the_printed_one(tmp_path):
     runs = runs_of(table4.FIGURE.cells(L40S_VIEW), lambda cell: SPEED[cell.system])
     rendered = table4.FIGURE.render(runs, L40S_VIEW, tmp_path)
     assert [row[:2] for row in rendered.rows[:4]] == [
@@ -109,7 +107,7 @@ def test_table_4_stands_beside_the_printed_one(tmp_path: Path) -> None:
     assert (tmp_path / "table4-l40s.md").read_text().count("|") > 12 * 9
 
 
-def test_samplers_alone_and_batched(tmp_path: Path) -> None:
+def test_samplers_alone_and_batched(tmp_path):
     view = View(platform=platform("cpu-tiny"), reading="efficient")
     cells = baselines.FIGURE.cells(view)
     assert len({cell.key for cell in cells}) == len(cells) == 2 * len(baselines.SAMPLERS)

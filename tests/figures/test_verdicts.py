@@ -4,8 +4,6 @@ Every other test of a verdict says why it is right; this one says that none chan
 stored anew by ``python tests/figures/test_verdicts.py``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -66,7 +64,7 @@ def verdicts(name: str, where: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "where"), DECIDING + OTHERS)
-def test_a_verdict_changes_only_where_it_is_stored_anew(name: str, where: str) -> None:
+def test_a_verdict_changes_only_where_it_is_stored_anew(name, where):
     stored, found = json.loads(STORED.read_text(encoding="utf-8"))[f"{name} {where}"], verdicts(name, where)
     assert list(found) == list(stored)
     for claim, own in stored.items():

@@ -1,7 +1,5 @@
 """Attention backends on a CUDA device; nothing here needs hypothesis."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -30,13 +28,13 @@ def backend_of(name: str, dtype: torch.dtype, case: Case) -> VarlenAttention:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("name", BACKENDS)
-def test_backends_give_the_definition(name: str, case: Case, dtype: torch.dtype) -> None:
+def test_backends_give_the_definition(name, case, dtype):
     with torch.inference_mode():
         assert case.error(backend_of(name, dtype, case), CUDA, dtype) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("group", [1, 4])
-def test_this_torch_reads_runs_in_place(group: int) -> None:
+def test_this_torch_reads_runs_in_place(group):
     """Every supported torch has a varlen kernel that needs no copy of the keys."""
     if torch.cuda.get_device_capability(CUDA) < (8, 0):
         pytest.skip("FlashAttention needs compute capability 8.0")
@@ -45,7 +43,7 @@ def test_this_torch_reads_runs_in_place(group: int) -> None:
     assert (backend.layout, backend.repeats_heads) == ("runs", False)
 
 
-def test_auto_takes_a_flash_kernel_for_16_bits() -> None:
+def test_auto_takes_a_flash_kernel_for_16_bits():
     if torch.cuda.get_device_capability(CUDA) < (8, 0):
         pytest.skip("FlashAttention needs compute capability 8.0")
     for dtype in (torch.bfloat16, torch.float16):
@@ -56,7 +54,7 @@ def test_auto_takes_a_flash_kernel_for_16_bits() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "sdpa"])
-def test_a_captured_graph_replays_other_metadata(name: str, group: int, dtype: torch.dtype) -> None:
+def test_a_captured_graph_replays_other_metadata(name, group, dtype):
     """Captured on one batch, replayed on others of other sizes, lengths and runs: equal to the eager call."""
     size, rows, num_keys, head_dim, kv_heads = 6, 48, 400, 64, 2
     case = Case(q_len=(), k_runs=(), head_dim=head_dim, kv_heads=kv_heads, group=group)
@@ -109,7 +107,7 @@ def test_a_captured_graph_replays_other_metadata(name: str, group: int, dtype: t
             assert float((replayed.double().cpu() - expected).abs().max()) <= TOLERANCE[dtype], (q_len, runs)
 
 
-def test_device_backends_do_not_wait_for_the_device() -> None:
+def test_device_backends_do_not_wait_for_the_device():
     """A call that needs the host to read a device tensor raises in this mode."""
     case = CASES["grouped"]
     for dtype in (torch.bfloat16, torch.float32):

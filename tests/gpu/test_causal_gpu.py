@@ -1,7 +1,5 @@
 """The causal decoder on a card: flash attention through block tables, captured buckets and rungs, memory given back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -34,7 +32,7 @@ def on_cpu(model: CausalModel) -> CausalModel:
     return twin.requires_grad_(False).eval()
 
 
-def test_a_flash_kernel_serves(model: CausalModel) -> None:
+def test_a_flash_kernel_serves(model):
     found = probe(torch.device("cuda"), torch.bfloat16, model.config.head_dim, 2)
     assert isinstance(found, Served), found
 
@@ -51,16 +49,16 @@ def mixed_step(worker: TorchExecutor) -> tuple[list[int], list[torch.Tensor]]:
     return tokens, kv
 
 
-def test_steps_give_the_cpus_numbers_within_rounding(model: CausalModel) -> None:
-    _, expected = mixed_step(TorchExecutor(on_cpu(model), **SIZES))  # type: ignore[arg-type]
-    _, found = mixed_step(TorchExecutor(model, **SIZES))  # type: ignore[arg-type]
+def test_steps_give_the_cpus_numbers_within_rounding(model):
+    _, expected = mixed_step(TorchExecutor(on_cpu(model), **SIZES))
+    _, found = mixed_step(TorchExecutor(model, **SIZES))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=ROUNDING, rtol=ROUNDING)
 
 
-def test_replays_give_what_eager_steps_give(model: CausalModel) -> None:
-    eager = TorchExecutor(model, **SIZES, uses_graphs=False)  # type: ignore[arg-type]
-    graphed = TorchExecutor(model, **SIZES)  # type: ignore[arg-type]
+def test_replays_give_what_eager_steps_give(model):
+    eager = TorchExecutor(model, **SIZES, uses_graphs=False)
+    graphed = TorchExecutor(model, **SIZES)
     assert isinstance(graphed.attention, PagedAttention)
     costs = graphed.capture([*grid((16, 64), (1, 4)), Bucket(1, 8), Rung(128)])
     assert all(cost.seconds > 0 for cost in costs.values())
@@ -85,11 +83,11 @@ def test_replays_give_what_eager_steps_give(model: CausalModel) -> None:
             torch.testing.assert_close(a, b, atol=ROUNDING, rtol=ROUNDING)
 
 
-def test_closing_gives_the_memory_back(model: CausalModel) -> None:
+def test_closing_gives_the_memory_back(model):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    worker = TorchExecutor(model, **SIZES)  # type: ignore[arg-type]
+    worker = TorchExecutor(model, **SIZES)
     worker.capture([Bucket(64, 4), Rung(128)])
     run(worker, (start(worker, prompt(50)), 0, 50, True))
     assert torch.cuda.memory_allocated() >= before + 2 * worker.pool.k.nbytes
@@ -97,9 +95,9 @@ def test_closing_gives_the_memory_back(model: CausalModel) -> None:
     assert torch.cuda.memory_allocated() - before < 2**20
 
 
-def test_a_step_waits_for_nothing_on_the_host(model: CausalModel) -> None:
+def test_a_step_waits_for_nothing_on_the_host(model):
     """No copy to the host and no wait between a step's launches."""
-    worker = TorchExecutor(model, **SIZES)  # type: ignore[arg-type]
+    worker = TorchExecutor(model, **SIZES)
     slot = start(worker, prompt(60))
     work = StepWork(np.array([slot]), np.array([0]), np.array([60]), np.array([True]))
     worker.run(work)

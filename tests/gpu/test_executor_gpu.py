@@ -1,7 +1,5 @@
 """The executor on CUDA: the same ids as on a CPU, replayed or not, and no waiting for the device."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,14 +67,14 @@ def run(engine: Engine, requests: Sequence[Request]) -> tuple[list[object], list
 
 def agreement(found: Sequence[object], wanted: Sequence[object]) -> float:
     """Share of equal ids."""
-    pairs = [(a, b) for x, y in zip(found, wanted, strict=True) for a, b in zip(x, y, strict=True)]  # type: ignore[call-overload]
+    pairs = [(a, b) for x, y in zip(found, wanted, strict=True) for a, b in zip(x, y, strict=True)]
     return sum(a == b for a, b in pairs) / len(pairs)
 
 
 @pytest.mark.parametrize("selection", ["head", "uniform", "dense"])
 @pytest.mark.parametrize("model", [MHA, GQA, MQA], ids=lambda model: model.name)
-def test_float32_gives_the_ids_of_a_cpu(model: TinyModel, selection: str) -> None:
-    config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))  # type: ignore[arg-type]
+def test_float32_gives_the_ids_of_a_cpu(model, selection):
+    config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))
     wanted, _ = run(engine_of(model, torch.float32, config, "cpu"), requests_of(model))
     for backend in ("sdpa", "sdpa-padded"):
         engine = engine_of(model, torch.float32, replace(config, attention_backend=backend))
@@ -84,12 +82,12 @@ def test_float32_gives_the_ids_of_a_cpu(model: TinyModel, selection: str) -> Non
 
 
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
-def test_replayed_steps_give_the_ids_of_eager_ones(model: TinyModel) -> None:
+def test_replayed_steps_give_the_ids_of_eager_ones(model):
     eager, _ = run(engine_of(model, torch.bfloat16, replace(CONFIG, cuda_graphs=False)), requests_of(model))
     engine = engine_of(model, torch.bfloat16, CONFIG)
     replayed, records = run(engine, requests_of(model))
-    if engine.executor.graphs is None:  # type: ignore[attr-defined]
-        pytest.skip(f"{engine.executor.kernels.attention.name} does not read the pool in place")  # type: ignore[attr-defined]
+    if engine.executor.graphs is None:
+        pytest.skip(f"{engine.executor.kernels.attention.name} does not read the pool in place")
     assert any(record.outcome.graph for record in records)
     # All but the steps that build a cache, the second of each block.
     assert [record.outcome.graph for record in records] == [record.step % BLOCK != 1 for record in records]
@@ -97,7 +95,7 @@ def test_replayed_steps_give_the_ids_of_eager_ones(model: TinyModel) -> None:
     assert agreement(replayed, eager) > 0.9
 
 
-def test_every_backend_agrees_in_bfloat16() -> None:
+def test_every_backend_agrees_in_bfloat16():
     shape = GQA.config
     found = availability(torch.device("cuda"), torch.bfloat16, shape.head_dim, shape.n_heads, shape.n_kv_heads)
     wanted, _ = run(engine_of(GQA, torch.bfloat16, replace(CONFIG, attention_backend="sdpa")), requests_of(GQA))
@@ -107,7 +105,7 @@ def test_every_backend_agrees_in_bfloat16() -> None:
             assert agreement(ids, wanted) > 0.9, name
 
 
-def test_fused_kernels_agree_with_torch_operators() -> None:
+def test_fused_kernels_agree_with_torch_operators():
     if not kernels.available(torch.device("cuda")):
         pytest.skip("triton is not installed")
     wanted, _ = run(engine_of(GQA, torch.bfloat16, replace(CONFIG, fused_kernels=False)), requests_of(GQA))
@@ -115,7 +113,7 @@ def test_fused_kernels_agree_with_torch_operators() -> None:
     assert agreement(fused, wanted) > 0.9
 
 
-def test_no_kernel_is_passed_over() -> None:
+def test_no_kernel_is_passed_over():
     if not kernels.available(torch.device("cuda")):
         pytest.skip("triton is not installed")
     executor = engine_of(GQA, torch.bfloat16, CONFIG).executor
@@ -136,7 +134,7 @@ def no_syncs() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_steps_do_not_wait_for_the_device(graphs: bool) -> None:
+def test_steps_do_not_wait_for_the_device(graphs):
     """But for those that end a request, whose ids are read."""
     run(engine_of(GQA, torch.bfloat16, replace(CONFIG, cuda_graphs=graphs)), requests_of(GQA))  # compiles
     engine = engine_of(GQA, torch.bfloat16, replace(CONFIG, cuda_graphs=graphs))
@@ -149,9 +147,9 @@ def test_steps_do_not_wait_for_the_device(graphs: bool) -> None:
     assert not engine.has_work
 
 
-def test_what_the_device_took_is_known_afterwards() -> None:
+def test_what_the_device_took_is_known_afterwards():
     engine = engine_of(GQA, torch.bfloat16, CONFIG, profile_every=3)
-    assert isinstance(engine.executor.timer, CudaTimer)  # type: ignore[attr-defined]
+    assert isinstance(engine.executor.timer, CudaTimer)
     _, records = run(engine, requests_of(GQA))
     assert len(records) == 24
     for record in records:
@@ -164,7 +162,7 @@ def test_what_the_device_took_is_known_afterwards() -> None:
             assert record.outcome.parts["attention"] > 0
 
 
-def test_static_batches_run_on_the_gpu() -> None:
+def test_static_batches_run_on_the_gpu():
     config = replace(CONFIG, sparsity=SparsityConfig(selection="uniform"), suppress_mask_token=False)
     ids = {}
     for device in ("cpu", "cuda"):
@@ -179,7 +177,7 @@ def test_static_batches_run_on_the_gpu() -> None:
     assert ids["cuda"] == ids["cpu"]
 
 
-def test_running_out_of_memory_costs_the_requests_of_a_step() -> None:
+def test_running_out_of_memory_costs_the_requests_of_a_step():
     engine = engine_of(GQA, torch.bfloat16, CONFIG)
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
@@ -208,7 +206,7 @@ def test_running_out_of_memory_costs_the_requests_of_a_step() -> None:
     assert again == wanted
 
 
-def test_a_closed_executor_gives_its_memory_back() -> None:
+def test_a_closed_executor_gives_its_memory_back():
     """Graphs and pool go at once; what is left goes with the last reference, without the collector."""
     run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))  # workspaces and tables are made once
     torch.cuda.synchronize()
@@ -216,7 +214,7 @@ def test_a_closed_executor_gives_its_memory_back() -> None:
     before = torch.cuda.memory_allocated()
     engine = engine_of(GQA, torch.bfloat16, CONFIG)
     run(engine, requests_of(GQA))
-    pool = engine.executor.pool.k.nbytes + engine.executor.pool.v.nbytes  # type: ignore[attr-defined]
+    pool = engine.executor.pool.k.nbytes + engine.executor.pool.v.nbytes
     held = torch.cuda.memory_allocated()
     gc.disable()
     try:
@@ -228,7 +226,7 @@ def test_a_closed_executor_gives_its_memory_back() -> None:
         gc.enable()
 
 
-def test_captures_share_one_stream() -> None:
+def test_captures_share_one_stream():
     """cuBLAS keeps a workspace for every stream it has met: a second set of graphs takes no second one."""
     device = torch.device("cuda", torch.cuda.current_device())
     assert capture_stream(device) is capture_stream(device)
@@ -241,7 +239,7 @@ def test_captures_share_one_stream() -> None:
     assert torch.cuda.memory_allocated() <= held[0]
 
 
-def test_an_executor_runs_on_the_device_of_its_model() -> None:
+def test_an_executor_runs_on_the_device_of_its_model():
     """Whatever the current device is."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 CUDA devices, torch sees {torch.cuda.device_count()}")

@@ -1,7 +1,5 @@
 """Kernels against their references on a CUDA device, at sizes the interpreter is too slow for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -14,7 +12,7 @@ from engines.kernels.confidence import confidence
 from engines.kernels.pack import pack
 from engines.kernels.rmsnorm import rms_norm
 from engines.kernels.rotary import rotate
-from engines.kernels.scores import Selection, scores
+from engines.kernels.scores import scores
 from engines.kernels.swiglu import swiglu
 from engines.models.layers import inverse_frequencies, rotary_tables
 
@@ -36,13 +34,13 @@ by_heads = pytest.mark.parametrize(("heads", "kv_heads"), HEADS.values(), ids=HE
 @by_dtype
 @by_heads
 @pytest.mark.parametrize("mode", ["dense", "uniform", "head"])
-def test_pack(dtype: str, heads: int, kv_heads: int, mode: str) -> None:
+def test_pack(dtype, heads, kv_heads, mode):
     chosen_heads = {"dense": 0, "uniform": 1, "head": kv_heads}[mode]
     cases.check_pack("cuda", 1, RAGGED, kv_heads, 128, dtype, chosen_heads)
     cases.check_pack("cuda", 2, RAGGED[::-1], kv_heads, 80, dtype, chosen_heads)
 
 
-def test_pack_past_32_bits() -> None:
+def test_pack_past_32_bits():
     free, _ = torch.cuda.mem_get_info()
     if free < 12 * 2**30:
         pytest.skip(f"needs 12 GiB of free device memory, {free / 2**30:.0f} GiB are free")
@@ -53,41 +51,41 @@ def test_pack_past_32_bits() -> None:
 @by_heads
 @pytest.mark.parametrize("selection", ["head", "uniform"])
 @pytest.mark.parametrize("kernel", [1, 3, 41])
-def test_scores(dtype: str, heads: int, kv_heads: int, selection: Selection, kernel: int) -> None:
+def test_scores(dtype, heads, kv_heads, selection, kernel):
     cases.check_scores("cuda", 3, RAGGED, heads, kv_heads, 128, dtype, selection, kernel)
 
 
 @by_dtype
 @pytest.mark.parametrize("suppressed", [False, True])
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 126464), (8, 126464), (65, 152064), (5, 4097)])
-def test_confidence(dtype: str, suppressed: bool, rows: int, vocabulary: int) -> None:
+def test_confidence(dtype, suppressed, rows, vocabulary):
     cases.check_confidence("cuda", 5, rows, vocabulary, dtype, suppressed, shards=4)
 
 
-def test_confidence_of_nan() -> None:
+def test_confidence_of_nan():
     cases.check_confidence_of_nan("cuda")
 
 
 @by_dtype
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("width", [200, 3584, 4096])
-def test_rms_norm(dtype: str, adds: bool, width: int) -> None:
+def test_rms_norm(dtype, adds, width):
     cases.check_rms_norm("cuda", 6, 300, width, dtype, adds)
 
 
 @by_dtype
 @by_heads
 @pytest.mark.parametrize("full", [False, True], ids=["narrow", "full"])
-def test_rotary(dtype: str, heads: int, kv_heads: int, full: bool) -> None:
+def test_rotary(dtype, heads, kv_heads, full):
     cases.check_rotary("cuda", 7, 300, heads, kv_heads, 128, dtype, full)
 
 
 @by_dtype
-def test_swiglu(dtype: str) -> None:
+def test_swiglu(dtype):
     cases.check_swiglu("cuda", 8, 300, 12288, dtype)
 
 
-def test_everything_can_be_captured_and_replayed_on_new_values() -> None:
+def test_everything_can_be_captured_and_replayed_on_new_values():
     """Metadata change too: a replay follows them, though shapes and pointers stay."""
     draw = Drawn(9, "cuda")
     building, rows, pool_rows = draw.building(RAGGED)
@@ -126,7 +124,7 @@ def check_replay(step: Callable[[], list[torch.Tensor]], change: Callable[[], ob
             assert torch.equal(found, wanted)
 
 
-def test_launches_go_to_the_tensors_device() -> None:
+def test_launches_go_to_the_tensors_device():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     x, weight = torch.ones(4, 64, device="cuda:1"), torch.ones(64, device="cuda:1")

@@ -1,7 +1,5 @@
 """A served causal model on a card: its pool fills what memory leaves, decodes replay graphs, nothing is left behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.causal import prompt
@@ -26,7 +24,7 @@ def finished(model: ArModel, engine: ServedAr, lengths: list[int]) -> dict[int, 
 
 
 @pytest.mark.parametrize("scheduler", ["chunked", "laps", "reserve"])
-def test_the_pool_keeps_to_the_memory_limit_and_requests_are_answered(scheduler: str) -> None:
+def test_the_pool_keeps_to_the_memory_limit_and_requests_are_answered(scheduler):
     settings = ArSettings(
         model="tiny-qwen2",
         weights="random",

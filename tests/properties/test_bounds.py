@@ -1,7 +1,5 @@
 """What policies, planners and models accept ends exactly where their sentences say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -180,7 +178,7 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
 @pytest.mark.parametrize(
     ("make", "name", "inside", "outside"), BOUNDS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_bounds(make: Callable[..., object], name: str, inside: Sequence[Any], outside: Sequence[Any]) -> None:
+def test_bounds(make, name, inside, outside):
     for value in inside:
         make(**{name: value})
     for value in outside:
@@ -188,14 +186,14 @@ def test_bounds(make: Callable[..., object], name: str, inside: Sequence[Any], o
             make(**{name: value})
 
 
-def test_turns_may_arrive_together_and_not_backwards() -> None:
+def test_turns_may_arrive_together_and_not_backwards():
     arrivals_at(0.0, 0.0, 1.0, 1.0)
     for times_s in ((-0.1,), (0.0, 1.0, 0.9), (math.nan,)):
         with pytest.raises(UserError, match="sort the turns"):
             arrivals_at(*times_s)
 
 
-def test_the_least_wait_that_can_be_kept_is_the_one_that_is_said() -> None:
+def test_the_least_wait_that_can_be_kept_is_the_one_that_is_said():
     with pytest.raises(UserError, match=r"give at least (\S+) s") as refused:
         Reserve(LINEAR_MODEL, ReserveConfig(longest_wait_s=0.7))
     least = float(str(refused.value).rpartition("least ")[2].removesuffix(" s"))

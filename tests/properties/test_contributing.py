@@ -1,7 +1,5 @@
 """What CONTRIBUTING.md shows works as it stands: its files in a folder of one's own, its commands one after the other."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -36,7 +34,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         del sys.modules[name]
 
 
-def test_every_file_and_command_of_the_page(own_folder: Path) -> None:
+def test_every_file_and_command_of_the_page(own_folder):
     assert len(FILES) == 5
     assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
     for command in COMMANDS:

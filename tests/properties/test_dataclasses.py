@@ -1,7 +1,5 @@
 """Records say by keyword what they are made of, and none changes but those that are made to."""
 
-from __future__ import annotations
-
 import ast
 import re
 
@@ -25,7 +23,7 @@ POSITIONAL = frozenset(
 FILLED_ELSEWHERE = frozenset({"Local", "Reply"})
 
 
-def test_records_take_keywords_and_do_not_change() -> None:
+def test_records_take_keywords_and_do_not_change():
     """But for ``slots``, which the hot paths make by the thousand. What changes is changed in its own module."""
     found = 0
     for package in PACKAGES:
@@ -43,7 +41,7 @@ def test_records_take_keywords_and_do_not_change() -> None:
                 if not any(ast.unparse(call.func) == "dataclass" for call in calls) or marks.get("slots"):
                     continue
                 found += 1
-                names = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}  # type: ignore[union-attr]
+                names = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
                 if len(names) > 1 and node.name not in POSITIONAL:
                     assert marks.get("kw_only"), f"{path.name}: {node.name} takes its fields by place"
                 if not names & stored and node.name not in FILLED_ELSEWHERE:
@@ -51,7 +49,7 @@ def test_records_take_keywords_and_do_not_change() -> None:
     assert found > 300
 
 
-def test_every_argument_may_be_named() -> None:
+def test_every_argument_may_be_named():
     for package in PACKAGES:
         for path in (REPO / package).rglob("*.py"):
             text = path.read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """What the pages name exists: paths, modules, links, commands with their options, make targets, metrics, stages."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -60,7 +58,7 @@ def quoted(text: str) -> list[str]:
 
 
 @page_of
-def test_paths_exist(page: Path) -> None:
+def test_paths_exist(page):
     missing = []
     for word in quoted(text_of(page)):
         if not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", word) or word.startswith(MADE_HERE):
@@ -106,7 +104,7 @@ def resolves(dotted: str) -> bool:
 
 
 @page_of
-def test_modules_exist(page: Path) -> None:
+def test_modules_exist(page):
     named = re.findall(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+", " ".join(quoted(text_of(page))))
     entry_points = f"repro.{SYSTEMS.kind}"
     assert [name for name in named if name != entry_points and not resolves(name)] == []
@@ -118,7 +116,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @page_of
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         if target.startswith("http"):
@@ -147,7 +145,7 @@ def calls(text: str) -> Iterator[list[str]]:
 
 
 @page_of
-def test_commands_have_their_options(page: Path) -> None:
+def test_commands_have_their_options(page):
     wrong = []
     for words in calls(text_of(page)):
         known = options().get(words[0])
@@ -159,7 +157,7 @@ def test_commands_have_their_options(page: Path) -> None:
 
 
 @page_of
-def test_options_by_themselves_are_some_command_s(page: Path) -> None:
+def test_options_by_themselves_are_some_command_s(page):
     every = set().union(*options().values())
     named = [word.split()[0] for word in quoted(text_of(page)) if word.startswith("--")]
     assert [name for name in named if name not in every] == []
@@ -181,13 +179,13 @@ def targets() -> set[str]:
 
 
 @page_of
-def test_make_targets_exist(page: Path) -> None:
+def test_make_targets_exist(page):
     text = text_of(page)
     named = [found[1] for line in (*fenced(text), *quoted(text)) if (found := re.match(r"make ([\w-]+)", line))]
     assert [name for name in named if name not in targets()] == []
 
 
-def test_make_help_lists_every_target() -> None:
+def test_make_help_lists_every_target():
     """One figure stands for all."""
     listed = set(re.findall(r"'make ([\w-]+) ", (REPO / "Makefile").read_text(encoding="utf-8")))
     figures = {name for name in targets() if name.startswith("reproduce-") and name != "reproduce-all"}
@@ -195,12 +193,12 @@ def test_make_help_lists_every_target() -> None:
     assert listed & figures
 
 
-def test_readme_lists_every_command() -> None:
+def test_readme_lists_every_command():
     listed = re.findall(r"^\| `repro ([\w-]+)", text_of(REPO / "README.md"), re.MULTILINE)
     assert sorted(listed) == sorted(options())
 
 
-def test_metrics_are_those_of_the_code() -> None:
+def test_metrics_are_those_of_the_code():
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", text_of(REPO / "docs" / "metrics.md"), re.MULTILINE
     )
@@ -210,7 +208,7 @@ def test_metrics_are_those_of_the_code() -> None:
     ]
 
 
-def test_stages_are_those_of_the_suite() -> None:
+def test_stages_are_those_of_the_suite():
     text = text_of(REPO / "docs" / "gpu.md")
     rows = re.findall(r"^\| `([\w-]+)` \| .+ \| (\d+) \| [\d.]+ min \|$", text, re.MULTILINE)
     planned = [each.stage for each in stages.stages(stages.scale_of("h200"))]

@@ -1,7 +1,5 @@
 """Who imports whom, read from the sources: no cycles, no edge against the order of the layers, no torch in a policy."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -75,7 +73,7 @@ def edges(*, lazy: bool) -> dict[str, set[str]]:
     return {name: set(imports(tree, lazy=lazy)) & modules().keys() - {name} for name, tree in modules().items()}
 
 
-def test_there_is_no_cycle_among_modules() -> None:
+def test_there_is_no_cycle_among_modules():
     """Not even of imports inside functions."""
     try:
         TopologicalSorter(edges(lazy=True)).prepare()
@@ -83,7 +81,7 @@ def test_there_is_no_cycle_among_modules() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_there_is_no_cycle_among_packages() -> None:
+def test_there_is_no_cycle_among_packages():
     """The folders of a layer, each with all that is below it; a module directly in a layer stands for itself."""
 
     def package(name: str) -> str:
@@ -100,7 +98,7 @@ def test_there_is_no_cycle_among_packages() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_layers_import_downwards_alone() -> None:
+def test_layers_import_downwards_alone():
     rank = {layer: i for i, layer in enumerate(LAYERS)}
     wrong = [
         (name, target)
@@ -112,7 +110,7 @@ def test_layers_import_downwards_alone() -> None:
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_leaves_know_no_engine(leaf: str) -> None:
+def test_leaves_know_no_engine(leaf):
     allowed = LEAVES[leaf]
     wrong = [
         (name, target)
@@ -140,7 +138,7 @@ def reached(start: str) -> set[str]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_policies_load_no_torch(policy: str) -> None:
+def test_policies_load_no_torch(policy):
     loaded = reached(policy)
     assert loaded
     direct = {
@@ -168,14 +166,14 @@ LIGHT = (
 """What one interpreter does in turn -> what must not be loaded by then."""
 
 
-def test_what_is_light_loads_nothing_heavy() -> None:
+def test_what_is_light_loads_nothing_heavy():
     lines = [f"{done}\nfound += [[n for n in {barred} if n in sys.modules]]" for done, barred in LIGHT]
     code = "\n".join(["import sys", "found = []", *lines, "print(found)"])
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[[]] * len(LIGHT)}\n", "")
 
 
-def test_files_are_short_and_the_harness_has_few_modules_at_its_root() -> None:
+def test_files_are_short_and_the_harness_has_few_modules_at_its_root():
     """One idea a file, at most 400 lines."""
     long = {
         str(path.relative_to(REPO)): lines
@@ -187,13 +185,13 @@ def test_files_are_short_and_the_harness_has_few_modules_at_its_root() -> None:
     assert len(list((REPO / "repro").glob("*.py"))) <= 12
 
 
-def test_a_method_is_in_the_file_of_its_name() -> None:
+def test_a_method_is_in_the_file_of_its_name():
     for name in ("llada", "dream", "fast_dllm", "sparse_dllm", "dllm_cache"):
         folder = REPO / "baselines" / "dllm"
         assert (folder / f"{name}.py").is_file() or Path(folder, name, "method.py").is_file()
 
 
-def test_real_workers_and_policies_know_no_simulator() -> None:
+def test_real_workers_and_policies_know_no_simulator():
     """Simulated, torch and live workers ask the same policies, and a policy does not know which of them does."""
     real = ("engines.policies", "engines.ar.torch", "engines.server", "engines.ampd.routing", "engines.ampd.reordering")
     wrong = [

@@ -1,7 +1,5 @@
 """A request's ids depend on the request alone: not on company, budget, pool, chunking or batching."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,7 +97,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, list[tuple[int
 
 @settings(max_examples=25)
 @given(mixes())
-def test_company_changes_nothing(mix: tuple[TinyModel, EngineConfig, int, list[tuple[int, Request]]]) -> None:
+def test_company_changes_nothing(mix):
     model, config, kv_rows, arrivals = mix
     outputs = run_together(engine_for(model, config, kv_rows), arrivals)
     for _, request in arrivals:
@@ -155,9 +153,7 @@ MIXED_METHODS = (
 
 @settings(max_examples=30)
 @given(baseline_mixes())
-def test_company_of_any_kind_changes_nothing(
-    mix: tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]],
-) -> None:
+def test_company_of_any_kind_changes_nothing(mix):
     model, chosen, config, kv_rows, arrivals = mix
     outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
     for _, request in arrivals:
@@ -165,7 +161,7 @@ def test_company_of_any_kind_changes_nothing(
         assert outputs[request.request_id] == run_alone(model, chosen, request), request
 
 
-def test_guidance_is_refused_where_rows_are_cached() -> None:
+def test_guidance_is_refused_where_rows_are_cached():
     """Its second forward has masked prompts, which must not get into anybody's cache."""
     chosen = method("dllm-serve").sampler("llada", {})
     generation = GenerationConfig(gen_length=12, block_length=6, steps=12, cfg_scale=1.5)
@@ -177,7 +173,7 @@ def test_guidance_is_refused_where_rows_are_cached() -> None:
     assert not engine.has_work
 
 
-def test_a_slot_and_its_rows_keep_nothing_of_their_last_user() -> None:
+def test_a_slot_and_its_rows_keep_nothing_of_their_last_user():
     """Slots and pool rows are reused; a short request after a long one must not read what is left there."""
     sparsity = SparsityConfig()
     generation = GenerationConfig(gen_length=8, block_length=4, steps=8)
@@ -190,9 +186,9 @@ def test_a_slot_and_its_rows_keep_nothing_of_their_last_user() -> None:
 
 @pytest.mark.parametrize("selection", ["head", "uniform"])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_caches_built_in_one_step_keep_to_their_own_rows(selection: str, kernel: int) -> None:
+def test_caches_built_in_one_step_keep_to_their_own_rows(selection, kernel):
     """Contexts of different lengths are scored as one padded array; what pads the shorter must never be kept."""
-    sparsity = SparsityConfig(selection=selection, pool_kernel=kernel, retention_ratio=0.5)  # type: ignore[arg-type]
+    sparsity = SparsityConfig(selection=selection, pool_kernel=kernel, retention_ratio=0.5)
     generation = GenerationConfig(gen_length=10, block_length=5, steps=10)
     batch = [request_on(GQA, i, length, generation) for i, length in enumerate((3, 30, 8, 17, 4, 25, 12, 6))]
     config = EngineConfig(max_num_seqs=8, max_model_len=64, sparsity=sparsity)
@@ -223,7 +219,7 @@ def static_mixes(draw: st.DrawFn) -> tuple[TinyModel, bool, SparsityConfig, int,
 
 @settings(max_examples=15)
 @given(static_mixes())
-def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConfig, int, list[Request]]) -> None:
+def test_a_static_batch_changes_nothing(mix):
     model, cached, sparsity, batch_size, members = mix
     rule: RefreshRule = DelayedCache(delay=1) if cached else NoCache()
 
@@ -254,12 +250,12 @@ def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConf
 
 
 def seeded(model: TinyModel, *, seed: int, prompt_len: int = 11, **generation: float) -> Request:
-    return request_on(model, 0, prompt_len, GenerationConfig(**generation), seed=seed)  # type: ignore[arg-type]
+    return request_on(model, 0, prompt_len, GenerationConfig(**generation), seed=seed)
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("model", [MHA, GQA, LOUD], ids=lambda model: model.name)
-def test_a_block_without_a_reuse_step_never_sees_its_cache(model: TinyModel, delay: int) -> None:
+def test_a_block_without_a_reuse_step_never_sees_its_cache(model, delay):
     sparsity = SparsityConfig(retention_ratio=0.1, refresh_delay=delay)
     for seed in range(6):
         request = seeded(model, seed=seed, gen_length=12, block_length=4, steps=3 * (delay + 1))
@@ -267,17 +263,17 @@ def test_a_block_without_a_reuse_step_never_sees_its_cache(model: TinyModel, del
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_one_layer_and_every_row_kept_is_no_cache_at_all(delay: int) -> None:
+def test_one_layer_and_every_row_kept_is_no_cache_at_all(delay):
     """Rows outside the block do not change while it is denoised, and in one layer nothing else enters their K and V."""
     for selection in ("dense", "uniform", "head"):
-        sparsity = SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay)  # type: ignore[arg-type]
+        sparsity = SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay)
         for seed in range(8):
             request = seeded(ONE_LAYER, seed=seed, gen_length=14, block_length=6, steps=14)
             assert alone(ONE_LAYER, request, sparsity) == alone(ONE_LAYER, request, sparsity, cached=False)
 
 
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
-def test_several_layers_or_dropped_rows_do_change_ids(model: TinyModel) -> None:
+def test_several_layers_or_dropped_rows_do_change_ids(model):
     """The control of the two tests above."""
     dense, sparse = SparsityConfig(selection="dense"), SparsityConfig(retention_ratio=0.1)
     generation = {"gen_length": 14, "block_length": 14, "steps": 14}
@@ -289,22 +285,22 @@ def test_several_layers_or_dropped_rows_do_change_ids(model: TinyModel) -> None:
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
-def test_at_full_retention_every_selection_is_the_same(model: TinyModel, delay: int) -> None:
+def test_at_full_retention_every_selection_is_the_same(model, delay):
     for seed in range(5):
         request = seeded(model, seed=seed, gen_length=13, block_length=6, steps=13)
         found = {
-            alone(model, request, SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay))  # type: ignore[arg-type]
+            alone(model, request, SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay))
             for selection in ("head", "uniform", "dense")
         }
         assert len(found) == 1
 
 
-def test_below_full_retention_the_selections_differ() -> None:
+def test_below_full_retention_the_selections_differ():
     num_different = 0
     for seed in range(8):
         request = seeded(MHA, seed=seed, prompt_len=20, gen_length=16, block_length=8, steps=16)
         head, shared, dense = (
-            alone(MHA, request, SparsityConfig(selection=selection, retention_ratio=0.2, pool_kernel=1))  # type: ignore[arg-type]
+            alone(MHA, request, SparsityConfig(selection=selection, retention_ratio=0.2, pool_kernel=1))
             for selection in ("head", "uniform", "dense")
         )
         num_different += len({head, shared, dense}) == 3
@@ -314,7 +310,7 @@ def test_below_full_retention_the_selections_differ() -> None:
 # ---- chunks of logits ---------------------------------------------------------------------------
 
 
-def test_chunks_of_logits_change_nothing() -> None:
+def test_chunks_of_logits_change_nothing():
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(37, MHA.width, generator=random)
     project = network(MHA).logits
@@ -325,7 +321,7 @@ def test_chunks_of_logits_change_nothing() -> None:
         torch.testing.assert_close(confidence, whole[1], rtol=1e-5, atol=1e-7)
 
 
-def test_suppressing_the_mask_leaves_the_confidence_of_others() -> None:
+def test_suppressing_the_mask_leaves_the_confidence_of_others():
     """It stays in the softmax: confidences are those of the model, not of a renormalised one."""
     hidden = torch.randn(64, LOUD.width, generator=torch.Generator().manual_seed(1))
     project = network(LOUD).logits
@@ -340,7 +336,7 @@ def test_suppressing_the_mask_leaves_the_confidence_of_others() -> None:
     torch.testing.assert_close(confidence[was_mask], second[was_mask])
 
 
-def test_what_is_committed() -> None:
+def test_what_is_committed():
     """The quota of most confident positions, the lower of equals; what reaches a threshold besides; never what is taken."""
     taken = -torch.inf
     confidence = torch.tensor(
@@ -361,7 +357,7 @@ def test_what_is_committed() -> None:
 # ---- sampling -----------------------------------------------------------------------------------
 
 
-def test_seeds_decide_sampled_ids() -> None:
+def test_seeds_decide_sampled_ids():
     outputs = []
     for seed in range(12):
         generation = GenerationConfig(gen_length=12, block_length=6, steps=12, temperature=1.0, seed=seed)
@@ -373,7 +369,7 @@ def test_seeds_decide_sampled_ids() -> None:
     assert len(set(outputs)) == 12
 
 
-def test_a_little_temperature_is_greedy() -> None:
+def test_a_little_temperature_is_greedy():
     for seed in range(4):
         greedy = seeded(GQA, seed=seed, gen_length=8, block_length=4, steps=8)
         warm = replace(greedy, generation=replace(greedy.generation, temperature=1e-6))
@@ -382,7 +378,7 @@ def test_a_little_temperature_is_greedy() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("varied", ["seed", "draw", "position"])
-def test_samples_follow_the_softmax(varied: str, temperature: float) -> None:
+def test_samples_follow_the_softmax(varied, temperature):
     """Whatever tells the rows apart: only the seed, only the step, or only the position."""
     num = 20_000
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 0.25])
@@ -396,7 +392,7 @@ def test_samples_follow_the_softmax(varied: str, temperature: float) -> None:
     assert chi_square(counts, torch.softmax(logits.double() / (temperature * 1.15), dim=0).numpy()) > 4
 
 
-def test_uniform_draws() -> None:
+def test_uniform_draws():
     rows, width = 400, 500
     keys = row_keys(torch.arange(rows), torch.full((rows,), 3), torch.arange(rows) % 7)
     u = uniform(keys, width)
@@ -412,12 +408,12 @@ def test_uniform_draws() -> None:
     assert u.unique().numel() == n
 
 
-def test_keys_are_distinct_over_seeds_draws_and_positions() -> None:
+def test_keys_are_distinct_over_seeds_draws_and_positions():
     seeds, draws, positions = torch.meshgrid(torch.arange(20), torch.arange(30), torch.arange(40), indexing="ij")
     assert row_keys(seeds.flatten(), draws.flatten(), positions.flatten()).unique().numel() == 20 * 30 * 40
 
 
-def test_a_row_draws_the_same_whatever_the_width_and_its_neighbours() -> None:
+def test_a_row_draws_the_same_whatever_the_width_and_its_neighbours():
     keys = row_keys(torch.arange(5), torch.arange(5), torch.arange(5))
     assert torch.equal(uniform(keys, 90)[:, :30], uniform(keys, 30))
     assert torch.equal(uniform(keys[3:4], 30)[0], uniform(keys, 30)[3])

@@ -1,7 +1,5 @@
 """Whatever a user writes, a name that is given twice is refused: nobody can tell which value was meant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("what", READERS)
-def test_a_name_that_is_given_twice_is_refused(what: str, tmp_path: Path) -> None:
+def test_a_name_that_is_given_twice_is_refused(what, tmp_path):
     read, text, name = READERS[what]
     path = tmp_path / "own.yaml"
     path.write_text(text)
@@ -52,7 +50,7 @@ def test_a_name_that_is_given_twice_is_refused(what: str, tmp_path: Path) -> Non
         read(path)
 
 
-def test_what_yaml_may_say_of_a_key_again(tmp_path: Path) -> None:
+def test_what_yaml_may_say_of_a_key_again(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("base: &base {a: 1}\nown: {<<: *base, a: 2}\n1: x\n'1': y\n")
     assert read_yaml(path) == {"base": {"a": 1}, "own": {"a": 2}, 1: "x", "1": "y"}

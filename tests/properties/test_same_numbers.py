@@ -4,13 +4,11 @@ Other tests say why a policy decides as it does; this one says that no number of
 meant to change is stored anew by ``python tests/properties/test_same_numbers.py``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -198,12 +196,12 @@ def stored() -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=named)
-def test_no_run_changes_by_the_way(cell: Cell) -> None:
+def test_no_run_changes_by_the_way(cell):
     assert run(cell) == pytest.approx(stored()[named(cell)], rel=1e-6)
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
-def test_no_formula_changes_by_the_way(formula: Callable[[], dict[str, float]]) -> None:
+def test_no_formula_changes_by_the_way(formula):
     """What least squares leave of a perfect fit is rounding."""
     assert formula() == pytest.approx(stored()[formula.__name__], rel=1e-6, abs=1e-15)
 

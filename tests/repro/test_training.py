@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -52,7 +50,7 @@ def tokenizer() -> TextTokenizer:
 
 @given(text=st.text(max_size=80))
 @settings(max_examples=150, deadline=None)
-def test_any_text_survives_the_tokenizer(text: str) -> None:
+def test_any_text_survives_the_tokenizer(text):
     tokenizer = load_tokenizer_cached()
     for special in ("<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"):
         text = text.replace(special, "")
@@ -68,19 +66,19 @@ def load_tokenizer_cached() -> TextTokenizer:
     return _CACHE[0]
 
 
-def test_task_words_are_single_tokens(tokenizer: TextTokenizer) -> None:
+def test_task_words_are_single_tokens(tokenizer):
     for word in (*mini_gsm.NAMES, *mini_gsm.ITEMS, *mini_code.WORDS, *mini_code.OPERATORS):
         assert len(tokenizer.encode(f" {word}")) == 1
     for number in range(1, 16):  # the largest sums are too rare to be learnt as one token
         assert len(tokenizer.encode(f" {number}")) == 1
 
 
-def test_decode_cuts_at_the_first_end_and_skips_masks(tokenizer: TextTokenizer) -> None:
+def test_decode_cuts_at_the_first_end_and_skips_masks(tokenizer):
     ids = tokenizer.encode(" Mia has 4.")
     assert tokenizer.decode([tokenizer.mask_token_id, *ids, tokenizer.eos_token_id, *ids]) == " Mia has 4."
 
 
-def test_tokenizer_folder_is_checked(tmp_path: Path) -> None:
+def test_tokenizer_folder_is_checked(tmp_path):
     with pytest.raises(UserError, match="lacks tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
@@ -91,7 +89,7 @@ def test_tokenizer_folder_is_checked(tmp_path: Path) -> None:
         load_tokenizer(tmp_path, required=())
 
 
-def test_an_autoregressive_checkpoint_has_no_mask(tmp_path: Path) -> None:
+def test_an_autoregressive_checkpoint_has_no_mask(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     with pytest.raises(UserError, match="mask_token=None"):
@@ -107,7 +105,7 @@ def test_an_autoregressive_checkpoint_has_no_mask(tmp_path: Path) -> None:
 # --- batches and objective
 
 
-def test_batch_holds_prompt_answer_and_fill(tokenizer: TextTokenizer) -> None:
+def test_batch_holds_prompt_answer_and_fill(tokenizer):
     problems = mini_gsm.generate(5, 4) + mini_code.generate(5, 4)
     batch = encode_problems(problems, tokenizer, 64)
     for problem, row, prompt_length, length in zip(
@@ -119,7 +117,7 @@ def test_batch_holds_prompt_answer_and_fill(tokenizer: TextTokenizer) -> None:
 
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)])
-def test_only_masked_answer_positions_are_scored(tokenizer: TextTokenizer, shares: tuple[float, float, float]) -> None:
+def test_only_masked_answer_positions_are_scored(tokenizer, shares):
     config = dataclasses.replace(TrainConfig(), pattern_shares=shares)
     for step in (0, 2000, 7000):
         batch = make_batch(config, tokenizer, step)
@@ -144,14 +142,14 @@ def test_only_masked_answer_positions_are_scored(tokenizer: TextTokenizer, share
                 assert answer[first + 32 :].all()
 
 
-def test_loss_is_a_weighted_mean() -> None:
+def test_loss_is_a_weighted_mean():
     logits = torch.tensor([[0.0, 0.0], [np.log(3.0), 0.0], [5.0, 5.0]])
     weights = torch.tensor([1.0, 0.5, 0.0])
     expected = (np.log(2.0) + 0.5 * np.log(4.0 / 3.0)) / 1.5
     assert masked_loss(logits, torch.tensor([0, 0, 1]), weights).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_attention_forms_agree_and_ignore_padding() -> None:
+def test_attention_forms_agree_and_ignore_padding():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2 * 16, 2, 4, generator=generator) for _ in range(3))
     attend = batched_attention(torch.tensor([16, 11]), 16)
@@ -166,14 +164,14 @@ def test_attention_forms_agree_and_ignore_padding() -> None:
 # --- loop
 
 
-def test_schedule() -> None:
+def test_schedule():
     config = TrainConfig()
     assert rate_share(config, 0) == pytest.approx(1 / config.warmup_steps)
     assert rate_share(config, config.warmup_steps) == pytest.approx(1.0)
     assert rate_share(config, config.steps) == pytest.approx(config.final_rate_share)
 
 
-def test_first_layer_heads_start_as_neighbour_heads(tmp_path: Path) -> None:
+def test_first_layer_heads_start_as_neighbour_heads(tmp_path):
     trainer = build_trainer(TrainConfig(tokenizer_problems=200), tmp_path)
     ids = torch.tensor(trainer.tokenizer.encode("Story: Mia has 4 pens. Tom has 7 cups. The sky was grey."))
     seen: dict[int, torch.Tensor] = {}
@@ -188,7 +186,7 @@ def test_first_layer_heads_start_as_neighbour_heads(tmp_path: Path) -> None:
     assert best.tolist() == [-1, 1, -2, 2, -3, 3, -4, 4]
 
 
-def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path):
     whole = train_tiny(SMALL, tmp_path / "whole")
     losses = [entry["loss"] for entry in whole["history"]]
     assert losses[-1] < 0.8 * losses[0]
@@ -206,7 +204,7 @@ def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path: Path) -
         train_tiny(dataclasses.replace(SMALL, seed=1), tmp_path / "parts")
 
 
-def test_bad_settings_are_refused() -> None:
+def test_bad_settings_are_refused():
     with pytest.raises(UserError, match="steps=0"):
         TrainConfig(steps=0)
     with pytest.raises(UserError, match="block_lengths"):
@@ -220,7 +218,7 @@ def test_bad_settings_are_refused() -> None:
 # --- the embedded checkpoint
 
 
-def test_embedded_checkpoint_answers_heldout_problems(tokenizer: TextTokenizer) -> None:
+def test_embedded_checkpoint_answers_heldout_problems(tokenizer):
     model = load_model(TINY)
     assert model.config.vocab_size == tokenizer.vocab_size
     assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
@@ -231,5 +229,5 @@ def test_embedded_checkpoint_answers_heldout_problems(tokenizer: TextTokenizer) 
         assert sum(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True)) >= 5
 
 
-def test_embedded_files_fit_the_repository() -> None:
+def test_embedded_files_fit_the_repository():
     assert sum(path.stat().st_size for path in TINY.iterdir()) <= 8 * 2**20

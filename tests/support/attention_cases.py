@@ -1,7 +1,5 @@
 """Ragged attention problems, their solution in float64, and flash kernels' contract in plain torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Small causal decoders and an executor for them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -30,7 +28,7 @@ def small_model(seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB) -
 
 def executor(model: CausalModel | None = None, **options: object) -> TorchExecutor:
     sizes = {"num_slots": 24, "max_len": 256, "num_tokens": 4096, "longest_bucket": 32, **options}
-    return TorchExecutor(model or small_model(), **sizes)  # type: ignore[arg-type]
+    return TorchExecutor(model or small_model(), **sizes)
 
 
 def prompt(tokens: int, seed: int = 0) -> np.ndarray:
@@ -61,4 +59,4 @@ def generate(worker: TorchExecutor, slot: int, context: int, tokens: int) -> lis
 def pooled(worker: TorchExecutor, slot: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [layers, tokens, Hkv, D] of a sequence."""
     rows = torch.from_numpy(worker.tables.rows(np.full(tokens, slot), np.arange(tokens)))
-    return tuple(pool.flatten(1, 2)[:, rows].clone() for pool in (worker.pool.k, worker.pool.v))  # type: ignore[return-value]
+    return tuple(pool.flatten(1, 2)[:, rows].clone() for pool in (worker.pool.k, worker.pool.v))

@@ -1,7 +1,5 @@
 """A random Qwen2 checkpoint that reads and writes text, as the hub has them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,7 +67,7 @@ class Breakable(ArModel):
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
         with super().serving() as engine:
-            model = engine._worker.executor.model  # type: ignore[attr-defined]
+            model = engine._worker.executor.model
             hidden = model.hidden
 
             def breaks(ids: Any, *more: Any) -> Any:

@@ -1,7 +1,5 @@
 """Cells in few words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from repro.runs.cell import Cell

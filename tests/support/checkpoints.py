@@ -1,7 +1,5 @@
 """Checkpoints of published layouts, made small."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

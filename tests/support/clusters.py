@@ -1,7 +1,5 @@
 """Clusters for tests: stub costs with round numbers, and simulations wired by hand."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,7 +155,7 @@ def task(
         session_id=task_id,
         order=task_id,
         round_index=0 if kind == "initial" else 1,
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         history=history,
         tokens=tokens,
         ready_s=ready_s,

@@ -1,7 +1,5 @@
 """The command line called in this process, as a user's shell would."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Sequence

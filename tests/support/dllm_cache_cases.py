@@ -1,7 +1,5 @@
 """dLLM-Cache on a tiny model: samples, and whether a case is decided by more than rounding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 
@@ -42,7 +40,7 @@ def engine_config(batch_size: int, **changes: object) -> EngineConfig:
         tie_policy="parity",
         suppress_mask_token=False,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 def run(

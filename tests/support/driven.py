@@ -1,7 +1,5 @@
 """Runs of a scripted engine through the driver."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

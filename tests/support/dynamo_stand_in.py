@@ -4,8 +4,6 @@ Requests reach the component in the form that Dynamo 1.6.1 hands them over in, a
 that environment's python; the "frontend" tells its port by a file, and the component's own process answers there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

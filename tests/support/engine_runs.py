@@ -1,7 +1,5 @@
 """Engines over tiny models, and requests run alone or together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

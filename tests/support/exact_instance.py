@@ -1,7 +1,5 @@
 """A measured prefill instance without a model, whose steps take a known time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

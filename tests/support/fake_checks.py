@@ -1,7 +1,5 @@
 """Checks that look at nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from repro.gpu_suite.checks import Check, CheckSystem, Facts

@@ -5,8 +5,6 @@ Run as a program it takes the arguments of a server, and behaves as FAKE_SERVER 
 /health lists one more worker at every call, FAKE_SERVER_WORKERS in the end, and before that it answers nobody.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -38,7 +36,7 @@ class _Dying(MockOpenAI):
     async def _answer(self, *args: object, **kwargs: object) -> None:
         if len(self.bodies) == 3:
             os._exit(9)
-        await super()._answer(*args, **kwargs)  # type: ignore[arg-type]
+        await super()._answer(*args, **kwargs)
 
 
 class _Frontend(MockOpenAI):
@@ -55,7 +53,7 @@ class _Frontend(MockOpenAI):
     async def _answer(self, *args: object, **kwargs: object) -> None:
         if self.num_listed < self.num_workers:
             os._exit(9)
-        await super()._answer(*args, **kwargs)  # type: ignore[arg-type]
+        await super()._answer(*args, **kwargs)
 
 
 async def _serve(port: int, how: str, kind: type[MockOpenAI]) -> None:

@@ -1,7 +1,5 @@
 """A system without a model: requests through the scripted engine on a virtual clock. Nothing in the harness knows it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal
@@ -119,7 +117,7 @@ def fake_cell(
 
 def deployed(experiment: Experiment, **changes: Any) -> Experiment:
     """The same cell with another deployment: one that breaks, say."""
-    return replace(experiment, deployment=replace(experiment.deployment, **changes))  # type: ignore[type-var]
+    return replace(experiment, deployment=replace(experiment.deployment, **changes))
 
 
 def breaking(cell: Cell, error: Exception) -> Experiment:

@@ -1,7 +1,5 @@
 """Workers without processes: each makes what it is given when it is told to, or is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager

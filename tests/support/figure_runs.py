@@ -1,7 +1,5 @@
 """Made-up runs of any figure of the project, wide apart and with repeats: what its drawing is tested on."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict
 from typing import Any
@@ -62,7 +60,7 @@ def _run(cell: Cell, view: View) -> StoredRun:
         shape_of(view.platform),
         view.platform.part(DllmPart).memory_bytes,
         fig2._config(view.platform),
-        logit_rows=cell.knob_values.get("logit_rows", "decomposed"),  # type: ignore[arg-type]
+        logit_rows=cell.knob_values.get("logit_rows", "decomposed"),
     )
     manifest: dict[str, Any] = {"facts": {**run.facts, "memory_plan": asdict(plan)}}
     if view.obtained == "simulated":

@@ -1,8 +1,6 @@
 """Processes forked from a server that has imported once what they need. A fork of the test's own process might hold the
 locks of its threads; one that is spawned imports torch anew, which takes longer than most tests."""
 
-from __future__ import annotations
-
 import os
 import sys
 from multiprocessing import get_context

@@ -1,7 +1,5 @@
 """Recorders of forwards that run on any device, one of which counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A client of plain sockets for tests of a server: it can say anything, and leave at any time."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The server in a thread of the test's process, its engine in a process of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Kernels against their references on inputs drawn from a seed; for the interpreter's tests and a GPU's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """Compiles for a GPU, on a machine without one, every kernel a wrapper launches. In a process of its own, which imports
 this file and no test: triton looks at its variables when it is imported."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +87,7 @@ def compile_everything(capability: int, dtype: str) -> dict[str, str]:
         pack(pool_k, pool_v, k, k, building, None, 150)
         pack(pool_k, pool_v, k, k, building, torch.zeros(2, 8, 150, dtype=torch.int64), 150)
         for selection in ("head", "uniform"):
-            scores(q, k, building, selection, 3, 32, 300)  # type: ignore[arg-type]
+            scores(q, k, building, selection, 3, 32, 300)
         confidence(logits, 126336)
         partial(logits, 126336, 126464)
         rms_norm(x, weight, 1e-5)

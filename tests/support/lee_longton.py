@@ -1,7 +1,5 @@
 """The usual approximations of M/G/k, which docs/ampd.md says how far off they are. Times are in mean service times."""
 
-from __future__ import annotations
-
 import math
 
 from engines.ampd.planner.coefficients import erlang_c

@@ -1,7 +1,5 @@
 """Schedulers and batching policies that say one thing and do another, named as a user names his own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -122,7 +120,7 @@ class OtherPool(PhaseScheduler):
 
 
 class OwnPool(PhaseScheduler):
-    def __init__(self, config, pool, rule, *, exact_steps=False) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, config, pool, rule, *, exact_steps=False) -> None:
         super().__init__(config, KvPool(10**9), rule, exact_steps=exact_steps)
 
 
@@ -150,12 +148,12 @@ class Subclassed(_Changes):
 
 class Listed(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, items=list(made.items))  # type: ignore[arg-type]
+        return replace(made, items=list(made.items))
 
 
 class Floats(_Items):
     def item(self, item: PlanItem) -> PlanItem:
-        return item._replace(commit=float(item.commit))  # type: ignore[arg-type]
+        return item._replace(commit=float(item.commit))
 
 
 class Leaves(PhaseScheduler):
@@ -169,14 +167,14 @@ class Unmade(PhaseScheduler):
 
 
 class Wanders(PhaseScheduler):
-    def schedule(self):  # type: ignore[no-untyped-def]
+    def schedule(self):
         return [1, 2]
 
 
 class Routes:
     """``how`` makes the decision, and may do something else besides."""
 
-    def __init__(self, how) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, how) -> None:
         self.how = how
 
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
@@ -191,7 +189,7 @@ class Routes:
 class Batches:
     """One by one, with the shares changed by ``how``."""
 
-    def __init__(self, how) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, how) -> None:
         self.how = how
 
     def next_step(self, at: Situation, now: float) -> StepPlan:

@@ -1,7 +1,5 @@
 """Systems of one's own whose parts, or whose runs, are not what a system's are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,11 +58,11 @@ CHANGES: Mapping[float, Callable[..., Any]] = {
 
 
 class Nameless(Md1):
-    title = None  # type: ignore[assignment]
+    title = None
 
 
 class Orphan(Md1):
-    family = None  # type: ignore[assignment]
+    family = None
 
 
 def _leaves() -> None:

@@ -7,8 +7,6 @@ three of them differ, so any correct implementation in float32 must reproduce it
 (max-pooling makes those) go to the lower index; ``tie_sensitive`` marks cases where another order gives other ids.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

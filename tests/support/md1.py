@@ -1,8 +1,6 @@
 """A family of systems that the package knows nothing of: one server that takes the same time for every job (M/D/1 under
 Poisson arrivals), with a knob, columns, a metric, a platform, a figure and a claim of its own."""
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence

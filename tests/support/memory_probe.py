@@ -1,7 +1,5 @@
 """How much memory logits take while a function runs, from two independent witnesses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +40,7 @@ def peak_allocated(function: Callable[[], object]) -> int:
     """The most bytes the allocator had handed out beyond the start, kernels' own scratch included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    results = profiler.profiler.kineto_results
     changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
     level = peak = 0
     for _, num_bytes in changes:

@@ -4,8 +4,6 @@ A timer is late now and then: it says when it received each request and sent eac
 process shares. Run as a program it listens until its standard input ends, and then writes what it said as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Prefill instances for tests: stub costs, tasks, situations and arrivals."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -36,7 +34,7 @@ class TokenCost:
 @cache
 def h200_14b(**constants: float) -> tuple[PrefillCost, StepModel]:
     """Qwen2.5-14B on an H200, and the model fitted to it."""
-    cost = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(**constants))  # type: ignore[arg-type]
+    cost = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(**constants))
     return cost, StepModel.profile(cost, (*shapes_of("cheapest"), *shapes_of("ladder")))
 
 

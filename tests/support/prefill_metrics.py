@@ -5,8 +5,6 @@ leaves out those the end of the run left open. Means and percentiles are over fi
 are censored; the longest wait is not: an unfinished request counts with its age.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum

@@ -1,7 +1,5 @@
 """Runs of prefill instances as the store returns them, made up: what LAPS's figures are tested on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,4 +60,4 @@ def prefill_run(
 
 
 def prefill_runs(cells: Sequence[Cell], shape: Callable[[Cell], dict[str, float]]) -> list[StoredRun]:
-    return [prefill_run(cell, **shape(cell)) for cell in cells]  # type: ignore[arg-type]
+    return [prefill_run(cell, **shape(cell)) for cell in cells]

@@ -1,7 +1,5 @@
 """Measured runs as on a machine with nothing else to do, so that no test depends on what else its machine does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,7 +12,7 @@ from repro.runs.sitting import Load, Sitting
 
 def keep_quiet() -> None:
     """From here on, sweeps in this process that are given no sitting find the machine quiet."""
-    sweep.Sitting = QuietSitting  # type: ignore[misc]
+    sweep.Sitting = QuietSitting
 
 
 def _steady() -> float:

@@ -1,7 +1,5 @@
 """Ranks that compare what each of them has found."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from engines.dllm.plan import DelegatingExecutor, Executor, StepOutcome, StepPlan

@@ -1,7 +1,5 @@
 """Plans an executor was given."""
 
-from __future__ import annotations
-
 from engines.dllm.plan import Executor, StepOutcome, StepPlan
 
 

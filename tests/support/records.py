@@ -1,7 +1,5 @@
 """Records of diffusion-LLM runs from a few values a row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from repro.runs.record import RunRecord, Table, empty_table

@@ -3,8 +3,6 @@
 As in ``reference_samplers`` nothing here is shared with what it checks. P prompt rows, T = P + gen_length rows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ reports by how much its decisions were decided, so that a test case can be told 
 P prompt tokens, T = P + gen_length, a block covers [s, e). Shapes: x [T], q [H, n, D], k and v [Hkv, n, D].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A calibration that is made up, and rooflines of tiny models with and without it."""
 
-from __future__ import annotations
-
 from support.tiny_models import GQA, TinyModel
 
 from engines.hardware.catalogue import L40S

@@ -1,7 +1,5 @@
 """What is in the files of stored runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

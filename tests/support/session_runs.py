@@ -1,7 +1,5 @@
 """Runs of the simulated cluster as the store returns them, made up: what AMPD's figures are tested on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

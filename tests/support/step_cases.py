@@ -1,7 +1,5 @@
 """Steps made by hand for one part of the torch executor: items, their state, and where their rows lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

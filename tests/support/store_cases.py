@@ -1,7 +1,5 @@
 """An experiment, and records and provenance to store of it."""
 
-from __future__ import annotations
-
 from support.driven import drive
 from support.fake_system import fake_cell
 

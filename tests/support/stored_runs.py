@@ -1,7 +1,5 @@
 """Runs as the store returns them, made up: what figures are tested on."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -111,7 +109,7 @@ def drawn_lines(axes: Axes) -> dict[str, Any]:
 
 def text_of(figure: Figure) -> str:
     """Title and what of the caption stands under the panels, as one line."""
-    return " ".join(" ".join(text.get_text() for text in (figure._suptitle, figure._supxlabel)).split())  # type: ignore[attr-defined]
+    return " ".join(" ".join(text.get_text() for text in (figure._suptitle, figure._supxlabel)).split())
 
 
 def caption_of(rendered: Rendered) -> str:

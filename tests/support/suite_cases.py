@@ -1,7 +1,5 @@
 """A GPU suite of jobs without a model, and ways to end its process at any of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tarfile
@@ -78,7 +76,7 @@ def run_ended(root: Path, at: int, place: str, end: Callable[[], object]) -> Non
     elif place == "done":
         make_suite(make_jobs(), root, on_done=summarize).run(1000.0)
     else:
-        tarfile.open = open_and_write  # type: ignore[assignment]
+        tarfile.open = open_and_write
         try:
             make_suite(make_jobs(), root).run(1000.0)
         finally:

@@ -1,7 +1,5 @@
 """What a drawn figure clips or prints over each other, found from the boxes of its texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Random checkpoints that read and write text, in the layouts of the hub."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Weights come from numpy's legacy generator, whose stream is frozen. Their scale 
 are well separated and sampled tokens do not hang on the last bit of a sum.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -171,7 +169,7 @@ class TinyDream(TinyCheckpoint):
 def any_network(model: TinyCheckpoint) -> LLaDAModelLM | DreamModel:
     if isinstance(model, TinyModel):
         return network(model)
-    found = DreamModel(model.config).requires_grad_(False)  # type: ignore[arg-type]
+    found = DreamModel(model.config).requires_grad_(False)
     found.load_state_dict(model.weights())
     return found.eval()
 

@@ -1,7 +1,5 @@
 """Tokenizers and chat templates of published checkpoints, made small."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

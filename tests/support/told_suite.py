@@ -1,7 +1,5 @@
 """The first stages of a card's suite, with runs that say what a test tells them to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache

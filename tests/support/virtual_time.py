@@ -1,7 +1,5 @@
 """An event loop whose time moves only when nothing is left to do: what sleeps is exact, and takes no time."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

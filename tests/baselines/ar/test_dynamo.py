@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -19,12 +17,12 @@ def workers(*backlogs: float) -> list[WorkerSnapshot]:
     return [WorkerSnapshot(worker_id=10 + index, backlog_s=backlog) for index, backlog in enumerate(backlogs)]
 
 
-def test_dispatch_joins_the_shortest_estimated_queue() -> None:
+def test_dispatch_joins_the_shortest_estimated_queue():
     busy = WorkerSnapshot(worker_id=9, backlog_s=0.0, running_s=5.0)
     assert RemoteOnly("shortest").pick([busy, *workers(3.0, 1.0, 2.0)], 0.0).worker_id == 11
 
 
-def test_dispatch_in_turn_and_at_random() -> None:
+def test_dispatch_in_turn_and_at_random():
     turns = RemoteOnly("round-robin")
     assert [turns.pick(workers(0, 0, 0), 0.0).worker_id for _ in range(4)] == [10, 11, 12, 10]
     random = RemoteOnly("random", seed=4)
@@ -32,7 +30,7 @@ def test_dispatch_in_turn_and_at_random() -> None:
     assert all(900 < count < 1100 for count in picks.values())
 
 
-def test_shared_queue_wakes_a_worker_that_is_free() -> None:
+def test_shared_queue_wakes_a_worker_that_is_free():
     busy = WorkerSnapshot(worker_id=3, backlog_tokens=10)
     assert RemoteOnly("shared").pick([busy, WorkerSnapshot(worker_id=4)], 0.0).worker_id == 4
 
@@ -49,7 +47,7 @@ def test_shared_queue_wakes_a_worker_that_is_free() -> None:
         (4, 6, True),
     ],
 )
-def test_isl_bounding_keeps_what_is_short_and_mostly_cached(history: int, tokens: int, stays: bool) -> None:
+def test_isl_bounding_keeps_what_is_short_and_mostly_cached(history, tokens, stays):
     """Both tests are strict: below 2,048 tokens, and below 0.7 of the prompt."""
     decision = ConditionalRouter(DynamoConfig(conditional="isl_bounding")).route(
         task(history=history, tokens=tokens), HOME, workers(0), 0.0
@@ -58,14 +56,14 @@ def test_isl_bounding_keeps_what_is_short_and_mostly_cached(history: int, tokens
 
 
 @pytest.mark.parametrize(("queued", "stays"), [(819, False), (820, True)])
-def test_prefill_load_keeps_what_the_chosen_worker_is_too_busy_for(queued: int, stays: bool) -> None:
+def test_prefill_load_keeps_what_the_chosen_worker_is_too_busy_for(queued, stays):
     """0.1 of a batch of 8,192 tokens; one request at a time never stays."""
     config = DynamoConfig(conditional="prefill_load", prefill_busy_threshold=0.1)
     worker = WorkerSnapshot(worker_id=10, backlog_tokens=queued)
     assert ConditionalRouter(config).route(task(history=9000, tokens=10), HOME, [worker], 0.0).is_local is stays
 
 
-def test_isl_or_load_keeps_for_either_reason() -> None:
+def test_isl_or_load_keeps_for_either_reason():
     config = DynamoConfig(conditional="isl_or_load", prefill_busy_threshold=0.0)
     router = ConditionalRouter(config)
     idle, busy = WorkerSnapshot(worker_id=10), WorkerSnapshot(worker_id=10, backlog_tokens=1)
@@ -75,42 +73,42 @@ def test_isl_or_load_keeps_for_either_reason() -> None:
 
 
 @pytest.mark.parametrize(("limit", "stays"), [(None, True), (0.7, True), (0.55, False)])
-def test_full_decode_worker_keeps_nothing(limit: float | None, stays: bool) -> None:
+def test_full_decode_worker_keeps_nothing(limit, stays):
     """500 of 1,000 tokens in use and 100 more to come."""
     router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", decode_busy_threshold=limit))
     assert router.route(task(history=900, tokens=100), HOME, workers(0), 0.0).is_local is stays
 
 
-def test_a_decode_worker_filled_to_its_limit_is_not_too_full() -> None:
+def test_a_decode_worker_filled_to_its_limit_is_not_too_full():
     router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", decode_busy_threshold=0.75))
     for kv_tokens, stays in ((650, True), (651, False)):
         home = WorkerSnapshot(worker_id=0, kv_tokens=kv_tokens, kv_capacity=1000)
         assert router.route(task(history=900, tokens=100), home, workers(0), 0.0).is_local is stays
 
 
-def test_isl_bounding_does_not_look_at_the_load() -> None:
+def test_isl_bounding_does_not_look_at_the_load():
     router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", prefill_busy_threshold=0.0))
     busy = WorkerSnapshot(worker_id=10, backlog_tokens=10**6)
     assert not router.route(task(tokens=4000), HOME, [busy], 0.0).is_local
 
 
-def test_the_kind_of_router_is_in_the_name() -> None:
+def test_the_kind_of_router_is_in_the_name():
     parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
     assert dynamo(*parts).name == "dynamo"
     assert dynamo(*parts, DynamoConfig(conditional="isl_bounding")).name == "dynamo-conditional"
 
 
-def test_a_load_threshold_is_needed() -> None:
+def test_a_load_threshold_is_needed():
     with pytest.raises(UserError, match="needs prefill_busy_threshold"):
         DynamoConfig(conditional="prefill_load")
 
 
-def test_dynamo_never_prefills_on_a_decode_worker() -> None:
+def test_dynamo_never_prefills_on_a_decode_worker():
     platform = hardware()
     model = profiled(num_gpus=8)
     sessions = [session(index, 0.3 * index, (800, 20), (400, 20)) for index in range(40)]
     for dispatch in ("shortest", "round-robin", "random", "shared"):
-        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(  # type: ignore[arg-type]
+        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(
             OpenLoop(sessions=sessions)
         )
         assert not any(found.tasks["is_local"])
@@ -118,14 +116,14 @@ def test_dynamo_never_prefills_on_a_decode_worker() -> None:
         assert min(found.workers["num_prefills"][1:]) > 10, dispatch
 
 
-def test_shared_queue_never_leaves_a_worker_idle() -> None:
+def test_shared_queue_never_leaves_a_worker_idle():
     """No way to dispatch begins the average prefill earlier when histories are empty."""
     platform = hardware()
     model = profiled(num_gpus=8)
     sessions = [session(index, 0.11 * index, (200 + 977 * index % 1500, 1)) for index in range(200)]
     waits = {}
     for dispatch in ("shortest", "round-robin", "random", "shared"):
-        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(  # type: ignore[arg-type]
+        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(
             OpenLoop(sessions=sessions)
         )
         started = zip(found.tasks["started_s"], found.tasks["ready_s"], strict=True)
@@ -133,7 +131,7 @@ def test_shared_queue_never_leaves_a_worker_idle() -> None:
     assert waits["shared"] <= min(waits.values()) * 1.001
 
 
-def test_conditional_dynamo_keeps_later_rounds() -> None:
+def test_conditional_dynamo_keeps_later_rounds():
     platform = hardware()
     cluster = dynamo(
         platform, Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), DynamoConfig(conditional="isl_bounding")
@@ -143,7 +141,7 @@ def test_conditional_dynamo_keeps_later_rounds() -> None:
     assert cluster.name == "dynamo-conditional"
 
 
-def test_colocated_deployment_is_refused() -> None:
+def test_colocated_deployment_is_refused():
     platform = hardware()
     with pytest.raises(UserError, match="needs prefill workers"):
         dynamo(platform, Deployment.colocated(4, 2), profiled(num_gpus=8))

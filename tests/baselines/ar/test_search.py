@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import get_args
@@ -50,7 +48,7 @@ def vllm_candidates(
     build, made = (continuum, ContinuumConfig) if is_continuum else (vllm, VllmConfig)
     degrees = hardware.degrees(min_kv_tokens=longest_context)
     return tuple(
-        build(hardware, deployment, made(scheduling=scheduling))  # type: ignore[arg-type]
+        build(hardware, deployment, made(scheduling=scheduling))
         for deployment, scheduling in product(replications(num_gpus, degrees), schedulings)
     )
 
@@ -67,7 +65,7 @@ def planning(rate: float = 1.5) -> PlanningWorkload:
     return PlanningWorkload(sessions=sessions, rate=rate, slo=SLO)
 
 
-def test_best_deployment_is_that_of_trying_all() -> None:
+def test_best_deployment_is_that_of_trying_all():
     clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)
     assert sorted(str(each.deployment) for each in clusters) == ["TP2x4"] * 2 + ["TP4x2"] * 2 + ["TP8x1"] * 2
     one = sample(1)
@@ -77,14 +75,14 @@ def test_best_deployment_is_that_of_trying_all() -> None:
     assert [each.attainment for each in found] == sorted(tried.values(), reverse=True)
 
 
-def test_candidates_are_halved_after_each_sample() -> None:
+def test_candidates_are_halved_after_each_sample():
     clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)
     found = search(clusters, [sample(1), sample(2), sample(3)], SLO, READING)
     assert [each.num_samples for each in found] == [3, 3, 2, 1, 1, 1]
     assert len(found) == len(clusters)
 
 
-def test_half_of_an_odd_number_is_the_larger_half() -> None:
+def test_half_of_an_odd_number_is_the_larger_half():
     clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)[:5]
     found = search(clusters, [sample(1, num=8), sample(2, num=8)], SLO, READING)
     assert [each.num_samples for each in found] == [2, 2, 2, 1, 1]
@@ -92,14 +90,14 @@ def test_half_of_an_odd_number_is_the_larger_half() -> None:
     assert [each.attainment for each in found[:3]] == sorted((each.attainment for each in found[:3]), reverse=True)
 
 
-def test_a_candidate_alone_is_tried_on_every_sample() -> None:
+def test_a_candidate_alone_is_tried_on_every_sample():
     (one,) = search(
         vllm_candidates(PLATFORM, 8, longest_context=3000)[:1], [sample(1, num=8), sample(2, num=8)], SLO, READING
     )
     assert one.num_samples == 2
 
 
-def test_shortlist_holds_the_best_of_all_splits() -> None:
+def test_shortlist_holds_the_best_of_all_splits():
     """Simulated, the best of the shortlist of four is the best of all six."""
     every = disaggregated_shortlist(PLATFORM, MODEL, planning(), 8, size=99)
     short = disaggregated_shortlist(PLATFORM, MODEL, planning(), 8, size=4)
@@ -111,7 +109,7 @@ def test_shortlist_holds_the_best_of_all_splits() -> None:
     assert best_of_short.attainment == pytest.approx(best_of_all.attainment, abs=0.02)
 
 
-def test_equal_attainment_prefers_the_lower_latency() -> None:
+def test_equal_attainment_prefers_the_lower_latency():
     generous = Slo(ttft_s=100.0, itl_s=10.0)
     found = search(vllm_candidates(PLATFORM, 8, longest_context=3000), [sample(1)], generous, READING)
     assert {each.attainment for each in found} == {1.0}
@@ -119,19 +117,19 @@ def test_equal_attainment_prefers_the_lower_latency() -> None:
     assert latencies == sorted(latencies)
 
 
-def test_degrees_that_cannot_hold_the_longest_session_are_left_out() -> None:
+def test_degrees_that_cannot_hold_the_longest_session_are_left_out():
     capacity = PLATFORM.kv_capacity(2)
     clusters = vllm_candidates(PLATFORM, 8, longest_context=capacity + 1)
     assert {each.deployment.decode[0].degree for each in clusters} == {4, 8}
 
 
-def test_candidate_that_is_given_up_ranks_last() -> None:
+def test_candidate_that_is_given_up_ranks_last():
     clusters = vllm_candidates(PLATFORM, 8, longest_context=3000, schedulings=("prefill-first",))
     found = search(clusters, [sample(1, rate=6.0)], SLO, READING, stop=StopRule(until_s=25.0))
     assert found[-1].e2el_s == float("inf")
 
 
-def test_nothing_to_search_is_refused() -> None:
+def test_nothing_to_search_is_refused():
     with pytest.raises(UserError, match="no candidate deployments"):
         search((), [sample(1)], SLO, READING)
     with pytest.raises(UserError, match="no samples"):

@@ -1,7 +1,5 @@
 """SGLang's and vLLM's prefill batches and routers by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -52,7 +50,7 @@ def shares(plan: StepPlan) -> list[tuple[int, int]]:
     return [(share.task.task_id, share.tokens) for share in plan.shares]
 
 
-def test_a_batch_takes_requests_in_order_up_to_the_budget_the_last_in_part() -> None:
+def test_a_batch_takes_requests_in_order_up_to_the_budget_the_last_in_part():
     queue, batching = queue_of(5000, 100, 6000, 10), TokenBudget()
     plan = ask(batching, queue, 0.0)
     assert shares(plan) == [(0, 5000), (1, 100), (2, 3092)]
@@ -60,23 +58,23 @@ def test_a_batch_takes_requests_in_order_up_to_the_budget_the_last_in_part() -> 
     assert shares(ask(batching, queue, 0.1, execute(plan))) == [(2, 2908), (3, 10)]
 
 
-def test_a_batch_holds_256_requests_and_no_more() -> None:
+def test_a_batch_holds_256_requests_and_no_more():
     assert len(ask(TokenBudget(), queue_of(*[1] * 300), 0.0).shares) == 256
 
 
-def test_decodes_neither_ride_along_nor_take_of_the_budget() -> None:
+def test_decodes_neither_ride_along_nor_take_of_the_budget():
     plan = TokenBudget(max_num_batched_tokens=100).next_step(
         Situation(queue_of(500), (), 40, 10**6, lambda each: each.tokens), 0.0
     )
     assert (shares(plan), plan.decodes) == ([(0, 100)], False)
 
 
-def test_vllm_takes_2048_tokens_a_step() -> None:
+def test_vllm_takes_2048_tokens_a_step():
     assert shares(ask(vllm_pd().make_batching(), queue_of(2000, 100), 0.0)) == [(0, 2000), (1, 48)]
     assert shares(ask(vllm_pd(PdConfig(max_num_batched_tokens=50)).make_batching(), queue_of(60), 0.0)) == [(0, 50)]
 
 
-def test_a_graph_is_replayed_up_to_twice_the_tokens() -> None:
+def test_a_graph_is_replayed_up_to_twice_the_tokens():
     choice = GuardedRungs([Rung(64), Rung(100), Rung(1000)])
     for tokens, expected in (
         (32, Rung(64)),
@@ -89,7 +87,7 @@ def test_a_graph_is_replayed_up_to_twice_the_tokens() -> None:
         assert choice.choose([Chunk(0, tokens)]) == expected, tokens
 
 
-def test_graphs_are_a_switch() -> None:
+def test_graphs_are_a_switch():
     on = sglang(SglangConfig(prefill_graphs=True), MODEL)
     assert ask(on.make_batching(), queue_of(60, 50), 0.0).mode == Rung(112)
     assert ask(sglang().make_batching(), queue_of(60, 50), 0.0).mode is None
@@ -104,7 +102,7 @@ def test_graphs_are_a_switch() -> None:
     assert Rung(112) in LADDER
 
 
-def test_routers_by_hand() -> None:
+def test_routers_by_hand():
     views = [View(0, num_requests=3, backlog_tokens=100), View(1, num_requests=1, backlog_tokens=900), View(2, 2, 500)]
     request = task(0, 50, history=1000)
     everywhere = [View(each.worker_id, each.num_requests, each.backlog_tokens, cached=1000) for each in views]
@@ -116,10 +114,10 @@ def test_routers_by_hand() -> None:
     cached = [View(0, 3, 100), View(1, 1, 900), View(2, 2, 500, cached=1000)]
     assert make_router("least-tokens")().pick(request, cached, 0.0) == 2
     with pytest.raises(UserError, match="routing='best'"):
-        make_router("best")  # type: ignore[arg-type]
+        make_router("best")
 
 
-def test_the_cache_aware_router_by_hand() -> None:
+def test_the_cache_aware_router_by_hand():
     request = task(0, 100, history=900)
     route = CacheAware().pick
     assert route(request, [View(0, 10, 0), View(1, 60, 9000, cached=400)], 0.0) == 1  # 40 % of the prompt
@@ -129,4 +127,4 @@ def test_the_cache_aware_router_by_hand() -> None:
     assert route(request, [View(0, 200, 0), View(1, 280, 0, cached=900)], 0.0) == 1  # by one alone
     for config in ({"cache_threshold": 1.1}, {"balance_abs_threshold": -1}, {"balance_rel_threshold": 0.5}):
         with pytest.raises(UserError, match=f"{next(iter(config))}="):
-            CacheAware(**config)  # type: ignore[arg-type]
+            CacheAware(**config)

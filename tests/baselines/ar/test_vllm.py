@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ PLAN = Deployment.colocated(4, 2)
 
 
 @given(st.lists(st.sampled_from(("initial", "incremental", "take")), max_size=40))
-def test_in_flight_first_against_two_queues(actions: list[str]) -> None:
+def test_in_flight_first_against_two_queues(actions):
     queue = InFlightFirst()
     new: list[int] = []
     begun: list[int] = []
@@ -30,7 +28,7 @@ def test_in_flight_first_against_two_queues(actions: list[str]) -> None:
         assert [each.task_id for each in queue] == begun + new
 
 
-def test_in_flight_session_overtakes_new_ones() -> None:
+def test_in_flight_session_overtakes_new_ones():
     """Session 0's second round is ready at 0.15, when session 1 runs until 0.2 and session 2 waits."""
     sessions = [session(0, 0.0, (100, 1, 0.05), (50, 1)), session(1, 0.06, (100, 1)), session(2, 0.07, (100, 1))]
     fifo = serve(simulation(), *sessions)
@@ -40,7 +38,7 @@ def test_in_flight_session_overtakes_new_ones() -> None:
     assert begun.tasks["started_s"][second] == pytest.approx(0.2)
 
 
-def test_everything_is_local_and_sessions_stay() -> None:
+def test_everything_is_local_and_sessions_stay():
     sessions = [session(index, 0.2 * index, (500, 20, 0.1), (300, 20)) for index in range(30)]
     for cluster in (
         vllm(hardware(), PLAN),
@@ -53,12 +51,12 @@ def test_everything_is_local_and_sessions_stay() -> None:
         assert found.tasks["computed_tokens"] == found.tasks["tokens"]
 
 
-def test_chunks_spare_the_next_token_a_long_wait() -> None:
+def test_chunks_spare_the_next_token_a_long_wait():
     sessions = [session(0, 0.0, (200, 200)), session(1, 1.0, (8000, 2))]
     longest = {
         scheduling: vllm(
             hardware(), Deployment.colocated(8, 1), VllmConfig(scheduling=scheduling, max_num_batched_tokens=1024)
-        )  # type: ignore[arg-type]
+        )
         .simulate(OpenLoop(sessions=sessions))
         .gaps.gap_s.max()
         for scheduling in ("prefill-first", "chunked")
@@ -67,12 +65,12 @@ def test_chunks_spare_the_next_token_a_long_wait() -> None:
 
 
 @pytest.mark.parametrize("balance", ["memory", "sessions", "round-robin"])
-def test_every_balance_uses_both_replicas(balance: str) -> None:
+def test_every_balance_uses_both_replicas(balance):
     sessions = [session(index, 0.2 * index, (500, 20)) for index in range(30)]
-    found = vllm(hardware(), PLAN, VllmConfig(balance=balance)).simulate(OpenLoop(sessions=sessions))  # type: ignore[arg-type]
+    found = vllm(hardware(), PLAN, VllmConfig(balance=balance)).simulate(OpenLoop(sessions=sessions))
     assert min(found.workers["num_prefills"]) > 8
 
 
-def test_vllm_is_co_located() -> None:
+def test_vllm_is_co_located():
     with pytest.raises(UserError, match="is co-located"):
         vllm(hardware(), Deployment.disaggregated(2, 1, 2, 1))

@@ -1,7 +1,5 @@
 """The policy in a real engine decides as on the simulated instance; here the engine is a loop that takes a millisecond a token."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +68,7 @@ ARRIVALS = st.lists(
 @pytest.mark.parametrize("name", CONFIGS)
 @given(drawn=ARRIVALS)
 @settings(max_examples=60, deadline=None)
-def test_the_order_is_that_of_the_simulated_instance(name: str, drawn: list[tuple[int, int]]) -> None:
+def test_the_order_is_that_of_the_simulated_instance(name, drawn):
     config = CONFIGS[name]
     # Steps take whole milliseconds and no two arrivals share a fraction of one: no step ends at one's arrival.
     arrivals = [((at + i / 32) * 1e-3, tokens) for i, (at, tokens) in enumerate(sorted(drawn))]
@@ -80,13 +78,13 @@ def test_the_order_is_that_of_the_simulated_instance(name: str, drawn: list[tupl
     assert replay(config, log) == [name for step in order for name in step]
 
 
-def test_laps_takes_short_prompts_before_a_long_one_and_reserve_the_shortest_first() -> None:
+def test_laps_takes_short_prompts_before_a_long_one_and_reserve_the_shortest_first():
     waiting = [(0.0, 400), (0.0, 300), (0.0, 10), (0.0, 20)]
     assert served(CONFIGS["laps"], waiting)[0] == [("2", "3"), ("0",), ("1",)]
     assert served(CONFIGS["reserve"], waiting)[0][0][:2] == ("2", "3")
 
 
-def test_who_leaves_is_not_admitted() -> None:
+def test_who_leaves_is_not_admitted():
     admission = Admission(CONFIGS["laps"])
     for name, tokens in (("a", 10), ("b", 20), ("c", 200)):
         admission.arrive(name, tokens, 0.0)
@@ -98,7 +96,7 @@ def test_who_leaves_is_not_admitted() -> None:
     assert admission.step(0.3, {}, ROOM, 16) == ((), {})
 
 
-def test_k_v_that_is_not_there_is_not_planned_for() -> None:
+def test_k_v_that_is_not_there_is_not_planned_for():
     admission = Admission(CONFIGS["laps"])
     for name in ("a", "b"):
         admission.arrive(name, 31, 0.0)
@@ -118,6 +116,6 @@ def test_k_v_that_is_not_there_is_not_planned_for() -> None:
         ('{"boundary": "x"}', "laps", "boundary='x' must be a whole number"),
     ],
 )
-def test_settings_are_refused_in_a_sentence(text: str, policy: str, sentence: str) -> None:
+def test_settings_are_refused_in_a_sentence(text, policy, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         AdmissionConfig.parse(text, policy=policy)

@@ -1,7 +1,5 @@
 """A worker of known times, on a clock that stands still between its deeds."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -41,7 +39,7 @@ async def together(*asked: dict[str, Any]) -> list[list[float]]:
     return await asyncio.gather(*(answer(worker, 8, **each) for each in asked))
 
 
-def test_prompts_take_turns_and_answers_do_not() -> None:
+def test_prompts_take_turns_and_answers_do_not():
     assert run_virtually(together({}, {}, {"at_s": 5.0})) == [[2, 3, 4], [4, 5, 6], [7, 8, 9]]
 
 
@@ -50,10 +48,10 @@ def test_prompts_take_turns_and_answers_do_not() -> None:
     [(0.5, [], 2.5), (1.0, [], 3.0), (2.5, [2], 4), (3.5, [2, 3], 4)],
     ids=["in its prompt", "later in its prompt", "in its answer", "later in its answer"],
 )
-def test_a_client_that_leaves_takes_no_more_time(leaves_s: float, got: list[float], next_s: float) -> None:
+def test_a_client_that_leaves_takes_no_more_time(leaves_s, got, next_s):
     first, second = run_virtually(together({"leaves_s": leaves_s}, {}))
     assert (first, second[0]) == (got, next_s)
 
 
-def test_a_client_that_leaves_while_it_waits_takes_none() -> None:
+def test_a_client_that_leaves_while_it_waits_takes_none():
     assert run_virtually(together({}, {"leaves_s": 1.0}, {})) == [[2, 3, 4], [], [4, 5, 6]]

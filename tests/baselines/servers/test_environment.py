@@ -1,7 +1,5 @@
 """An environment is made step by step, once, and says what is missing."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -45,10 +43,10 @@ class Recorded:
 
 def made(**changes: object) -> ServerEnvironment:
     values = {"name": "some", "device": "cpu", "steps": (("install", "a"), ("install", "b c")), "check": "pass"}
-    return ServerEnvironment(**{**values, "disk_gb": 0.001, "minutes": "1-2", **changes})  # type: ignore[arg-type]
+    return ServerEnvironment(**{**values, "disk_gb": 0.001, "minutes": "1-2", **changes})
 
 
-def test_it_is_made_once() -> None:
+def test_it_is_made_once():
     environment = made()
     recorded = Recorded(environment)
     with pytest.raises(
@@ -68,7 +66,7 @@ def test_it_is_made_once() -> None:
     assert made(steps=()).packages is None, "made by another recipe, it is another environment"
 
 
-def test_an_interrupted_install_is_not_taken_for_one() -> None:
+def test_an_interrupted_install_is_not_taken_for_one():
     environment = made()
     recorded = Recorded(environment, failing="b c")
     with pytest.raises(RunError, match=r"installing some failed in step 3 of 4 \(exit code 1"):
@@ -81,7 +79,7 @@ def test_an_interrupted_install_is_not_taken_for_one() -> None:
     assert environment.packages is None
 
 
-def test_files_are_written_where_packages_are(tmp_path: Path) -> None:
+def test_files_are_written_where_packages_are(tmp_path):
     environment = made(files={"x.dist-info/METADATA": "Name: x\n"})
     recorded = Recorded(environment)
     places = tmp_path / "site"
@@ -90,7 +88,7 @@ def test_files_are_written_where_packages_are(tmp_path: Path) -> None:
     assert (places / "x.dist-info" / "METADATA").read_text() == "Name: x\n"
 
 
-def test_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_full_disk_is_refused_before_anything_is_made(tmp_path):
     recorded = Recorded(made(disk_gb=1e9))
     with pytest.raises(UserError, match="GB free and some takes 1e\\+09: make room"):
         recorded.install()
@@ -98,7 +96,7 @@ def test_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("environment", EVERY, ids=lambda each: f"{each.name}-{each.device}")
-def test_recipes(environment: ServerEnvironment, tmp_path: Path) -> None:
+def test_recipes(environment, tmp_path):
     """What is pinned is what is run, and every step may be repeated."""
     commands = list(environment.commands())
     assert commands[0][1:3] == ("-m", "venv")
@@ -109,7 +107,7 @@ def test_recipes(environment: ServerEnvironment, tmp_path: Path) -> None:
     assert json.loads(json.dumps(shlex.join(commands[1])))
 
 
-def test_the_cpu_build_of_vllm_gets_its_torch_first_and_loses_what_does_not_load() -> None:
+def test_the_cpu_build_of_vllm_gets_its_torch_first_and_loses_what_does_not_load():
     """real orders: torch of the CPU index alone; then vLLM; then out with the builds for CUDA."""
     _, torch, package, out, _ = vllm.ENVIRONMENTS["cpu"].commands()
     assert torch[-1].endswith("+cpu")

@@ -1,7 +1,5 @@
 """Servers are stopped whatever happens to those who started them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -47,26 +45,26 @@ def fake(folder: Path, how: str, *, within_s: float = 60.0, paths: tuple[str, ..
         yield url
 
 
-def test_a_server_and_its_children_end_with_the_body(tmp_path: Path, pids: Path) -> None:
+def test_a_server_and_its_children_end_with_the_body(tmp_path, pids):
     with fake(tmp_path, "serve"):
         assert not any(ends(pid, 0) for pid in all_of(pids))
     assert all(ends(pid) for pid in all_of(pids))
 
 
-def test_a_server_that_ignores_signals_is_killed(tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_signals_is_killed(tmp_path, pids, monkeypatch):
     monkeypatch.setattr(process, "GRACE_S", 0.1)
     with fake(tmp_path, "deaf"):
         pass
     assert all(ends(pid) for pid in all_of(pids))
 
 
-def test_ctrl_c_stops_it(tmp_path: Path, pids: Path) -> None:
+def test_ctrl_c_stops_it(tmp_path, pids):
     with pytest.raises(KeyboardInterrupt), fake(tmp_path, "serve"):
         raise KeyboardInterrupt
     assert all(ends(pid) for pid in all_of(pids))
 
 
-def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_says_why(tmp_path):
     with (
         pytest.raises(
             RunError, match=r"fake ended while starting \(exit code 1\): ValueError: there is no such model; all"
@@ -77,7 +75,7 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
     assert "no such model" in (tmp_path / "fake.log").read_text()
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path, pids: Path) -> None:
+def test_a_server_that_never_answers_is_given_up(tmp_path, pids):
     with (
         pytest.raises(
             RunError,
@@ -89,7 +87,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, pids: Path) -> 
     assert not pids.exists() or all(ends(pid) for pid in all_of(pids))
 
 
-def test_one_that_does_not_list_the_model_or_says_no_is_not_ready(tmp_path: Path) -> None:
+def test_one_that_does_not_list_the_model_or_says_no_is_not_ready(tmp_path):
     with fake(tmp_path, "serve") as url:
         assert Address(url=url, model="served").missing() is None
         assert Address(url=url, model="other").missing() == "it lists no model 'other'"
@@ -104,7 +102,7 @@ def test_one_that_does_not_list_the_model_or_says_no_is_not_ready(tmp_path: Path
     assert said == "it does not answer (status 307, a redirect to the host 'other.example', which is not followed)"
 
 
-def test_it_is_ready_once_every_worker_is_there() -> None:
+def test_it_is_ready_once_every_worker_is_there():
     listed = [[(1, "generate"), (1, "flush")], [(1, "generate"), (2, "flush")], [(1, "generate"), (2, "generate")]]
     said = [{"instances": [{"instance_id": i, "endpoint": name} for i, name in each]} for each in listed]
     with mock_server(MockOpenAI(health=lambda: said.pop(0))) as url:
@@ -113,7 +111,7 @@ def test_it_is_ready_once_every_worker_is_there() -> None:
     assert waits == ["1 of 2 workers are there", "1 of 2 workers are there", None]
 
 
-def test_no_server_outlives_who_started_it(tmp_path: Path, pids: Path) -> None:
+def test_no_server_outlives_who_started_it(tmp_path, pids):
     """Not even one that was killed, and could tell nobody."""
     server = (sys.executable, "-m", "support.fake_server")
     warden = [sys.executable, "-I", "-S", str(WARDEN), "20", "--", *server]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -17,14 +15,14 @@ from engines.ampd.performance import (
     profile,
     profile_hardware,
 )
-from engines.ar.cost import CONSTANTS, PHYSICAL, CostConstants, Hardware
+from engines.ar.cost import CONSTANTS, PHYSICAL, Hardware
 from engines.errors import UserError
 from engines.hardware.catalogue import H20
-from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B, ModelShape
+from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 
 
 @given(st.integers(2, 16), st.floats(0.1, 5), st.floats(0.0, 0.02), st.floats(0.05, 2))
-def test_knee_of_two_lines_is_found(place: int, start: float, flat: float, steep: float) -> None:
+def test_knee_of_two_lines_is_found(place, start, flat, steep):
     x = np.arange(1.0, 21.0)
     knee = x[place]
     y = np.where(x <= knee, start + flat * x, start + flat * knee + 2 * start + steep * (x - knee))
@@ -35,7 +33,7 @@ def test_knee_of_two_lines_is_found(place: int, start: float, flat: float, steep
     assert fit.at(knee + 1)[1] == pytest.approx(steep)
 
 
-def test_pieces_are_added_only_as_needed() -> None:
+def test_pieces_are_added_only_as_needed():
     x = np.arange(1.0, 41.0)
     features = np.stack([np.ones_like(x), x], axis=1)
     assert fit_piecewise(x, features, 3 + 0.5 * x).knees == ()
@@ -47,7 +45,7 @@ def test_pieces_are_added_only_as_needed() -> None:
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=9, max_size=9))
-def test_knees_are_the_best_of_all_places(y: list[float]) -> None:
+def test_knees_are_the_best_of_all_places(y):
     """Three pieces over nine points, against every pair of knees."""
     x, times = np.arange(9.0), np.array(y)
     features = np.stack([np.ones_like(x), x], axis=1) / times[:, None]
@@ -62,7 +60,7 @@ def test_knees_are_the_best_of_all_places(y: list[float]) -> None:
     assert total <= least + 1e-9
 
 
-def test_too_few_measurements_are_refused() -> None:
+def test_too_few_measurements_are_refused():
     x = np.array([1.0, 2.0])
     with pytest.raises(ValueError, match="too few"):
         fit_piecewise(x, np.stack([np.ones(2), x], axis=1), x)
@@ -74,7 +72,7 @@ def test_too_few_measurements_are_refused() -> None:
     ("shape", "constants"),
     [(QWEN3_32B, PHYSICAL), (LLAMA_3_1_70B, PHYSICAL), *((MIXTRAL_8X7B, each) for each in CONSTANTS)],
 )
-def test_error_of_the_fit_is_small_and_reported(shape: ModelShape, constants: CostConstants) -> None:
+def test_error_of_the_fit_is_small_and_reported(shape, constants):
     """1 % on average and 12 % at most, where a long history moves a knee that only l_incr places."""
     platform = hardware(shape, constants)
     model = profile_hardware(platform, num_gpus=8)
@@ -90,12 +88,12 @@ def test_error_of_the_fit_is_small_and_reported(shape: ModelShape, constants: Co
 
 @settings(max_examples=80)
 @given(st.integers(0, 16_000), st.integers(1, 8000), st.sampled_from((2, 4, 8)))
-def test_fit_holds_between_the_points_of_its_grid(history: int, tokens: int, degree: int) -> None:
+def test_fit_holds_between_the_points_of_its_grid(history, tokens, degree):
     true = PLATFORM.cost(degree).prefill_s(history, tokens)
     assert MODEL.prefill_s(history, tokens, degree) == pytest.approx(true, rel=0.08)
 
 
-def test_decode_and_transfer_are_profiled_too() -> None:
+def test_decode_and_transfer_are_profiled_too():
     for batch in BATCHES:
         true = PLATFORM.cost(4).decode_s(batch, batch * MODEL.decode_context)
         assert MODEL.decode_s(batch, 4) == pytest.approx(true, rel=0.05)
@@ -104,13 +102,13 @@ def test_decode_and_transfer_are_profiled_too() -> None:
     assert MODEL.transfer_s(0, 2, 8) == 0.0
 
 
-def test_larger_clusters_are_profiled_across_servers() -> None:
+def test_larger_clusters_are_profiled_across_servers():
     links = PLATFORM.links
     model = profile_hardware(PLATFORM, num_gpus=16, degrees=(4,))
     assert model.transfer_s(5000, 4, 4) == pytest.approx(links.transfer_s(5000, links.inter, 4, 4), rel=1e-6)
 
 
-def test_real_worker_is_profiled_by_the_same_code() -> None:
+def test_real_worker_is_profiled_by_the_same_code():
     """Whatever answers with times: here, one that counts how often it is asked."""
     simulated = SimulatedProfile(hardware=PLATFORM, link=PLATFORM.links.intra)
     asked = []
@@ -131,7 +129,7 @@ PLATFORM = Hardware(shape=LLAMA_3_1_70B, gpu=H20, constants=PHYSICAL)
 MODEL = profile_hardware(PLATFORM, num_gpus=8)
 
 
-def test_a_profile_covers_one_token_to_8192_two_sizes_an_octave() -> None:
+def test_a_profile_covers_one_token_to_8192_two_sizes_an_octave():
     assert (TOKENS[0], TOKENS[-1], len(TOKENS)) == (1, 8192, 26)
     assert {2**power for power in range(14)} <= set(TOKENS)
     assert all(1.3 < after / before < 1.55 for before, after in pairwise(TOKENS[2:]))

@@ -1,7 +1,5 @@
 """The planner: coefficients against direct simulation, solvers against enumeration, and what Table 2 can and cannot show."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from dataclasses import replace
@@ -33,7 +31,6 @@ from engines.ampd.planner.planner import (
     Choice,
     PlannerConfig,
     Program,
-    Solver,
     by_enumeration,
     by_highs,
     by_scip,
@@ -75,7 +72,7 @@ def workload(rate: float) -> PlanningWorkload:
     return PlanningWorkload(sessions=sample(), rate=rate, slo=SLO)
 
 
-def test_workload_gives_lengths_and_load() -> None:
+def test_workload_gives_lengths_and_load():
     found = PlanningWorkload(sessions=(session(0, 0.0, (100, 5), (50, 3)), session(1, 4.0, (7, 2))), rate=0.5, slo=SLO)
     assert found.rounds_per_s == 0.75
     assert found.span_s == 4.0
@@ -87,7 +84,7 @@ def test_workload_gives_lengths_and_load() -> None:
     ]
 
 
-def test_idle_pools_have_the_latency_of_one_round() -> None:
+def test_idle_pools_have_the_latency_of_one_round():
     """Sessions that never meet: P95 of the prefills themselves, and of decoding alone."""
     alone = workload(1e-4)
     direct = simulate_prefill(MODEL, alone, 4, 1)
@@ -100,7 +97,7 @@ def test_idle_pools_have_the_latency_of_one_round() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.3, 1.0, 2.0])
-def test_closed_forms_follow_direct_simulation(rate: float) -> None:
+def test_closed_forms_follow_direct_simulation(rate):
     """Also in overload: a factor of 2.5 at the very worst, 20 % in the middle, over three orders of magnitude."""
     direct = coefficients(MODEL, workload(rate), (2, 4, 8), 16, "direct")
     closed = coefficients(MODEL, workload(rate), (2, 4, 8), 16, "closed")
@@ -114,7 +111,7 @@ def test_closed_forms_follow_direct_simulation(rate: float) -> None:
         assert max(off) < worst
 
 
-def test_cached_coefficients_are_direct_ones_with_gaps_filled() -> None:
+def test_cached_coefficients_are_direct_ones_with_gaps_filled():
     direct = coefficients(MODEL, workload(1.0), (2, 4), 24, "direct")
     cached = coefficients(MODEL, workload(1.0), (2, 4), 24, "cached")
     assert cached.prefill.keys() == direct.prefill.keys()
@@ -126,7 +123,7 @@ def test_cached_coefficients_are_direct_ones_with_gaps_filled() -> None:
 
 
 @given(st.integers(1, 40), st.floats(0.2, 0.9), st.floats(0.05, 2.0))
-def test_backlog_tends_to_the_stationary_queue(servers: int, load: float, limit: float) -> None:
+def test_backlog_tends_to_the_stationary_queue(servers, load, limit):
     """Watched for long: Erlang's C times an exponential with Lee and Longton's mean."""
     services = np.linspace(0.5, 1.5, 41)
     rate = load * servers / services.mean()
@@ -137,7 +134,7 @@ def test_backlog_tends_to_the_stationary_queue(servers: int, load: float, limit:
     assert found == pytest.approx(waits * np.exp(-limit / mean_s), rel=0.01, abs=1e-6)
 
 
-def test_backlog_in_overload_grows_with_time() -> None:
+def test_backlog_in_overload_grows_with_time():
     """Twice the load for 100 s: the last of it waits about 100 s, the average arrival half of that."""
     services = np.full(10, 1.0)
     limits = np.array([-1.0, 0.0, 25.0, 50.0, 75.0, 110.0])
@@ -187,7 +184,7 @@ def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
 
 @settings(max_examples=120)
 @given(programs() | programs(st.sampled_from((0.0, 1.0, 1.00005, 1.0002, 2.0))))
-def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program: Program) -> None:
+def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program):
     """Ties included, until there is no plan left."""
     cuts: list[Choice] = []
     while (expected := every_pair(program, cuts)) is not None and len(cuts) < 12:
@@ -196,7 +193,7 @@ def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program: Progra
     assert expected is not None or by_enumeration(program, cuts) is None
 
 
-def test_ties_go_by_both_latencies_then_by_replicas_then_by_prefill_gpus() -> None:
+def test_ties_go_by_both_latencies_then_by_replicas_then_by_prefill_gpus():
     """In units of the least objective; a replica costs a ten-thousandth over the GPUs, a prefill's GPUs half of it at most."""
     program = Program(
         prefill={(2, 3): 0.5, (4, 1): 0.25},
@@ -217,7 +214,7 @@ def test_ties_go_by_both_latencies_then_by_replicas_then_by_prefill_gpus() -> No
 
 
 @pytest.mark.parametrize("uses_all", [True, False])
-def test_four_thousand_gpus_are_enumerated(uses_all: bool) -> None:
+def test_four_thousand_gpus_are_enumerated(uses_all):
     """Latencies that fall with a phase's GPUs are balanced where both phases have half of them."""
     keys = [(n, k) for n in (1, 2, 4, 8) for k in range(1, 4095 // n + 1)]
     tau = {(n, k): 1 / (n * k) for n, k in keys}
@@ -228,7 +225,7 @@ def test_four_thousand_gpus_are_enumerated(uses_all: bool) -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 @settings(max_examples=30)
 @given(program=programs(), num_cuts=st.integers(0, 3))
-def test_solvers_agree_with_enumeration(solver: Solver, program: Program, num_cuts: int) -> None:
+def test_solvers_agree_with_enumeration(solver, program, num_cuts):
     """Up to 16 GPUs, with the plans before cut off; the same objective, and the same plan where no two are alike."""
     cuts: list[Choice] = []
     for _ in range(num_cuts + 1):
@@ -243,7 +240,7 @@ def test_solvers_agree_with_enumeration(solver: Solver, program: Program, num_cu
 
 
 @pytest.mark.parametrize("solver", [by_enumeration, *SOLVERS])
-def test_the_worst_phase_comes_first_and_the_sum_decides_among_equals(solver: Solver) -> None:
+def test_the_worst_phase_comes_first_and_the_sum_decides_among_equals(solver):
     """Eight GPUs: 1.0 and 1.0 before 1.5 and 0.1, whose sum is less; but 1.0 and 0.4 before 1.0 and 1.0."""
     pre, dec = {(4, 1): 1.0, (2, 1): 1.5}, {(4, 1): 1.0, (2, 3): 0.1}
     program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="max")
@@ -263,7 +260,7 @@ def brute_force(program: Program, top: int) -> list[Choice]:
 
 
 @given(programs())
-def test_top_plans_are_ranked_and_distinct(program: Program) -> None:
+def test_top_plans_are_ranked_and_distinct(program):
     table = Coefficients(
         prefill={key: PhaseLatency(seconds=value, of_slo=value) for key, value in program.prefill.items()},
         decode={key: PhaseLatency(seconds=value, of_slo=value) for key, value in program.decode.items()},
@@ -275,7 +272,7 @@ def test_top_plans_are_ranked_and_distinct(program: Program) -> None:
     assert [each.value for each in found] == pytest.approx([program.value(*each) for each in expected], rel=2e-3)
 
 
-def test_plan_of_a_small_cluster_against_all_plans_simulated() -> None:
+def test_plan_of_a_small_cluster_against_all_plans_simulated():
     """Eight GPUs: the plan has the least worst phase of all pairs, each simulated."""
     load = workload(0.6)
     best = plan(MODEL, load, (2, 4), 8, top=3, config=ENUMERATED)
@@ -290,13 +287,13 @@ def test_plan_of_a_small_cluster_against_all_plans_simulated() -> None:
     assert best[0].solver == "enumeration"
 
 
-def test_second_replica_is_worth_its_gpus_as_eq_5_could_not_see() -> None:
+def test_second_replica_is_worth_its_gpus_as_eq_5_could_not_see():
     """Three times the load that one worker of four GPUs prefills."""
     (busy,) = plan(MODEL, workload(2.0), (4,), 16, config=ENUMERATED)
     assert busy.deployment.prefill[0].replicas > 1
 
 
-def test_at_most_n_leaves_gpus_idle_only_if_they_bring_nothing() -> None:
+def test_at_most_n_leaves_gpus_idle_only_if_they_bring_nothing():
     flat = PhaseLatency(seconds=1.0, of_slo=1.0)
     table = Coefficients(prefill={(2, 1): flat, (2, 2): flat}, decode={(2, 1): flat, (2, 2): flat})
     (all_used,) = solve(table, 6, config=ENUMERATED)
@@ -312,9 +309,7 @@ def test_at_most_n_leaves_gpus_idle_only_if_they_bring_nothing() -> None:
     latencies,
     latencies,
 )
-def test_no_bound_on_the_worst_phase_ranks_mixtral_as_table_2(
-    pre_2: list[float], dec_2: list[float], pre_4: float, dec_4: float
-) -> None:
+def test_no_bound_on_the_worst_phase_ranks_mixtral_as_table_2(pre_2, dec_2, pre_4, dec_4):
     """Mixtral on eight GPUs: P4x1 D4x1, then P2x1 D2x3, then P4x1 D2x2, and P2x2 D4x1 behind them.
 
     With any tau that falls with the replicas, Z = max(tau_pre, tau_dec) cannot give this order but by exact ties.
@@ -328,18 +323,18 @@ def test_no_bound_on_the_worst_phase_ranks_mixtral_as_table_2(
     assert values != sorted(values)
 
 
-def test_sum_of_both_phases_can_rank_mixtral_as_table_2() -> None:
+def test_sum_of_both_phases_can_rank_mixtral_as_table_2():
     pre = {(2, 1): 0.78, (2, 2): 0.75, (2, 3): 0.74, (4, 1): 0.5}
     dec = {(2, 1): 2.0, (2, 2): 1.3, (2, 3): 1.0, (4, 1): 1.1}
     program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="sum")
     assert brute_force(program, 3) == [((4, 1), (4, 1)), ((2, 1), (2, 3)), ((4, 1), (2, 2))]
 
 
-def test_method_goes_by_size() -> None:
+def test_method_goes_by_size():
     assert [default_method(gpus) for gpus in (8, 32, 64, 256)] == ["direct", "direct", "cached", "closed"]
 
 
-def test_a_plan_does_not_depend_on_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_does_not_depend_on_what_is_installed(monkeypatch):
     before = plan(MODEL, workload(0.5), (2, 4), 8)
     for package in ("pyscipopt", "scipy"):
         fake = ModuleType(package)
@@ -349,13 +344,13 @@ def test_a_plan_does_not_depend_on_what_is_installed(monkeypatch: pytest.MonkeyP
     assert {found.solver for found in before} == {"enumeration"}
 
 
-def test_missing_solver_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_solver_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyscipopt", None)
     with pytest.raises(UserError, match=r"solver='scip': pyscipopt is not installed: pip install '\.\[planner\]'"):
         by_scip(Program(prefill={(1, 1): 1.0}, decode={(1, 1): 1.0}, num_gpus=2, uses_all=True, objective="max"))
 
 
-def test_impossible_requests_are_refused() -> None:
+def test_impossible_requests_are_refused():
     with pytest.raises(UserError, match="num_gpus=2 do not hold"):
         plan(MODEL, workload(1.0), (2, 4), 2)
     with pytest.raises(UserError, match=r"degrees=\(\)"):

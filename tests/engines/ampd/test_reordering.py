@@ -1,7 +1,5 @@
 """Algorithm 2 against an independent search over all orderings; eqs. (3) and (4) by hand."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from hypothesis import given
@@ -31,7 +29,7 @@ def completions(window: list[PrefillTask], ordering: tuple[int, ...]) -> list[fl
 
 
 @given(windows, st.floats(3, 6), st.floats(0.1, 5), st.integers(1, 5))
-def test_best_ordering_against_all_orderings(window: list[PrefillTask], now: float, ttft_s: float, w: int) -> None:
+def test_best_ordering_against_all_orderings(window, now, ttft_s, w):
     def satisfied(ordering: tuple[int, ...]) -> int:
         done = completions(window, ordering)
         return sum(now - window[each].enqueued_s + done[place] <= ttft_s for place, each in enumerate(ordering))
@@ -55,7 +53,7 @@ def test_best_ordering_against_all_orderings(window: list[PrefillTask], now: flo
         assert chosen == next(ordering for ordering in allowed if satisfied(ordering) == most)
 
 
-def test_equations_3_and_4_by_hand() -> None:
+def test_equations_3_and_4_by_hand():
     """Waited 1.0, 0.2, 0.1 s; estimates 0.5, 0.3, 0.3 s; limit 1.21 s. The first is late whatever happens.
 
     In queue order the others end after 0.8 and 1.1 s, 1.0 and 1.2 s of TTFT: two meet it. 20 ms later the third would
@@ -70,20 +68,20 @@ def test_equations_3_and_4_by_hand() -> None:
     assert best_ordering(window, 1.02, 1.21, 3) == (1, 2, 0)
 
 
-def test_tie_keeps_the_order_of_the_queue() -> None:
+def test_tie_keeps_the_order_of_the_queue():
     window = [task(index, estimate_s=0.1) for index in range(4)]
     assert best_ordering(window, 0.0, 10.0, 4) == (0, 1, 2, 3)
     assert best_ordering(window, 99.0, 10.0, 4) == (0, 1, 2, 3)
 
 
-def test_task_postponed_w_times_keeps_its_place() -> None:
+def test_task_postponed_w_times_keeps_its_place():
     late, quick = task(0, enqueued_s=0.0, estimate_s=5.0, postponed=3), task(1, enqueued_s=0.9, estimate_s=0.1)
     assert best_ordering([late, quick], 1.0, 1.0, 3) == (0, 1)
     late.postponed = 2
     assert best_ordering([late, quick], 1.0, 1.0, 3) == (1, 0)
 
 
-def test_queue_counts_postponements_and_reorders_its_head() -> None:
+def test_queue_counts_postponements_and_reorders_its_head():
     """Both quick tasks of the window go before the slow one; the next quick one does so again."""
     queue = ReorderingQueue(ttft_s=1.0, w=3)
     slow = task(0, estimate_s=5.0)
@@ -109,7 +107,7 @@ def test_queue_counts_postponements_and_reorders_its_head() -> None:
     st.integers(1, 5),
     st.floats(0.2, 2.0),
 )
-def test_nothing_is_postponed_more_than_w_times(entries: list[tuple[float, float]], w: int, ttft_s: float) -> None:
+def test_nothing_is_postponed_more_than_w_times(entries, w, ttft_s):
     """Tasks arrive while others run, each as long as estimated; all leave, each once."""
     queue = ReorderingQueue(ttft_s=ttft_s, w=w)
     arrivals = []

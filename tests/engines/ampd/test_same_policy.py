@@ -1,7 +1,5 @@
 """Policies decide by plain data: given snapshots of a simulated cluster, as a live coordinator has them, they decide the same."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from support.clusters import hardware, profiled, session
 
-from engines.ampd.routing import AdaptiveRouter, RouteOrder, RoutingConfig, WindowSignal
+from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
@@ -66,7 +64,7 @@ class Recording:
 
 @pytest.mark.parametrize("route_order", ["random", "load"])
 @pytest.mark.parametrize("window", ["done", "age", "backlog"])
-def test_router_decides_the_same_on_snapshots(route_order: RouteOrder, window: WindowSignal) -> None:
+def test_router_decides_the_same_on_snapshots(route_order, window):
     config = RoutingConfig(route_order=route_order, window=window)
     recording = Recording(AdaptiveRouter(MODEL, SLO, config, seed=5))
     simulated = ampd(PLATFORM, Deployment.disaggregated(2, 2, 4, 1), SLO, MODEL, AmpdConfig())
@@ -86,7 +84,7 @@ def test_router_decides_the_same_on_snapshots(route_order: RouteOrder, window: W
 
 
 @pytest.mark.parametrize("path", POLICY_FILES)
-def test_policies_know_neither_clock_nor_socket_nor_simulator(path: str) -> None:
+def test_policies_know_neither_clock_nor_socket_nor_simulator(path):
     tree = ast.parse((Path(__file__).parents[3] / path).read_text(encoding="utf-8"))
     names = {
         name

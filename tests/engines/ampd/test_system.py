@@ -1,7 +1,5 @@
 """AMPD on a small cluster: that its parts are connected, and its switches do what they say."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -35,22 +33,22 @@ def run(config: AmpdConfig, rate: float = 4.0, seed: int = 1, slo: Slo = SLO) ->
     return ampd(PLATFORM, PLAN, slo, MODEL, config).simulate(OpenLoop(sessions=sessions), seed=seed)
 
 
-def test_overload_uses_every_branch_of_algorithm_1() -> None:
+def test_overload_uses_every_branch_of_algorithm_1():
     reasons = Counter(run(AmpdConfig()).tasks["reason"])
     assert set(reasons) == {"ttft-slack", "itl-slack", "cost"}
 
 
-def test_without_load_every_prefill_is_remote() -> None:
+def test_without_load_every_prefill_is_remote():
     assert set(run(AmpdConfig(), rate=0.05, slo=Slo(ttft_s=9.0, itl_s=0.05)).tasks["reason"]) == {"ttft-slack"}
 
 
-def test_without_adaptive_routing_every_prefill_is_remote() -> None:
+def test_without_adaptive_routing_every_prefill_is_remote():
     found = run(AmpdConfig(adaptive_routing=False))
     assert set(found.tasks["reason"]) == {"always-remote"}
     assert not any(found.tasks["is_local"])
 
 
-def test_reordering_changes_the_order_and_only_its_switch_does() -> None:
+def test_reordering_changes_the_order_and_only_its_switch_does():
     assert max(run(AmpdConfig()).tasks["postponed"]) > 0
     assert max(run(AmpdConfig(prefill_reordering=False)).tasks["postponed"]) == 0
     fifo = run(AmpdConfig(prefill_reordering=False, adaptive_routing=False, dispatch="round-robin"))
@@ -60,7 +58,7 @@ def test_reordering_changes_the_order_and_only_its_switch_does() -> None:
         assert started == sorted(started)
 
 
-def test_w_of_one_is_first_come_first_served() -> None:
+def test_w_of_one_is_first_come_first_served():
     assert run(AmpdConfig(w=1)).tasks["started_s"] == run(AmpdConfig(prefill_reordering=False)).tasks["started_s"]
 
 
@@ -68,16 +66,16 @@ def test_w_of_one_is_first_come_first_served() -> None:
     "change",
     [{"alpha": 0.3}, {"beta": 0.1}, {"w": 5}, {"window_s": 1.0}, {"route_order": "load"}, {"window": "backlog"}],
 )
-def test_every_knob_has_an_effect(change: dict[str, object]) -> None:
+def test_every_knob_has_an_effect(change):
     assert run(given_to(AmpdConfig(), change)).tasks["started_s"] != run(AmpdConfig()).tasks["started_s"]
 
 
-def test_order_by_load_does_not_depend_on_the_seed() -> None:
+def test_order_by_load_does_not_depend_on_the_seed():
     by_load = AmpdConfig(routing=RoutingConfig(route_order="load"))
     assert run(by_load, seed=1).tasks == run(by_load, seed=2).tasks
 
 
-def test_estimates_are_the_models_and_not_the_truth() -> None:
+def test_estimates_are_the_models_and_not_the_truth():
     found = run(AmpdConfig())
     for history, tokens, is_local, estimate in zip(
         *(found.tasks[name] for name in ("history", "tokens", "is_local", "estimate_s")), strict=True
@@ -85,12 +83,12 @@ def test_estimates_are_the_models_and_not_the_truth() -> None:
         assert estimate == MODEL.prefill_s(history, tokens, 4 if is_local else 2)
 
 
-def test_colocated_deployment_is_refused() -> None:
+def test_colocated_deployment_is_refused():
     with pytest.raises(UserError, match="needs prefill workers"):
         ampd(PLATFORM, Deployment.colocated(4, 2), SLO, MODEL)
 
 
-def test_policies_believe_the_model_whatever_the_truth() -> None:
+def test_policies_believe_the_model_whatever_the_truth():
     """A model that takes decode workers for the slower ones keeps fewer prefills there when costs decide."""
     slow = replace(MODEL, prefill={**MODEL.prefill, 4: MODEL.prefill[2], 2: MODEL.prefill[4]})
     sessions = [session(index, 0.2 * index, (900, 20), (900, 20)) for index in range(60)]

@@ -1,7 +1,5 @@
 """Arrivals as events: when each comes, what is drawn by then, and when none is to come any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from support.clusters import session
@@ -10,7 +8,7 @@ from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.session import ClosedLoop, Session
 
 
-def test_an_open_arrival_is_drawn_when_the_one_before_it_comes() -> None:
+def test_an_open_arrival_is_drawn_when_the_one_before_it_comes():
     drawn: list[int] = []
     come: list[tuple[float, int, int, bool]] = []
     loop = EventLoop()
@@ -29,7 +27,7 @@ def test_an_open_arrival_is_drawn_when_the_one_before_it_comes() -> None:
     assert come == [(0.0, 0, 2, False), (0.5, 1, 3, False), (1.0, 2, 3, True)]
 
 
-def test_a_client_thinks_between_two_sessions_and_the_last_one_has_none_to_go_on_with() -> None:
+def test_a_client_thinks_between_two_sessions_and_the_last_one_has_none_to_go_on_with():
     come: list[tuple[float, int]] = []
     loop = EventLoop()
     closed = ClosedLoop(sessions=[session(index, 9.9, (10, 1)) for index in range(3)], num_clients=2, think_s=0.25)
@@ -44,5 +42,5 @@ def test_a_client_thinks_between_two_sessions_and_the_last_one_has_none_to_go_on
     loop.run()
     assert come[2:] == [(1.25, 2)]
     assert clients.is_over
-    few = Clients(loop, ClosedLoop(sessions=closed.sessions[:1], num_clients=5), come.append)  # type: ignore[arg-type]
+    few = Clients(loop, ClosedLoop(sessions=closed.sessions[:1], num_clients=5), come.append)
     assert few.num_thinking == 1

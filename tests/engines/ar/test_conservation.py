@@ -1,7 +1,5 @@
 """What must hold for every run: nothing is lost, invented, or left to chance."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 
@@ -62,7 +60,7 @@ def clusters(draw: st.DrawFn) -> dict[str, object]:
 
 
 def run_on(cluster: dict[str, object], sessions: list[Session], **more: object) -> tuple[Simulation, ClusterRun]:
-    built = simulation(binder=RoundRobin(), **{**cluster, **more})  # type: ignore[arg-type]
+    built = simulation(binder=RoundRobin(), **{**cluster, **more})
     return built, built.run(OpenLoop(sessions=sessions))
 
 
@@ -91,14 +89,14 @@ def check_conserved(built: Simulation, run: ClusterRun, sessions: list[Session])
     assert (observed.e2el_s > 0).all()
     # Memory is as empty as before, and was never overdrawn.
     for home in built._homes:
-        assert home.kv.used == 0  # type: ignore[attr-defined]
-        assert home.kv.peak <= home.kv.capacity  # type: ignore[attr-defined]
+        assert home.kv.used == 0
+        assert home.kv.peak <= home.kv.capacity
         assert home.num_sessions == 0
 
 
 @settings(max_examples=150)
 @given(clusters(), session_lists())
-def test_sessions_rounds_and_tokens_are_conserved(cluster: dict[str, object], sessions: list[Session]) -> None:
+def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
     built, run = run_on(cluster, sessions)
     check_conserved(built, run, sessions)
     # With room for all, every prefill runs once, over its history as it was.
@@ -119,9 +117,7 @@ def test_sessions_rounds_and_tokens_are_conserved(cluster: dict[str, object], se
 
 @settings(max_examples=120)
 @given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)))
-def test_little_memory_loses_nothing(
-    cluster: dict[str, object], sessions: list[Session], spare: int, keep_s: float
-) -> None:
+def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s):
     """Room for the longest session and a little more: caches are evicted, sequences preempted, all end all the same."""
     capacity = max(each.context_tokens for each in sessions) + 1 + spare
     built, run = run_on(cluster, sessions, kv_capacity=capacity, keep_s=keep_s)
@@ -133,7 +129,7 @@ def test_little_memory_loses_nothing(
 
 @settings(max_examples=60)
 @given(clusters(), session_lists())
-def test_macro_steps_equal_micro_steps(cluster: dict[str, object], sessions: list[Session]) -> None:
+def test_macro_steps_equal_micro_steps(cluster, sessions):
     """An event for every decode step instead of one for a run of them: the same times, but for rounding."""
     _, macro = run_on(cluster, sessions)
     _, micro = run_on(cluster, sessions, max_run_steps=1)
@@ -150,12 +146,12 @@ def test_macro_steps_equal_micro_steps(cluster: dict[str, object], sessions: lis
 
 @settings(max_examples=40)
 @given(clusters(), session_lists())
-def test_same_run_same_bytes(cluster: dict[str, object], sessions: list[Session]) -> None:
+def test_same_run_same_bytes(cluster, sessions):
     first, second = (run_on(cluster, sessions)[1] for _ in range(2))
     assert pickle.dumps(first) == pickle.dumps(second)
 
 
-def test_preemption_happens_and_is_recorded() -> None:
+def test_preemption_happens_and_is_recorded():
     sessions = [session(index, 0.01 * index, (60, 50)) for index in range(4)]
     built, run = run_on({"cost": COST, "batching": ONE_BY_ONE}, sessions, kv_capacity=300)
     check_conserved(built, run, sessions)
@@ -166,7 +162,7 @@ def test_preemption_happens_and_is_recorded() -> None:
     assert first == ["initial"]
 
 
-def test_evicted_history_is_prefilled_again() -> None:
+def test_evicted_history_is_prefilled_again():
     """Session 0 waits in its environment while session 1 needs the memory."""
     sessions = [session(0, 0.0, (100, 1, 1.0), (10, 1, 0.0)), session(1, 0.1, (150, 1, 0.0))]
     _, run = run_on({"cost": COST}, sessions, kv_capacity=200)
@@ -175,7 +171,7 @@ def test_evicted_history_is_prefilled_again() -> None:
     assert run.tasks["computed_tokens"] == [100, 150, 62]
 
 
-def test_kept_history_survives_until_its_time_is_over() -> None:
+def test_kept_history_survives_until_its_time_is_over():
     sessions = [
         session(0, 0.0, (100, 1, 1.0), (10, 1, 0.0)),
         session(1, 0.1, (60, 30, 0.0)),
@@ -186,7 +182,7 @@ def test_kept_history_survives_until_its_time_is_over() -> None:
         assert (run.workers["kv_evicted"][0] > 0) is evicted
 
 
-def test_simulated_systems_are_deterministic_too() -> None:
+def test_simulated_systems_are_deterministic_too():
     """The same through ``Cluster``, with a random router."""
     from engines.ampd.performance import profile_hardware
     from engines.ampd.system import ampd

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -41,7 +39,7 @@ def roofline(shape: ModelShape, gpu: Gpu) -> Roofline:
     history=st.integers(0, 20_000),
     tokens=st.integers(1, 8192),
 )
-def test_prefill_is_the_roofline_of_one_gpu(shape: ModelShape, gpu: Gpu, history: int, tokens: int) -> None:
+def test_prefill_is_the_roofline_of_one_gpu(shape, gpu, history, tokens):
     work = StepWork(
         query_rows=tokens,
         attention_pairs=tokens * history + tokens * (tokens + 1) // 2,
@@ -60,7 +58,7 @@ def test_prefill_is_the_roofline_of_one_gpu(shape: ModelShape, gpu: Gpu, history
     batch=st.integers(1, 700),
     context=st.integers(1, 10_000),
 )
-def test_decode_is_the_roofline_of_one_gpu(shape: ModelShape, gpu: Gpu, batch: int, context: int) -> None:
+def test_decode_is_the_roofline_of_one_gpu(shape, gpu, batch, context):
     work = StepWork(
         query_rows=batch,
         attention_pairs=batch * context,
@@ -82,19 +80,17 @@ def test_decode_is_the_roofline_of_one_gpu(shape: ModelShape, gpu: Gpu, batch: i
     batch=st.integers(1, 600),
     context=st.integers(1, 10**6),
 )
-def test_decode_line_is_the_step_without_prefills(
-    shape: ModelShape, constants: object, degree: int, batch: int, context: int
-) -> None:
-    cost = WorkerCost(shape, H20, degree, constants)  # type: ignore[arg-type]
+def test_decode_line_is_the_step_without_prefills(shape, constants, degree, batch, context):
+    cost = WorkerCost(shape, H20, degree, constants)
     assert cost.decode_s(batch, context) == pytest.approx(cost.step_s([], batch, context), rel=1e-12)
 
 
-def test_prefill_alone_is_a_step_of_one_chunk() -> None:
+def test_prefill_alone_is_a_step_of_one_chunk():
     cost = WorkerCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2, is_remote=True)
     assert cost.prefill_s(900, 321) == cost.step_s([Chunk(900, 321)], 0, 0)
 
 
-def test_decode_step_of_llama_by_hand() -> None:
+def test_decode_step_of_llama_by_hand():
     """TP 4, 35 % of bandwidth: the weights take 25 ms, 8,000 tokens of K/V 0.5 ms, launches less."""
     cost = WorkerCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2)
     bandwidth = 4e12 * 0.35 * 4
@@ -106,7 +102,7 @@ def test_decode_step_of_llama_by_hand() -> None:
     assert cost.decode_s(8, 8000) == pytest.approx(29.2e-3, rel=0.02)
 
 
-def test_launches_are_a_floor_and_overheads_come_on_top() -> None:
+def test_launches_are_a_floor_and_overheads_come_on_top():
     launching = replace(BARE, layer_launch_s=1e-3, prefill_overhead_s=7e-3, remote_prefill_overhead_s=5e-3)
     cost = WorkerCost(QWEN2_5_7B, H200, 1, launching)
     assert cost.prefill_s(0, 16) == pytest.approx(28e-3 + 7e-3)
@@ -114,13 +110,13 @@ def test_launches_are_a_floor_and_overheads_come_on_top() -> None:
     assert cost.decode_s(1, 100) == pytest.approx(28e-3)
 
 
-def test_two_prefills_in_a_step_share_the_weights() -> None:
+def test_two_prefills_in_a_step_share_the_weights():
     cost = WorkerCost(LLAMA_3_1_70B, H20, 8, PHYSICAL)
     together = cost.step_s([Chunk(0, 8), Chunk(0, 8)], 0, 0)
     assert together < 1.1 * cost.prefill_s(0, 8)
 
 
-def test_experts_are_read_as_they_are_touched() -> None:
+def test_experts_are_read_as_they_are_touched():
     cost = WorkerCost(MIXTRAL_8X7B, H20, 1, BARE)
     steps = [cost.decode_s(batch, batch) for batch in (1, 4, 16, 64)]
     assert steps == sorted(steps)
@@ -128,13 +124,13 @@ def test_experts_are_read_as_they_are_touched() -> None:
     assert steps[-1] / steps[0] == pytest.approx(3.3, rel=0.15)
 
 
-def test_more_gpus_are_faster_but_not_proportionally() -> None:
+def test_more_gpus_are_faster_but_not_proportionally():
     times = [WorkerCost(LLAMA_3_1_70B, H20, degree, PHYSICAL).prefill_s(0, 4096) for degree in (1, 2, 4, 8)]
     for slow, fast in pairwise(times):
         assert 1 < slow / fast < 2
 
 
-def test_tensor_parallel_loss_slows_every_degree_but_one() -> None:
+def test_tensor_parallel_loss_slows_every_degree_but_one():
     lossy = replace(BARE, tensor_parallel_loss=0.2)
     assert WorkerCost(LLAMA_3_1_70B, H20, 1, lossy).prefill_s(0, 999) == WorkerCost(
         LLAMA_3_1_70B, H20, 1, BARE
@@ -147,39 +143,39 @@ def test_tensor_parallel_loss_slows_every_degree_but_one() -> None:
 @pytest.mark.parametrize(
     ("shape", "degrees"), [(QWEN3_32B, (1, 2, 4, 8)), (LLAMA_3_1_70B, (2, 4, 8)), (MIXTRAL_8X7B, (2, 4, 8))]
 )
-def test_degrees_that_fit_an_h20(shape: ModelShape, degrees: tuple[int, ...]) -> None:
+def test_degrees_that_fit_an_h20(shape, degrees):
     assert hardware(shape).degrees() == degrees
 
 
-def test_kv_capacity_by_hand() -> None:
+def test_kv_capacity_by_hand():
     room = 4 * 96e9 * 0.85 - LLAMA_3_1_70B.weight_bytes
     assert hardware(LLAMA_3_1_70B).kv_capacity(4) == int(room / 327_680)
 
 
-def test_model_that_fits_nowhere_is_refused() -> None:
+def test_model_that_fits_nowhere_is_refused():
     with pytest.raises(UserError, match="does not fit 8 x h20"):
         hardware(LLAMA_3_1_70B).degrees(min_kv_tokens=10**8)
 
 
-def test_degree_that_does_not_divide_the_heads_is_refused() -> None:
+def test_degree_that_does_not_divide_the_heads_is_refused():
     with pytest.raises(UserError, match="degree=3"):
         WorkerCost(LLAMA_3_1_70B, H20, 3, PHYSICAL)
     with pytest.raises(UserError, match="degree=0"):
         WorkerCost(LLAMA_3_1_70B, H20, 0, PHYSICAL)
 
 
-def test_mode_of_a_step_is_not_silently_ignored() -> None:
+def test_mode_of_a_step_is_not_silently_ignored():
     with pytest.raises(UserError, match="mode='graph'"):
         WorkerCost(QWEN2_5_7B, H200, 1, BARE).step_s([], 1, 1, "graph")
 
 
-def test_constants_are_found_by_name() -> None:
+def test_constants_are_found_by_name():
     assert cost_constants("Trial-R2") is TRIAL_R2
     with pytest.raises(UserError, match="constants='nope'"):
         cost_constants("nope")
 
 
-def test_transfer_takes_the_ports_of_the_smaller_group() -> None:
+def test_transfer_takes_the_ports_of_the_smaller_group():
     links = hardware(LLAMA_3_1_70B).links
     size = 1000 * 327_680
     assert links.transfer_s(1000, links.intra, 4, 8) == pytest.approx(1e-3 + size / (450e9 * 0.7 * 4))

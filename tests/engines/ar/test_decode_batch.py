@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ runs = st.builds(
 
 
 @given(runs, st.floats(0, 1.1))
-def test_steps_by_a_time_are_those_that_ended(run: Run, share: float) -> None:
+def test_steps_by_a_time_are_those_that_ended(run, share):
     now = run.start_s + share * run.after_s(run.steps)
     elapsed = now - run.start_s
     ends = [run.after_s(step) for step in range(run.steps + 1)]
@@ -21,7 +19,7 @@ def test_steps_by_a_time_are_those_that_ended(run: Run, share: float) -> None:
 
 
 @given(runs, st.floats(0, 1))
-def test_cut_ends_at_the_next_boundary(run: Run, share: float) -> None:
+def test_cut_ends_at_the_next_boundary(run, share):
     now = run.start_s + share * run.after_s(run.steps)
     cut = run.cut_at(now)
     assert 1 <= cut.steps <= run.steps
@@ -30,7 +28,7 @@ def test_cut_ends_at_the_next_boundary(run: Run, share: float) -> None:
         assert run.start_s + run.after_s(cut.steps - 1) < now
 
 
-def test_run_stops_where_the_context_outgrows_the_floor() -> None:
+def test_run_stops_where_the_context_outgrows_the_floor():
     """Base 1 ms + 1 us a token against a floor of 3 ms: 2,000 tokens of context are the turn."""
     batch = DecodeBatch()
     batch.size, batch.context = 10, 1905

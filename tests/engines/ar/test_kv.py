@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import given
@@ -14,7 +12,7 @@ def parked(pool: KvPool, **tokens: int) -> None:
         pool.park(ord(name), count)
 
 
-def test_least_recently_used_goes_first_and_from_its_tail() -> None:
+def test_least_recently_used_goes_first_and_from_its_tail():
     pool = KvPool(100)
     parked(pool, a=40, b=30, c=20)
     assert pool.make_room(30, now=0)
@@ -24,7 +22,7 @@ def test_least_recently_used_goes_first_and_from_its_tail() -> None:
     assert [pool.cached(ord(name)) for name in "abc"] == [0, 20, 20]
 
 
-def test_resuming_makes_a_session_the_most_recent() -> None:
+def test_resuming_makes_a_session_the_most_recent():
     pool = KvPool(100)
     parked(pool, a=40, b=40)
     assert pool.resume(ord("a")) == 40
@@ -33,7 +31,7 @@ def test_resuming_makes_a_session_the_most_recent() -> None:
     assert [pool.cached(ord(name)) for name in "ab"] == [40, 10]
 
 
-def test_held_tokens_are_never_evicted() -> None:
+def test_held_tokens_are_never_evicted():
     pool = KvPool(100)
     pool.hold(70)
     parked(pool, a=20)
@@ -41,7 +39,7 @@ def test_held_tokens_are_never_evicted() -> None:
     assert (pool.held, pool.idle, pool.free) == (70, 0, 30)
 
 
-def test_time_to_live_protects_until_it_is_over_or_forced() -> None:
+def test_time_to_live_protects_until_it_is_over_or_forced():
     pool = KvPool(100)
     pool.hold(60)
     pool.park(1, 60, keep_until_s=10.0)
@@ -54,7 +52,7 @@ def test_time_to_live_protects_until_it_is_over_or_forced() -> None:
     assert pool.evictable(now=10) == 30
 
 
-def test_peak_counts_idle_tokens() -> None:
+def test_peak_counts_idle_tokens():
     pool = KvPool(100)
     parked(pool, a=60)
     pool.hold(30)
@@ -68,7 +66,7 @@ def test_peak_counts_idle_tokens() -> None:
         max_size=60,
     )
 )
-def test_counts_always_add_up(steps: list[tuple[str, int, int]]) -> None:
+def test_counts_always_add_up(steps):
     """Against a plain dictionary of what each session holds or has cached."""
     pool = KvPool(100)
     held: dict[int, int] = {}
@@ -93,7 +91,7 @@ def test_counts_always_add_up(steps: list[tuple[str, int, int]]) -> None:
         assert 0 <= pool.evictable(now) <= pool.idle
 
 
-def test_room_is_made_only_if_needed() -> None:
+def test_room_is_made_only_if_needed():
     check: Callable[[KvPool], int] = lambda pool: pool.evicted  # noqa: E731
     pool = KvPool(100)
     parked(pool, a=50)

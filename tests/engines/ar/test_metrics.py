@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from engines.ar.metrics import grouped_stats, observe
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(1e-4, 1.0), st.integers(1, 50)), max_size=60))
-def test_grouped_stats_are_those_of_the_tokens_written_out(runs: list[tuple[int, float, int]]) -> None:
+def test_grouped_stats_are_those_of_the_tokens_written_out(runs):
     group, value, count = (np.array(column) for column in zip(*runs, strict=True)) if runs else (np.array([]),) * 3
     stats = grouped_stats(group.astype(np.int64), value.astype(np.float64), count.astype(np.int64), 7)
     for index in range(7):
@@ -24,7 +22,7 @@ def test_grouped_stats_are_those_of_the_tokens_written_out(runs: list[tuple[int,
         assert stats["p99"][index] == pytest.approx(np.percentile(tokens, 99))
 
 
-def test_session_statistics_are_over_all_its_tokens() -> None:
+def test_session_statistics_are_over_all_its_tokens():
     """One gap of 60 ms among ten of 10 ms: a tenth of the tokens, not half of the rounds."""
     run = serve(simulation(), session(9, 0.0, (100, 8), (10, 4)), session(4, 0.125, (50, 1)))
     observed = observe(run)
@@ -38,7 +36,7 @@ def test_session_statistics_are_over_all_its_tokens() -> None:
     )
 
 
-def test_empty_run() -> None:
+def test_empty_run():
     observed = observe(serve(simulation()))
     assert len(observed.e2el_s) == 0
     assert len(observed.ttft_s) == 0

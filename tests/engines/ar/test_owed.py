@@ -1,7 +1,5 @@
 """Routers and batching policies are held to the prefills that were asked for: each computed whole, once, somewhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +31,8 @@ def cluster(router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], 
     """One decode worker, 0, and one prefill worker, 1."""
     simulation = Simulation(binder=LeastKvMemory(), router=router or Routes(lambda *_: REMOTE))
     made = {"degree": 1, "cost": LinearCost(), "batching": batching}
-    simulation.add(DecodeWorker(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))  # type: ignore[arg-type]
-    simulation.add(PrefillWorker(simulation, worker_id=1, queue=queue(), **made))  # type: ignore[arg-type]
+    simulation.add(DecodeWorker(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))
+    simulation.add(PrefillWorker(simulation, worker_id=1, queue=queue(), **made))
     return simulation.run(OpenLoop(sessions=SESSIONS))
 
 
@@ -56,8 +54,8 @@ BATCHES: dict[str, tuple[Any, str]] = {
     "says it is done": (lambda made, now: pretends(made), "changed prefill 0: left=1, where 100 is due"),
     "no plan": (lambda made, now: None, "batching policy Batches answers None, which is no StepPlan"),
     "no share": (lambda made, now: StepPlan([(1, 2)]), "which is no share of a prefill"),
-    "no shares": (lambda made, now: StepPlan(None), "plans None, which are no shares of prefills"),  # type: ignore[arg-type]
-    "shares once": (lambda made, now: StepPlan(each for each in made.shares), "which are no shares of prefills"),  # type: ignore[arg-type]
+    "no shares": (lambda made, now: StepPlan(None), "plans None, which are no shares of prefills"),
+    "shares once": (lambda made, now: StepPlan(each for each in made.shares), "which are no shares of prefills"),
     "beyond all time": (lambda made, now: StepPlan((), wake_s=10**400), "0, which is no time"),
     "no time": (lambda made, now: StepPlan((), wake_s=float("nan")), "asked again at nan, which is no time"),
     "another": (
@@ -70,7 +68,7 @@ BATCHES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("run", [cluster, instances])
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_step_that_cannot_be_ends_the_run_with_a_sentence(run: Any, name: str) -> None:
+def test_a_step_that_cannot_be_ends_the_run_with_a_sentence(run, name):
     how, said = BATCHES[name]
     with pytest.raises(RunError, match=re.escape(said)):
         run(batching=Batches(how))
@@ -82,7 +80,7 @@ class Waits:
 
 
 @pytest.mark.parametrize("run", [cluster, instances])
-def test_a_policy_that_waits_for_ever_is_not_waited_for(run: Any) -> None:
+def test_a_policy_that_waits_for_ever_is_not_waited_for(run):
     with pytest.raises(RunError, match="asked to be asked again 10000 times, and runs nothing of what waits"):
         run(batching=Waits())
 
@@ -99,7 +97,7 @@ def test_a_policy_that_waits_for_ever_is_not_waited_for(run: Any) -> None:
         (lambda task, home, prefills: {}[5], "policy Routes.route fails (KeyError: 5)"),
     ],
 )
-def test_a_route_that_leads_nowhere_or_changes_the_work_is_refused(how: Any, said: str) -> None:
+def test_a_route_that_leads_nowhere_or_changes_the_work_is_refused(how, said):
     with pytest.raises(RunError, match=re.escape(said)):
         cluster(Routes(how))
 
@@ -112,7 +110,7 @@ def test_a_route_that_leads_nowhere_or_changes_the_work_is_refused(how: Any, sai
         (lambda task, *_: forgets_history(task) or 0, "changed prefill 0: left=1, where 100 is due"),
     ],
 )
-def test_an_instance_is_one_of_them(how: Any, said: str) -> None:
+def test_an_instance_is_one_of_them(how, said):
     with pytest.raises(RunError, match=re.escape(said)):
         instances(Routes(how))
 
@@ -124,12 +122,12 @@ class Doubles(PrefillQueue):
 
 
 @pytest.mark.parametrize("run", [cluster, instances])
-def test_a_queue_that_gives_a_prefill_out_again_is_found(run: Any) -> None:
+def test_a_queue_that_gives_a_prefill_out_again_is_found(run):
     with pytest.raises(RunError, match="prefill 0"):
         run(queue=Doubles)
 
 
-def test_a_router_that_completes_a_running_prefill_is_found() -> None:
+def test_a_router_that_completes_a_running_prefill_is_found():
     def how(task: Any, home: Any, prefills: Any) -> Decision:
         for begun in prefills[0].begun:
             begun.computed = begun.tokens
@@ -139,7 +137,7 @@ def test_a_router_that_completes_a_running_prefill_is_found() -> None:
         cluster(Routes(how), Batches(lambda made, now: shares(made, 0.6)))
 
 
-def test_memory_that_a_policy_makes_larger_counts_for_nothing() -> None:
+def test_memory_that_a_policy_makes_larger_counts_for_nothing():
     def how(task: Any, home: Any, prefills: Any) -> Decision:
         home.kv.capacity = 10**12
         return REMOTE

@@ -4,8 +4,6 @@ References are exact (``benchmarks/waits.py``): Erlang for M/M/k, Crommelin and 
 formula a long recursion. What the usual approximations are off is tested too.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
-from waits import SteadyWait, deterministic, markov, sampled
+from waits import deterministic, markov, sampled
 
 from engines.ampd.planner.coefficients import erlang_c
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
@@ -106,13 +104,13 @@ def of_recursion(sessions: Sequence[Session], servers: int) -> np.ndarray:
 
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("service", [constant, exponential, lognormal])
-def test_every_wait_is_that_of_the_recursion(servers: int, service: Service) -> None:
+def test_every_wait_is_that_of_the_recursion(servers, service):
     sessions = list(poisson_singles(5000, 0.9 * servers, service, seed=3))
     run = queue(servers).run(OpenLoop(sessions=sessions))
     assert waits(run) == pytest.approx(of_recursion(sessions, servers), abs=1e-6)
 
 
-def test_colocated_worker_is_the_same_queue() -> None:
+def test_colocated_worker_is_the_same_queue():
     sessions = list(poisson_singles(5000, 0.8, exponential, seed=4))
     assert waits(colocated().run(OpenLoop(sessions=sessions))) == pytest.approx(of_recursion(sessions, 1), abs=1e-6)
 
@@ -127,15 +125,7 @@ class Counter:
         self._customers = iter(zip(range(len(arrivals)), arrivals.tolist(), tokens.tolist(), strict=True))
         queue = PrefillQueue()
         self._workers = [
-            PrefillWorker(
-                self,  # type: ignore[arg-type]
-                worker_id=index,
-                degree=1,
-                cost=MICRO,
-                queue=queue,
-                batching=ONE_BY_ONE,
-                overlaps=False,
-            )
+            PrefillWorker(self, worker_id=index, degree=1, cost=MICRO, queue=queue, batching=ONE_BY_ONE, overlaps=False)
             for index in range(servers)
         ]
         self._expect_next()
@@ -183,9 +173,7 @@ def served(
 @pytest.mark.parametrize(
     ("service", "exact"), [(constant, deterministic), (exponential, markov)], ids=["M/D/1", "M/M/1"]
 )
-def test_million_waits_of_one_server_are_pollaczek_and_khinchines(
-    service: Service, exact: Callable[[int, float], SteadyWait]
-) -> None:
+def test_million_waits_of_one_server_are_pollaczek_and_khinchines(service, exact):
     """At half load, where a mean of 10^6 waits has a standard error of 0.3 % (M/D/1) and 0.5 % (M/M/1). Of the same
     customers the first 60,000 are simulated, and each waits as long as the recursion says."""
     expected = exact(1, 0.5)
@@ -199,7 +187,7 @@ def test_million_waits_of_one_server_are_pollaczek_and_khinchines(
 
 
 @pytest.mark.parametrize("service", [constant, exponential, lognormal])
-def test_tail_of_several_servers(service: Service) -> None:
+def test_tail_of_several_servers(service):
     """M/G/2 at half load: P95 and P99 of 10^5 waits, which have standard errors of 1 to 2.4 %. The first 30,000 are
     simulated, and each is that of the recursion."""
     if service is lognormal:
@@ -214,7 +202,7 @@ def test_tail_of_several_servers(service: Service) -> None:
     assert np.quantile(recursion, (0.95, 0.99)) == pytest.approx(expected, rel=0.05)
 
 
-def test_wait_of_constant_services_is_erlangs_series() -> None:
+def test_wait_of_constant_services_is_erlangs_series():
     """M/D/1 (Erlang 1909): P(W <= t) = (1 - rho) sum of (-x)^k / k! e^x with x = rho (t - k), for short waits."""
     for load in (0.3, 0.7, 0.9):
         wait = deterministic(1, load)
@@ -227,9 +215,7 @@ def test_wait_of_constant_services_is_erlangs_series() -> None:
 
 @pytest.mark.parametrize("exact", [markov, deterministic])
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (3, 0.6), (8, 0.7)])
-def test_exact_waits_are_consistent_and_those_of_the_recursion(
-    exact: Callable[[int, float], SteadyWait], servers: int, load: float
-) -> None:
+def test_exact_waits_are_consistent_and_those_of_the_recursion(exact, servers, load):
     wait = exact(servers, load)
     times = np.linspace(0, 40 / (servers * (1 - load)), 4001)
     beyond = np.array([wait.exceeds(float(time)) for time in times])
@@ -240,27 +226,27 @@ def test_exact_waits_are_consistent_and_those_of_the_recursion(
     assert found.mean() == pytest.approx(wait.mean, rel=0.03)
 
 
-def test_erlang_c_is_the_share_that_waits() -> None:
+def test_erlang_c_is_the_share_that_waits():
     for servers, load in ((1, 0.4), (8, 0.8)):
         assert markov(servers, load).exceeds(0.0) == pytest.approx(erlang_c(servers, servers * load))
         for share in (0.9, 0.99):
             assert wait_quantile(share, servers, load, 1.0) == pytest.approx(markov(servers, load).quantile(share))
 
 
-def test_approximations_of_constant_services_are_off_by_less_than_a_tenth() -> None:
+def test_approximations_of_constant_services_are_off_by_less_than_a_tenth():
     """Lee and Longton's mean is 6 % low, an exponential tail of M/D/1 7 % high: no yardsticks for a simulation."""
     assert mean_wait(8, 0.8, 0.0) / deterministic(8, 0.8).mean == pytest.approx(0.94, abs=0.01)
     assert wait_quantile(0.95, 1, 0.7, 0.0) / deterministic(1, 0.7).quantile(0.95) == pytest.approx(1.07, abs=0.01)
 
 
-def test_erlang_c_against_its_definition() -> None:
+def test_erlang_c_against_its_definition():
     for servers, offered in ((1, 0.4), (2, 1.5), (5, 4.0), (30, 25.0)):
         terms = [offered**count / math.factorial(count) for count in range(servers)]
         last = offered**servers / math.factorial(servers) * servers / (servers - offered)
         assert erlang_c(servers, offered) == pytest.approx(last / (sum(terms) + last))
 
 
-def test_closed_forms_agree_where_they_overlap() -> None:
+def test_closed_forms_agree_where_they_overlap():
     assert mean_wait(1, 0.6, 0.3) == pytest.approx(pollaczek_khinchine(0.6, 0.3))
     assert mean_wait(1, 0.5, 1.0) == pytest.approx(1.0)
     assert wait_quantile(0.5, 4, 0.25, 1.0) == 0.0
@@ -269,6 +255,6 @@ def test_closed_forms_agree_where_they_overlap() -> None:
 
 
 @pytest.mark.parametrize("load", [1.0, 1.2])
-def test_load_without_end_is_refused(load: float) -> None:
+def test_load_without_end_is_refused(load):
     with pytest.raises(UserError, match="needs more than 2 servers: the queue grows without bound"):
         erlang_c(2, 2 * load)

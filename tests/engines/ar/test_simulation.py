@@ -1,7 +1,5 @@
 """Arrivals, stopping, binding, and what a cluster refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +19,7 @@ from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
 
 
-def test_closed_loop_keeps_its_clients_busy() -> None:
+def test_closed_loop_keeps_its_clients_busy():
     """Two clients, 110 ms a session alone, 200 ms of thought: the second waits for the first one's prefill."""
     sessions = [session(index, 0.0, (100, 2)) for index in range(4)]
     run = simulation().run(ClosedLoop(sessions=sessions, num_clients=2, think_s=0.2))
@@ -32,12 +30,12 @@ def test_closed_loop_keeps_its_clients_busy() -> None:
     assert run.sessions["status"] == ["ok"] * 4
 
 
-def test_closed_loop_with_more_clients_than_sessions() -> None:
+def test_closed_loop_with_more_clients_than_sessions():
     run = simulation().run(ClosedLoop(sessions=[session(0, 0.0, (10, 2))], num_clients=5))
     assert run.sessions["status"] == ["ok"]
 
 
-def test_run_is_stopped_at_a_time_and_says_so() -> None:
+def test_run_is_stopped_at_a_time_and_says_so():
     run = serve(
         simulation(stop=StopRule(until_s=0.15)),
         session(0, 0.0, (100, 2)),
@@ -50,7 +48,7 @@ def test_run_is_stopped_at_a_time_and_says_so() -> None:
     assert run.rounds["first_token_s"] == [0.1, None]
 
 
-def test_arrivals_that_outrun_the_cluster_are_given_up() -> None:
+def test_arrivals_that_outrun_the_cluster_are_given_up():
     """100 ms of prefill every 50 ms."""
     arrivals = (session(index, 0.05 * index, (100, 1)) for index in range(10**6))
     run = simulation(stop=StopRule(max_live_sessions=20)).run(OpenLoop(sessions=arrivals))
@@ -58,7 +56,7 @@ def test_arrivals_that_outrun_the_cluster_are_given_up() -> None:
     assert run.num_sessions < 50
 
 
-def test_overload_is_marked_with_its_reason() -> None:
+def test_overload_is_marked_with_its_reason():
     """100 ms of prefill every 50 ms, and every 200 ms."""
     busy, calm = (
         serve(simulation(), *(session(index, gap * index, (100, 2)) for index in range(20))) for gap in (0.05, 0.2)
@@ -71,7 +69,7 @@ def test_overload_is_marked_with_its_reason() -> None:
     assert alone.facts["overload_reason"] is None
 
 
-def test_binding_is_by_memory_then_sessions_then_id() -> None:
+def test_binding_is_by_memory_then_sessions_then_id():
     def worker(worker_id: int, kv: int, sessions: int) -> WorkerSnapshot:
         return WorkerSnapshot(worker_id=worker_id, kv_tokens=kv, num_sessions=sessions)
 
@@ -83,7 +81,7 @@ def test_binding_is_by_memory_then_sessions_then_id() -> None:
     assert [turns.bind([worker(3, 0, 0), worker(4, 0, 0)], 0.0) for _ in range(3)] == [3, 4, 3]
 
 
-def test_a_worker_of_which_nothing_is_said_is_idle_and_empty() -> None:
+def test_a_worker_of_which_nothing_is_said_is_idle_and_empty():
     worker = WorkerSnapshot(worker_id=3)
     said = (worker.busy_s(1.0), worker.oldest_wait_s(1.0), worker.windowed_ttft_s(1.0), worker.windowed_itl_s(1.0))
     assert (*said, worker.token_age_s(1.0), worker.backlog_s) == (0.0,) * 6
@@ -91,13 +89,13 @@ def test_a_worker_of_which_nothing_is_said_is_idle_and_empty() -> None:
     assert worker.degree == 1
 
 
-def test_turns_begin_with_the_first_worker() -> None:
+def test_turns_begin_with_the_first_worker():
     with pytest.raises(TypeError, match="turn"):
-        RoundRobin(turn=2)  # type: ignore[call-arg]
+        RoundRobin(turn=2)
     assert RoundRobin().bind([WorkerSnapshot(worker_id=8), WorkerSnapshot(worker_id=2)], 0.0) == 8
 
 
-def test_session_stays_with_its_worker_for_life() -> None:
+def test_session_stays_with_its_worker_for_life():
     run = serve(
         simulation(homes=3), *(session(index, 0.1 * index, (50, 9, 0.3), (20, 3, 0.3), (20, 3)) for index in range(9))
     )
@@ -118,7 +116,7 @@ class Noting(Scripted):
         return super().route(task, home, prefills, now)
 
 
-def test_a_router_is_shown_the_mean_ttft_of_the_last_ten_seconds() -> None:
+def test_a_router_is_shown_the_mean_ttft_of_the_last_ten_seconds():
     """From ready to the first token, transfers of K/V among it, of what each worker has prefilled."""
     router = Noting(places=(100, 101, 100, 100, 101) * 9)
     rounds = [(300 + 100 * (index % 4), 3, 0.4) for index in range(9)]
@@ -137,7 +135,7 @@ def test_a_router_is_shown_the_mean_ttft_of_the_last_ten_seconds() -> None:
     assert max(ttft_s for _, shown in router.shown for ttft_s in shown.values()) > 0.4
 
 
-def test_memory_of_a_run_in_progress_counts_as_it_grows() -> None:
+def test_memory_of_a_run_in_progress_counts_as_it_grows():
     """At 0.25 s session 0 has 100 + 16 tokens, not the 1,000 it will have: its worker is still the emptier one."""
     run = serve(simulation(homes=2), session(0, 0.0, (100, 900)), session(1, 0.01, (150, 2)), session(2, 0.25, (10, 1)))
     assert run.sessions["worker_id"] == [0, 1, 1]
@@ -147,7 +145,7 @@ def test_memory_of_a_run_in_progress_counts_as_it_grows() -> None:
     assert later.sessions["worker_id"] == [0, 1, 0]
 
 
-def test_sink_decodes_without_contention() -> None:
+def test_sink_decodes_without_contention():
     built = simulation(prefills=1)
     built._homes.clear()
     built._home_of.clear()
@@ -159,7 +157,7 @@ def test_sink_decodes_without_contention() -> None:
     assert set(run.gaps.gap_s.tolist()) == {0.02}
 
 
-def test_decode_step_of_a_cluster_is_the_cost_model() -> None:
+def test_decode_step_of_a_cluster_is_the_cost_model():
     """Sixteen sequences together: a gap is T_dec of sixteen with the tokens that each has by then."""
     platform = hardware()
     cluster = Cluster(
@@ -180,7 +178,7 @@ def test_decode_step_of_a_cluster_is_the_cost_model() -> None:
         assert end - start == pytest.approx(platform.cost(4).decode_s(16, context), rel=1e-9)
 
 
-def test_placement_puts_the_phases_of_a_server_together() -> None:
+def test_placement_puts_the_phases_of_a_server_together():
     assert place([4, 4, 4, 4]) == ([0, 0, 1, 1], [])
     assert place([1, 8, 2, 4, 1]) == ([1, 0, 1, 1, 1], [])
     assert place([4, 4], [4, 4]) == ([0, 1], [0, 1])
@@ -188,7 +186,7 @@ def test_placement_puts_the_phases_of_a_server_together() -> None:
     assert place([8, 8], [8, 8]) == ([0, 2], [1, 3])
 
 
-def test_enumerated_deployments_use_all_gpus() -> None:
+def test_enumerated_deployments_use_all_gpus():
     found = list(splits(8, (1, 2, 4, 8), (2, 4, 8)))
     assert all(each.gpus == 8 for each in found)
     assert len(set(found)) == len(found)
@@ -198,7 +196,7 @@ def test_enumerated_deployments_use_all_gpus() -> None:
     assert str(Deployment.disaggregated(4, 2, 8, 1)) == "P:TP4x2 D:TP8x1"
 
 
-def test_impossible_deployments_are_refused() -> None:
+def test_impossible_deployments_are_refused():
     with pytest.raises(UserError, match="decode=\\(\\)"):
         Deployment(decode=())
     with pytest.raises(UserError, match="replicas=0"):
@@ -209,18 +207,18 @@ def test_impossible_deployments_are_refused() -> None:
         Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(1, 8), policies=Policies())
 
 
-def test_session_too_long_for_memory_is_refused_before_it_runs() -> None:
+def test_session_too_long_for_memory_is_refused_before_it_runs():
     cluster = Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(2, 4), policies=Policies())
     with pytest.raises(UserError, match=r"session 3 grows to 1000002 tokens of K/V"):
         cluster.simulate(OpenLoop(sessions=[session(3, 0.0, (10**6, 2))]))
 
 
-def test_cluster_without_decode_workers_is_refused() -> None:
+def test_cluster_without_decode_workers_is_refused():
     with pytest.raises(UserError, match="no decode workers"):
-        Simulation(binder=LeastKvMemory(), router=RoundRobin()).run(OpenLoop(sessions=()))  # type: ignore[arg-type]
+        Simulation(binder=LeastKvMemory(), router=RoundRobin()).run(OpenLoop(sessions=()))
 
 
-def test_batch_logs_one_worker_for_all_members() -> None:
+def test_batch_logs_one_worker_for_all_members():
     """A thousand tokens of ten sequences are a few lines, not ten thousand."""
     run = serve(simulation(cost=LinearCost(slope_s=1e-9)), *(session(index, 0.0, (10, 1000)) for index in range(10)))
     assert run.gaps.tokens.sum() == 10 * 999

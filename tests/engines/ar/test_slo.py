@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,7 +9,6 @@ from support.clusters import LinearCost, serve, session, session_lists, simulati
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.metrics import READINGS, Reading, attainment, attainments, observe
 from engines.ar.record import ClusterRun
-from engines.ar.session import Session
 from engines.policies.task import Slo
 
 STATS = {
@@ -59,9 +56,7 @@ def by_hand(run: ClusterRun, slo: Slo, reading: Reading) -> float:
 
 @settings(max_examples=40)
 @given(session_lists(8), st.floats(0.01, 0.5), st.floats(0.011, 0.1), st.sampled_from((math.inf, 0.4, 1.5)))
-def test_every_reading_against_a_count_by_hand(
-    sessions: list[Session], ttft_s: float, itl_s: float, until_s: float
-) -> None:
+def test_every_reading_against_a_count_by_hand(sessions, ttft_s, itl_s, until_s):
     cost = LinearCost(token_s=1e-4, slope_s=3e-6)
     run = serve(simulation(homes=2, cost=cost, stop=StopRule(until_s=until_s)), *sessions)
     slo = Slo(ttft_s=ttft_s, itl_s=itl_s)
@@ -73,12 +68,12 @@ def test_every_reading_against_a_count_by_hand(
         assert found[reading] == pytest.approx(by_hand(run, slo, reading)), str(reading)
 
 
-def test_there_are_sixteen_readings_by_name() -> None:
+def test_there_are_sixteen_readings_by_name():
     assert len(set(map(str, READINGS))) == 16
     assert str(READINGS[0]) == "round/every/mean"
 
 
-def test_boundary_counts_as_met() -> None:
+def test_boundary_counts_as_met():
     run = serve(simulation(), session(0, 0.0, (100, 3)))
     reading = Reading(scope="session", ttft="every", itl="max")
     itl_s = float(run.gaps.gap_s.max())
@@ -87,6 +82,6 @@ def test_boundary_counts_as_met() -> None:
     assert attainment(observe(run), Slo(ttft_s=0.1, itl_s=itl_s * 0.999), reading) == 0.0
 
 
-def test_run_without_sessions_has_no_attainment() -> None:
+def test_run_without_sessions_has_no_attainment():
     reading = READINGS[0]
     assert math.isnan(attainment(observe(serve(simulation())), Slo(ttft_s=1, itl_s=1), reading))

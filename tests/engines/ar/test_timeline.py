@@ -1,7 +1,5 @@
 """Single sessions through the cluster, every time by hand. A token is prefilled in 1 ms, a decode step takes 10 ms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.clusters import LinearCost, Scripted, TokenEstimator, links, serve, session, simulation
@@ -17,7 +15,7 @@ def gaps_of(run: ClusterRun, row: int) -> list[float]:
     return [round(1e3 * gap, 6) for gap in np.repeat(run.gaps.gap_s[mine], run.gaps.tokens[mine]).tolist()]
 
 
-def test_colocated_session() -> None:
+def test_colocated_session():
     run = serve(simulation(), session(5, 1.0, (100, 5, 0.5), (50, 3)))
     assert run.rounds["ready_s"] == pytest.approx([1.0, 1.64])
     assert run.rounds["first_token_s"] == pytest.approx([1.1, 1.69])
@@ -31,7 +29,7 @@ def test_colocated_session() -> None:
     assert run.transfers["task_id"] == []
 
 
-def test_remote_session_pays_for_its_history_and_its_increment() -> None:
+def test_remote_session_pays_for_its_history_and_its_increment():
     """0.1 ms a token of K/V: the increment of 100 tokens takes 10 ms, the history of 105 then 10.5 ms."""
     run = serve(simulation(prefills=1, kv_links=links(1e-4)), session(5, 1.0, (100, 5, 0.5), (50, 3)))
     assert run.rounds["first_token_s"] == pytest.approx([1.11, 1.7155])
@@ -46,7 +44,7 @@ def test_remote_session_pays_for_its_history_and_its_increment() -> None:
 
 
 @pytest.mark.parametrize(("overlaps", "second_starts"), [(True, 2.3), (False, 2.31)])
-def test_history_is_read_during_the_previous_prefill(overlaps: bool, second_starts: float) -> None:
+def test_history_is_read_during_the_previous_prefill(overlaps, second_starts):
     """Session 1 has 100 tokens of history and asks for more at 2.1, while 300 tokens are prefilled from 2.0 to 2.3."""
     run = serve(
         simulation(prefills=1, kv_links=links(1e-4), overlaps=overlaps),
@@ -58,7 +56,7 @@ def test_history_is_read_during_the_previous_prefill(overlaps: bool, second_star
     assert run.tasks["finished_s"][2] == pytest.approx(second_starts + 0.05)
 
 
-def test_next_step_is_chosen_when_the_current_one_begins() -> None:
+def test_next_step_is_chosen_when_the_current_one_begins():
     """What arrives later waits for the step after, however urgent."""
     run = serve(
         simulation(prefills=1), *(session(index, arrival, (100, 1)) for index, arrival in enumerate((0.0, 0.01, 0.02)))
@@ -66,7 +64,7 @@ def test_next_step_is_chosen_when_the_current_one_begins() -> None:
     assert run.tasks["started_s"] == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_local_prefill_pauses_the_batch_at_the_next_token() -> None:
+def test_local_prefill_pauses_the_batch_at_the_next_token():
     """Session 1 decodes from 0.1 on, a token every 10 ms; at 0.125 a prefill of 50 ms arrives and starts at 0.13."""
     run = serve(simulation(), session(1, 0.0, (100, 8)), session(2, 0.125, (50, 3)))
     assert run.tasks["started_s"] == pytest.approx([0.0, 0.13])
@@ -76,7 +74,7 @@ def test_local_prefill_pauses_the_batch_at_the_next_token() -> None:
     assert run.sessions["finished_s"] == pytest.approx([0.22, 0.20])
 
 
-def test_landed_sequence_joins_at_the_next_token() -> None:
+def test_landed_sequence_joins_at_the_next_token():
     """Its first token is out at 0.135; the batch's step ends at 0.14, so the second comes at 0.15."""
     router = Scripted(places=(None, 100))
     run = serve(simulation(prefills=1, router=router), session(1, 0.0, (100, 8)), session(2, 0.085, (50, 3)))
@@ -85,7 +83,7 @@ def test_landed_sequence_joins_at_the_next_token() -> None:
     assert gaps_of(run, 1) == [15, 10]
 
 
-def test_prefills_of_a_batch_end_together() -> None:
+def test_prefills_of_a_batch_end_together():
     run = serve(
         simulation(batching=PrefillFirst(max_num_batched_tokens=250)),
         *(session(index, 0.0, (100, 2)) for index in range(4)),
@@ -95,12 +93,12 @@ def test_prefills_of_a_batch_end_together() -> None:
     assert gaps_of(run, 0) == [310]
 
 
-def test_prompt_longer_than_the_budget_still_runs() -> None:
+def test_prompt_longer_than_the_budget_still_runs():
     run = serve(simulation(batching=PrefillFirst(max_num_batched_tokens=50)), session(0, 0.0, (100, 2)))
     assert run.sessions["finished_s"] == pytest.approx([0.11])
 
 
-def test_chunked_prefill_and_decode_share_steps() -> None:
+def test_chunked_prefill_and_decode_share_steps():
     """Budget 40: the second prompt runs as 39 + 39 + 22 tokens beside one decode, 10 ms more a step."""
     run = serve(
         simulation(batching=Chunked(max_num_batched_tokens=40)), session(1, 0.0, (40, 6)), session(2, 0.045, (100, 2))
@@ -110,7 +108,7 @@ def test_chunked_prefill_and_decode_share_steps() -> None:
     assert gaps_of(run, 1) == [10]
 
 
-def test_growing_context_slows_decoding() -> None:
+def test_growing_context_slows_decoding():
     """10 ms + 0.1 ms a token of context: 101, 102, 103 tokens of one sequence."""
     run = serve(simulation(cost=LinearCost(slope_s=1e-4)), session(1, 0.0, (100, 4)))
     assert run.sessions["finished_s"] == pytest.approx([0.1 + 0.0201 + 0.0202 + 0.0203])
@@ -118,13 +116,13 @@ def test_growing_context_slows_decoding() -> None:
     assert gaps_of(run, 0) == [20.1, 20.25, 20.25]
 
 
-def test_session_without_decode_ends_with_its_first_token() -> None:
+def test_session_without_decode_ends_with_its_first_token():
     run = serve(simulation(), session(1, 0.0, (10, 1), (10, 1)))
     assert run.sessions["finished_s"] == pytest.approx([0.02])
     assert len(run.gaps.row) == 0
     assert np.isnan(observe(run).round_itl_s["mean"]).all()
 
 
-def test_estimates_are_recorded_with_the_worker_a_task_went_to() -> None:
+def test_estimates_are_recorded_with_the_worker_a_task_went_to():
     run = serve(simulation(prefills=1, estimator=TokenEstimator(2e-3)), session(1, 0.0, (10, 1)))
     assert run.tasks["estimate_s"] == pytest.approx([0.02])

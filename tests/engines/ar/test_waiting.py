@@ -1,7 +1,5 @@
 """What policies that wait, look at classes of prompts or run on a timer need of the core (LAPS is built on it)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,7 +59,7 @@ class ModedCost(LinearCost):
 
     def step_s(self, chunks: object, decoding: int, context: int, mode: object = None) -> float:
         self.modes.append(mode)
-        return super().step_s(chunks, decoding, context)  # type: ignore[arg-type]
+        return super().step_s(chunks, decoding, context)
 
 
 @pytest.fixture(params=["prefill worker", "instance"])
@@ -73,7 +71,7 @@ def gathering(request: pytest.FixtureRequest) -> Iterator[Simulation]:
         yield simulation(prefills=1, router=FIRST_PREFILL, prefill_batching=gather, overlaps=False)
 
 
-def test_window_ends_by_time_or_by_depth(gathering: Simulation) -> None:
+def test_window_ends_by_time_or_by_depth(gathering):
     """Two wait 50 ms for a third in vain; the next three do not wait for the window to end."""
     run = serve(
         gathering,
@@ -85,7 +83,7 @@ def test_window_ends_by_time_or_by_depth(gathering: Simulation) -> None:
     assert run.tasks["finished_s"] == pytest.approx([0.07, 0.07, 1.05, 1.05, 1.05])
 
 
-def test_window_ends_in_the_middle_of_decoding() -> None:
+def test_window_ends_in_the_middle_of_decoding():
     """One session decodes from 0.06 on; a prefill that waits from 0.081 to 0.131 starts at the next token."""
     run = serve(
         simulation(batching=Gather(window_s=0.05, depth=3)), session(0, 0.0, (10, 40)), session(1, 0.081, (10, 1))
@@ -93,7 +91,7 @@ def test_window_ends_in_the_middle_of_decoding() -> None:
     assert run.tasks["started_s"] == pytest.approx([0.05, 0.14])
 
 
-def test_queue_may_hold_classes() -> None:
+def test_queue_may_hold_classes():
     run = serve(
         simulation(make_queue=ShortFirst),
         *(session(index, 0.001 * index, (tokens, 1)) for index, tokens in enumerate((200, 200, 50, 60))),
@@ -101,14 +99,14 @@ def test_queue_may_hold_classes() -> None:
     assert sorted(range(4), key=lambda index: run.tasks["started_s"][index]) == [0, 2, 3, 1]
 
 
-def test_step_may_ask_the_cost_model_for_a_mode() -> None:
+def test_step_may_ask_the_cost_model_for_a_mode():
     cost = ModedCost()
     run = serve(simulation(cost=cost, batching=OneChunk(tokens=40)), session(0, 0.0, (100, 3)))
     assert cost.modes == ["chunk"] * 3
     assert run.rounds["first_token_s"] == pytest.approx([0.1])
 
 
-def test_timer_of_a_controller_runs_beside_the_sessions() -> None:
+def test_timer_of_a_controller_runs_beside_the_sessions():
     """A tick a second, which ends with the last session and does not keep the run alive."""
     built = simulation()
     ticks: list[float] = []

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +5,12 @@ from hypothesis import strategies as st
 from engines.ar.window import TokenRun, TokenWindow, Window
 
 
-def test_empty_window_counts_as_zero() -> None:
+def test_empty_window_counts_as_zero():
     assert Window().mean(5.0) == 0.0
     assert TokenWindow().mean(5.0) == 0.0
 
 
-def test_values_leave_after_ten_seconds() -> None:
+def test_values_leave_after_ten_seconds():
     window = Window()
     window.add(1.0, 4.0)
     window.add(2.0, 8.0)
@@ -22,7 +20,7 @@ def test_values_leave_after_ten_seconds() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0.001, 5)), max_size=60), st.floats(0.1, 5))
-def test_mean_of_the_last_seconds(entries: list[tuple[float, float]], length_s: float) -> None:
+def test_mean_of_the_last_seconds(entries, length_s):
     window = Window(length_s)
     now, kept = 0.0, []
     for gap, value in entries:
@@ -41,9 +39,7 @@ def test_mean_of_the_last_seconds(entries: list[tuple[float, float]], length_s: 
     st.floats(0.05, 3),
     st.booleans(),
 )
-def test_runs_count_token_by_token(
-    runs: list[tuple[float, float, int, int, float]], length_s: float, last_is_running: bool
-) -> None:
+def test_runs_count_token_by_token(runs, length_s, last_is_running):
     window = TokenWindow(length_s)
     now = 0.0
     tokens: list[tuple[float, float]] = []

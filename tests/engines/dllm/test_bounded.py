@@ -1,7 +1,5 @@
 """What a step could not be faster than, beside what it took."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -47,7 +45,7 @@ def serve(executor: Executor) -> Engine:
     return engine
 
 
-def test_bounds_are_the_datasheet_s_whatever_is_charged() -> None:
+def test_bounds_are_the_datasheet_s_whatever_is_charged():
     recorder = Recorder(RooflineExecutor(roofline(calibration=CALIBRATION), CONFIG))
     records = serve(recorder).run()
     assert [r.outcome.bound_s for r in records] == [
@@ -57,7 +55,7 @@ def test_bounds_are_the_datasheet_s_whatever_is_charged() -> None:
     assert len({r.outcome.bound_s for r in records}) > 2
 
 
-def test_a_measured_run_has_the_bounds_of_its_simulation() -> None:
+def test_a_measured_run_has_the_bounds_of_its_simulation():
     """Nothing else differs from the executor alone, not even the tokens."""
     plain = serve(packed_executor(network(GQA), CONFIG, 60))
     bounded = serve(BoundedExecutor(packed_executor(network(GQA), CONFIG, 60), RooflineExecutor(roofline(), CONFIG)))
@@ -73,7 +71,7 @@ def timeless(record: StepRecord) -> StepRecord:
     return record._replace(duration_s=0.0, outcome=record.outcome._replace(forward_s=0.0, bound_s=None))
 
 
-def test_dllm_cache_counts_its_own_work() -> None:
+def test_dllm_cache_counts_its_own_work():
     config = EngineConfig(max_num_batched_tokens=200, max_num_seqs=2, suppress_mask_token=False)
     cache = FeatureCacheConfig(gen_interval=3, prompt_interval=5)
 
@@ -111,7 +109,7 @@ class Failing:
         return self.inner.execute(plan)
 
 
-def test_a_step_that_failed_has_no_bound() -> None:
+def test_a_step_that_failed_has_no_bound():
     records = serve(BoundedExecutor(Failing(), RooflineExecutor(roofline(), CONFIG))).run()
     assert [r.outcome.bound_s is None for r in records] == [bool(r.done.failed) for r in records]
     assert sum(bool(r.done.failed) for r in records) == 1
@@ -135,25 +133,25 @@ class Profiled:
         return {i: StepTimes(forward_s=1.0, parts=self.parts) for i in range(self.num_steps)} if self.lags else {}
 
 
-def test_the_engine_s_own_time_is_idle() -> None:
+def test_the_engine_s_own_time_is_idle():
     for record in serve(Profiled(0.0, lags=False)).run():
         assert record.outcome.parts is not None
         assert record.outcome.parts["idle"] == record.duration_s > 0
         assert sum(record.outcome.parts.values()) == record.duration_s
 
 
-def test_parts_longer_than_a_step_stay_as_they_are() -> None:
+def test_parts_longer_than_a_step_stay_as_they_are():
     executor = Profiled(1e3, lags=False)
     assert all(record.outcome.parts == executor.parts for record in serve(executor).run())
 
 
-def test_what_a_device_says_is_not_held_against_the_host_s_clock() -> None:
+def test_what_a_device_says_is_not_held_against_the_host_s_clock():
     executor = Profiled(1e-9, lags=True)
     for record in serve(executor).run():
         assert (record.outcome.parts, record.outcome.forward_s) == (executor.parts, 1.0)
 
 
-def test_the_parts_of_real_steps_make_up_the_steps() -> None:
+def test_the_parts_of_real_steps_make_up_the_steps():
     records = serve(packed_executor(network(GQA), CONFIG, 60, profile_every=2)).run()
     assert [record.outcome.parts is not None for record in records] == [step % 2 == 0 for step in range(len(records))]
     for record in records[::2]:
@@ -163,7 +161,7 @@ def test_the_parts_of_real_steps_make_up_the_steps() -> None:
         assert min(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "commit", "idle")) > 0
 
 
-def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_work_over_time(monkeypatch):
     """Where a product of n x n takes n^3 ns, 1024 x 1024 8 times that, and a copy 1 ms."""
 
     def takes(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
@@ -183,14 +181,14 @@ def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "products of 256, 512 and" in measured_peaks(torch.device("cpu"), torch.float32).how
 
 
-def test_every_repeat_is_timed_and_the_first_run_is_not() -> None:
+def test_every_repeat_is_timed_and_the_first_run_is_not():
     ran: list[int] = []
     assert len(seconds_of(lambda: ran.append(1), torch.device("cpu"), 3)) == 3
     assert len(ran) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_peaks_of_this_machine(dtype: torch.dtype) -> None:
+def test_peaks_of_this_machine(dtype):
     peaks = measured_peaks(torch.device("cpu"), dtype)
     assert 1e8 < peaks.flops_per_s < 1e15
     assert 1e8 < peaks.bytes_per_s < 1e13
@@ -198,7 +196,7 @@ def test_peaks_of_this_machine(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_peaks_of_this_card(dtype: torch.dtype) -> None:
+def test_peaks_of_this_card(dtype):
     peaks = measured_peaks(torch.device("cuda"), dtype)
     assert 1e11 < peaks.flops_per_s < 1e16
     assert 1e10 < peaks.bytes_per_s < 1e14
@@ -207,7 +205,7 @@ def test_peaks_of_this_card(dtype: torch.dtype) -> None:
 def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: object) -> Roofline | None:
     """For a measured run of the embedded model; on a CUDA device of that name where there is one."""
     system = "llada" if "cfg_scale" in knobs else "dllm-serve"
-    cell = a_cell(system, **{"num_prompts": 1, **knobs})  # type: ignore[arg-type]
+    cell = a_cell(system, **{"num_prompts": 1, **knobs})
     deployment = prepare(cell).deployment
     assert isinstance(deployment, Deployment)
     settings = deployment.settings
@@ -217,7 +215,7 @@ def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: 
     return on_torch._bound(settings)
 
 
-def test_whose_peaks_bound_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whose_peaks_bound_a_measured_run(monkeypatch):
     assert bound_of(monkeypatch, None) is None
     assert bound_of(monkeypatch, "NVIDIA A100-SXM4-40GB") is None
     for profiled in ({}, {"profile_every": 7}):

@@ -1,7 +1,5 @@
 """Memory plans: exact numbers for the paper's two cards, and what must hold for any."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,13 +1,10 @@
 """``stop_at_eos``: a request ends at its first finished block that holds a stop token, and nothing else changes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -132,7 +129,7 @@ def requests(draw: st.DrawFn, model: TinyModel, request_id: int, *, is_parallel:
         temperature=draw(st.sampled_from((0.0, 0.0, 1.0))),
         seed=draw(st.integers(0, 3)),
         stop_at_eos=draw(st.sampled_from((True, True, False))),
-        **(draw(st.sampled_from(rules)) if is_parallel else {}),  # type: ignore[arg-type]
+        **(draw(st.sampled_from(rules)) if is_parallel else {}),
     )
     prompt_ids = prompt_of(model, draw(st.integers(0, 99)), prompt_len)
     return Request(request_id=request_id, prompt_len=prompt_len, prompt_ids=prompt_ids, generation=generation)
@@ -161,7 +158,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, frozenset[int]
         max_num_logits=draw(st.sampled_from((2, 5, 64))),
         max_num_seqs=draw(st.integers(1, 6)),
         max_model_len=MAX_TOTAL,
-        scheduler=scheduler,  # type: ignore[arg-type]
+        scheduler=scheduler,
         sparsity=sparsity,
     )
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), draw(stop_sets(model)), arrivals
@@ -169,9 +166,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, frozenset[int]
 
 @settings(max_examples=25)
 @given(mixes())
-def test_stopping_only_cuts_and_company_changes_nothing(
-    mix: tuple[TinyModel, EngineConfig, int, frozenset[int], list[tuple[int, Request]]],
-) -> None:
+def test_stopping_only_cuts_and_company_changes_nothing(mix):
     """Every finished block is that of the whole generation, whoever else runs and stops or does not."""
     model, config, kv_rows, stop_ids, arrivals = mix
     outputs, _ = drive(serve(model, config, kv_rows, stop_ids), arrivals)
@@ -183,7 +178,7 @@ def test_stopping_only_cuts_and_company_changes_nothing(
         assert outputs[request.request_id] == expected, request
 
 
-def test_the_models_own_end_of_text_is_the_default() -> None:
+def test_the_models_own_end_of_text_is_the_default():
     """Found in the ids of some seed; no id is named to the executor."""
     generation = GenerationConfig(gen_length=64, block_length=4, steps=64, temperature=3.0)
     sparsity, eos, num_early = SparsityConfig(), LOUD.config.eos_token_id, 0
@@ -206,17 +201,10 @@ def test_the_models_own_end_of_text_is_the_default() -> None:
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("rule", [{}, {"threshold": 0.5}, {"factor": 1.0}], ids=str)
-def test_a_stop_frees_rows_and_slot_in_its_step(delay: int, rule: dict[str, float]) -> None:
+def test_a_stop_frees_rows_and_slot_in_its_step(delay, rule):
     """The next request, for which there was no room, enters at the very next step."""
     sparsity = SparsityConfig(selection="head", refresh_delay=delay)
-    generation = GenerationConfig(
-        gen_length=20,
-        block_length=4,
-        steps=20,
-        temperature=1.0,
-        stop_at_eos=True,
-        **rule,  # type: ignore[arg-type]
-    )
+    generation = GenerationConfig(gen_length=20, block_length=4, steps=20, temperature=1.0, stop_at_eos=True, **rule)
     pair = [request_on(GQA, i, 12, generation) for i in (0, 1)]
     first = whole(GQA, pair[0], sparsity)
     start = next(start for start in (4, 8, 12) if set(first[start : start + 4]) - set(first[:start]))
@@ -235,7 +223,7 @@ def test_a_stop_frees_rows_and_slot_in_its_step(delay: int, rule: dict[str, floa
 
 
 @pytest.mark.parametrize("rule", [{}, {"threshold": 0.5}], ids=str)
-def test_one_transfer_and_only_where_it_can_matter(rule: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_transfer_and_only_where_it_can_matter(rule, monkeypatch):
     """Reading a tensor is a transfer, and a wait for the device. On a fixed schedule only steps that complete a block
     of a request that asked have one; parallel decoding has its one per step either way."""
     transfers: list[int] = []
@@ -250,7 +238,7 @@ def test_one_transfer_and_only_where_it_can_matter(rule: dict[str, float], monke
     for asked in ((), (1,), (0, 1)):
         engine = serve(GQA, config, 200, frozenset({GQA.config.eos_token_id}))
         for i in (0, 1):
-            generation = GenerationConfig(gen_length=12, block_length=6, steps=12, stop_at_eos=i in asked, **rule)  # type: ignore[arg-type]
+            generation = GenerationConfig(gen_length=12, block_length=6, steps=12, stop_at_eos=i in asked, **rule)
             engine.submit(request_on(GQA, i, 9, generation))
         num_steps = 0
         while engine.has_work:
@@ -284,9 +272,7 @@ ALONE = (
 @pytest.mark.parametrize("system", ALONE, ids=lambda system: "-".join((*system[:2], *system[2].values())))
 @settings(max_examples=5)
 @given(data=st.data())
-def test_every_sampler_stops_at_a_finished_block(
-    system: tuple[str, str, dict[str, str]], static: bool, data: st.DataObject
-) -> None:
+def test_every_sampler_stops_at_a_finished_block(system, static, data):
     """Also those that may commit the mask token, run idle steps or leave the number of tokens to chance."""
     chosen = method(system[0]).sampler(*system[1:])
     model = data.draw(st.sampled_from((GQA, LOUD)))
@@ -329,7 +315,7 @@ def _one_at_a_time(
 
 @settings(max_examples=12)
 @given(data=st.data())
-def test_dllm_cache_stops_and_starts_afresh(data: st.DataObject) -> None:
+def test_dllm_cache_stops_and_starts_afresh(data):
     """Its caches and step count belong to the request that ended, not to the next."""
     model = data.draw(st.sampled_from((GQA, LOUD)))
     config = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, suppress_mask_token=False)
@@ -354,7 +340,7 @@ def test_dllm_cache_stops_and_starts_afresh(data: st.DataObject) -> None:
 # ---- the state machine --------------------------------------------------------------------------
 
 
-def test_a_stop_counts_only_once_the_block_is_done() -> None:
+def test_a_stop_counts_only_once_the_block_is_done():
     """Published samplers run the idle steps of a block, which still ends with its last."""
     generation = GenerationConfig(gen_length=8, block_length=4, steps=12, stop_at_eos=True)
     request = Request(request_id=0, prompt_len=5, generation=generation)
@@ -382,7 +368,7 @@ def test_a_stop_counts_only_once_the_block_is_done() -> None:
 # ---- records ------------------------------------------------------------------------------------
 
 
-def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
+def test_throughput_counts_the_tokens_up_to_the_stop():
     generation = GenerationConfig(gen_length=16, block_length=4, steps=16)
     sparsity = SparsityConfig()
     batch = [request_on(MHA, i, 10, replace(generation, stop_at_eos=i < 3)) for i in range(5)]
@@ -407,7 +393,7 @@ def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
 # ---- stop tokens of a checkpoint ----------------------------------------------------------------
 
 
-def test_a_checkpoint_names_its_stop_tokens(tmp_path: Path) -> None:
+def test_a_checkpoint_names_its_stop_tokens(tmp_path):
     config = read_config(TINY_DIR)
     assert stop_token_ids(TINY_DIR, config) == {config.eos_token_id}
     assert stop_token_ids(tmp_path, config) == {config.eos_token_id}
@@ -430,7 +416,7 @@ def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -
     return a_cell(system, platform=platform, executor=executor, **{"num_prompts": 4, "stop_at_eos": True, **knobs})
 
 
-def test_accepted_where_it_has_an_effect() -> None:
+def test_accepted_where_it_has_an_effect():
     for accepted in (
         cell("dllm-serve", "torch"),
         cell("dllm-serve", "torch", threshold=0.9),
@@ -441,7 +427,7 @@ def test_accepted_where_it_has_an_effect() -> None:
         prepare(accepted)
 
 
-def test_a_static_batch_refuses_it_at_submission() -> None:
+def test_a_static_batch_refuses_it_at_submission():
     config = EngineConfig(max_model_len=MAX_TOTAL)
     generation = GenerationConfig(gen_length=8, block_length=4, steps=8, stop_at_eos=True)
     request = Request(request_id=7, prompt_len=4, prompt_ids=(0, 1, 2, 3), generation=generation)
@@ -450,7 +436,7 @@ def test_a_static_batch_refuses_it_at_submission() -> None:
     StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=1).submit(request)
 
 
-def test_a_cost_model_refuses_it_at_submission() -> None:
+def test_a_cost_model_refuses_it_at_submission():
     generation = GenerationConfig(gen_length=8, block_length=4, steps=8, stop_at_eos=True)
     shape = ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=2)
     executor = RooflineExecutor(Roofline(shape, gpu("l40s"), load_calibration("l40s")), EngineConfig())
@@ -465,7 +451,7 @@ def test_a_cost_model_refuses_it_at_submission() -> None:
 @pytest.mark.parametrize(
     "extra", [(), ("--threshold", "0.9"), ("--system", "llada"), ("--system", "dllm-cache")], ids=str
 )
-def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> None:
+def test_generate_answers_the_same_in_fewer_passes(extra):
     problem = GENERATORS["mini-gsm"](3, 1, "heldout", num_facts=8, num_distractors=6)[0]
     answers = []
     for flag in ((), ("--stop-at-eos",)):
@@ -478,7 +464,7 @@ def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> No
     assert stopped["forward_passes"] < whole["forward_passes"]
 
 
-def test_generate_refuses_it_without_blocks() -> None:
+def test_generate_refuses_it_without_blocks():
     done = CliRunner().invoke(
         app, ["generate", "--prompt", "a", "--gen-length", "16", "--block-length", "16", "--stop-at-eos"]
     )

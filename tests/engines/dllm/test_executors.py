@@ -1,7 +1,5 @@
 """The same requests on a model and on a cost model: the same plans, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,19 +122,19 @@ def check_same(case: Case) -> None:
 
 @settings(max_examples=25)
 @given(cases(late=False))
-def test_both_executors_see_the_same_schedule(case: Case) -> None:
+def test_both_executors_see_the_same_schedule(case):
     check_same(case)
 
 
 @settings(max_examples=25)
 @given(cases(late=True))
-def test_also_with_requests_that_arrive_later(case: Case) -> None:
+def test_also_with_requests_that_arrive_later(case):
     check_same(case)
 
 
 @settings(max_examples=15)
 @given(cases(late=True))
-def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case: Case) -> None:
+def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case):
     plans, records = case.run(RooflineExecutor(ROOFLINE, case.config))
     assert (plans, records) == case.run(RooflineExecutor(ROOFLINE, case.config))
     for plan, record in zip(plans, records, strict=True):
@@ -171,7 +169,7 @@ def plan_of(*items: PlanItem, pad_to: int | None = None) -> StepPlan:
     return StepPlan(items=items, admitted=(), scheduled_tokens=0, pad_to=pad_to)
 
 
-def test_work_of_each_phase() -> None:
+def test_work_of_each_phase():
     config = EngineConfig(max_num_logits=2)
     full, build, reuse = (step_work(plan_of(item(phase)), config) for phase in (Phase.FULL, Phase.BUILD, Phase.REUSE))
     for work in (full, build):
@@ -190,7 +188,7 @@ def test_work_of_each_phase() -> None:
         assert (work.logit_rows, work.logit_chunks, work.num_sequences) == (5, 3, 1)
 
 
-def test_work_of_a_packed_step_is_the_sum() -> None:
+def test_work_of_a_packed_step_is_the_sum():
     items = [
         item(Phase.FULL, total=30, block=(20, 24)),
         item(Phase.BUILD),
@@ -206,7 +204,7 @@ def test_work_of_a_packed_step_is_the_sum() -> None:
     assert (whole.logit_rows, whole.logit_chunks) == (18, 2)
 
 
-def test_work_of_a_padded_step() -> None:
+def test_work_of_a_padded_step():
     """Every member costs the longest, in keys too, and the head runs over every row at once."""
     config = EngineConfig(max_num_logits=16, suppress_mask_token=False)
     full = step_work(plan_of(item(Phase.FULL, total=100), item(Phase.FULL, total=70), pad_to=100), config)
@@ -216,7 +214,7 @@ def test_work_of_a_padded_step() -> None:
 
 
 @pytest.mark.parametrize(("suppress", "rows"), [(True, 5), (False, 8)])
-def test_rows_without_a_mask_need_no_logits_where_the_mask_is_suppressed(suppress: bool, rows: int) -> None:
+def test_rows_without_a_mask_need_no_logits_where_the_mask_is_suppressed(suppress, rows):
     assert step_work(plan_of(item(Phase.REUSE)), EngineConfig(suppress_mask_token=suppress)).logit_rows == rows
 
 
@@ -248,7 +246,7 @@ def request_of(
         (request_of(()), r"prompt of request 3 is empty|no prompt_ids"),
     ],
 )
-def test_a_model_refuses_what_it_cannot_run(request_: Request, says: str) -> None:
+def test_a_model_refuses_what_it_cannot_run(request_, says):
     config = EngineConfig(max_model_len=1000, max_num_seqs=1)
     executor = packed_executor(network(GQA), config, 10)
     with pytest.raises(UserError, match=says) as refused:
@@ -256,6 +254,6 @@ def test_a_model_refuses_what_it_cannot_run(request_: Request, says: str) -> Non
     assert "\n" not in str(refused.value)
 
 
-def test_a_simulation_refuses_thresholds() -> None:
+def test_a_simulation_refuses_thresholds():
     with pytest.raises(UserError, match=r"threshold=0\.5 cannot be simulated.*use --executor torch"):
         submit(RooflineExecutor(ROOFLINE, EngineConfig()), request_of((1, 2), threshold=0.5))

@@ -1,7 +1,5 @@
 """The row allocator against a set of rows."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -35,7 +33,7 @@ class PoolMachine(RuleBasedStateMachine):
         return runs
 
     @rule(target=held, rows=st.integers(0, 15))
-    def allocate(self, rows: int):  # type: ignore[no-untyped-def]
+    def allocate(self, rows: int):
         fitting = [start for start, length in self.free_runs() if length >= rows]
         start = self.pool.allocate(rows)
         if rows == 0:
@@ -79,25 +77,25 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_an_empty_pool_is_one_run() -> None:
+def test_an_empty_pool_is_one_run():
     pool = KvPool(30)
     starts = [pool.allocate(6) for _ in range(5)]
     assert starts == [0, 6, 12, 18, 24]
     assert pool.allocate(1) is None
     for start in (6, 18, 0, 24, 12):
-        pool.release(start, 6)  # type: ignore[arg-type]
+        pool.release(start, 6)
     assert free_runs(pool) == ((0, 30),)
     assert pool.allocate(30) == 0
 
 
-def test_a_pool_without_rows() -> None:
+def test_a_pool_without_rows():
     pool = KvPool(0)
     assert free_runs(pool) == ()
     assert pool.allocate(0) == 0
     assert pool.allocate(1) is None
 
 
-def test_rows_are_not_found_across_a_gap() -> None:
+def test_rows_are_not_found_across_a_gap():
     pool = KvPool(10)
     first, second = pool.allocate(4), pool.allocate(2)
     assert (first, second) == (0, 4)

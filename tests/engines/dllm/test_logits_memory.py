@@ -1,7 +1,5 @@
 """Logit decomposition (dLLM-Serve §4.3) holds in memory: logits take what max_num_logits allows, whatever the batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -78,33 +76,33 @@ def allocated_rows(engine: Engine) -> float:
 
 @pytest.mark.parametrize("num_requests", [1, 2, 8, 32])
 @pytest.mark.parametrize("suppress", [True, False])
-def test_one_chunk_of_logits_is_alive(num_requests: int, suppress: bool) -> None:
+def test_one_chunk_of_logits_is_alive(num_requests, suppress):
     engine = serving(requests(num_requests), suppress=suppress)
     assert shaped_rows(engine) == BUFFERS * min(CAP, 8 * num_requests)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
-def test_the_allocator_agrees(num_requests: int) -> None:
+def test_the_allocator_agrees(num_requests):
     rows = min(CAP, 8 * num_requests)
     found = allocated_rows(serving(requests(num_requests)))
     assert rows <= found < BUFFERS * rows + REST
 
 
 @pytest.mark.parametrize("max_num_logits", [8, 20, 64])
-def test_the_bound_follows_the_option(max_num_logits: int) -> None:
+def test_the_bound_follows_the_option(max_num_logits):
     engine = serving(requests(16), max_num_logits=max_num_logits)
     assert shaped_rows(engine) == BUFFERS * max_num_logits
     assert allocated_rows(serving(requests(16), max_num_logits=max_num_logits)) < BUFFERS * max_num_logits + REST
 
 
-def test_sampling_is_bounded_too() -> None:
+def test_sampling_is_bounded_too():
     found = [allocated_rows(serving(requests(num, temperature=1.0))) for num in (2, 8, 32)]
     assert max(found) < SAMPLING_BUFFERS * CAP
     assert max(found) - min(found) < REST
     assert max(shaped_rows(serving(requests(num, temperature=1.0))) for num in (2, 32)) < SAMPLING_BUFFERS * CAP
 
 
-def test_a_static_batch_grows_with_the_batch() -> None:
+def test_a_static_batch_grows_with_the_batch():
     """Monolithic: every row of the padded batch, 12 a request. What reduces them is bounded."""
     for num_requests in (1, 2, 8, 32):
         assert shaped_rows(static(requests(num_requests))) == 12 * num_requests + min(12 * num_requests, REDUCTION_ROWS)
@@ -124,9 +122,9 @@ def test_a_static_batch_grows_with_the_batch() -> None:
 )
 @pytest.mark.parametrize("rows", [1, REDUCTION_ROWS, REDUCTION_ROWS + 1, 3 * REDUCTION_ROWS - 2])
 @pytest.mark.parametrize("is_sampled", [False, True])
-def test_reducing_in_parts_changes_no_bit(confidence: str, dtype: str, rows: int, is_sampled: bool) -> None:
+def test_reducing_in_parts_changes_no_bit(confidence, dtype, rows, is_sampled):
     logits = torch.randn(rows, WIDE.vocab, generator=torch.Generator().manual_seed(rows))
-    reduction = Reduction(confidence=confidence, dtype=dtype, suppress_id=3)  # type: ignore[arg-type]
+    reduction = Reduction(confidence=confidence, dtype=dtype, suppress_id=3)
     sampling = None
     if is_sampled:
         index = torch.arange(rows)
@@ -138,7 +136,7 @@ def test_reducing_in_parts_changes_no_bit(confidence: str, dtype: str, rows: int
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
-def test_float64_copies_are_bounded_where_logits_are_not() -> None:
+def test_float64_copies_are_bounded_where_logits_are_not():
     """Beside 1024 rows of logits in one chunk, a copy and its exponentials of REDUCTION_ROWS, twice as wide."""
     hidden, num, model = torch.zeros(1024, WIDE.width), 1024, network(WIDE)
 
@@ -148,7 +146,7 @@ def test_float64_copies_are_bounded_where_logits_are_not() -> None:
     assert num + REDUCTION_ROWS < peak_allocated(reduce) / ROW_BYTES < num + 4 * REDUCTION_ROWS + REST
 
 
-def test_the_bound_is_half_in_half_precision() -> None:
+def test_the_bound_is_half_in_half_precision():
     model = network(WIDE)
     half = type(model)(model.config)
     half.load_state_dict(model.state_dict())
@@ -161,7 +159,7 @@ def test_the_bound_is_half_in_half_precision() -> None:
     assert shaped_rows(engine) == BUFFERS * CAP / 2
 
 
-def test_the_probe_sees_what_is_alive_and_only_that() -> None:
+def test_the_probe_sees_what_is_alive_and_only_that():
     with LogitsProbe(WIDE.vocab) as probe:
         kept = torch.zeros(3, WIDE.vocab)
         for _ in range(5):
@@ -174,10 +172,10 @@ def test_the_probe_sees_what_is_alive_and_only_that() -> None:
     assert probe.peak_bytes == 7 * ROW_BYTES
 
 
-def test_longer_requests_change_nothing() -> None:
+def test_longer_requests_change_nothing():
     """What enters the head is the block, not the sequence."""
     batch = requests(4)
     longer = [
         replace(request, prompt_len=8, prompt_ids=(*prompt_of(WIDE, 50, 4), *request.prompt_ids)) for request in batch
-    ]  # type: ignore[misc]
+    ]
     assert shaped_rows(serving(longer)) == shaped_rows(serving(batch)) == BUFFERS * CAP

@@ -1,7 +1,5 @@
 """Look-ahead admission: who enters is never held, and enters at the first step that allows it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,7 +144,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-def test_the_budget_holds_and_the_committed_demand_is_what_runs(case: Case) -> None:
+def test_the_budget_holds_and_the_committed_demand_is_what_runs(case):
     for step in case.steps.values():
         assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
         assert step.plan.scheduled_tokens <= case.config.max_num_batched_tokens
@@ -154,13 +152,13 @@ def test_the_budget_holds_and_the_committed_demand_is_what_runs(case: Case) -> N
 
 
 @given(cases())
-def test_nobody_who_was_admitted_is_ever_held(case: Case) -> None:
+def test_nobody_who_was_admitted_is_ever_held(case):
     for step in case.steps.values():
         assert {item.request_id for item in step.plan.items} == step.running
 
 
 @given(cases())
-def test_service_takes_exactly_as_many_steps_as_the_request_has(case: Case) -> None:
+def test_service_takes_exactly_as_many_steps_as_the_request_has(case):
     finished_at = {request_id: index for index, step in case.steps.items() for request_id in step.finished}
     assert finished_at.keys() == {request.request_id for _, request in case.arrivals}
     for _, request in case.arrivals:
@@ -169,7 +167,7 @@ def test_service_takes_exactly_as_many_steps_as_the_request_has(case: Case) -> N
 
 
 @given(cases())
-def test_admission_is_in_arrival_order(case: Case) -> None:
+def test_admission_is_in_arrival_order(case):
     admitted = [request for step in case.steps.values() for request in step.plan.admitted]
     assert admitted == [request for _, request in case.in_order]
 
@@ -206,12 +204,12 @@ def earliest(case: Case) -> dict[int, int]:
 
 @settings(max_examples=150)
 @given(cases())
-def test_the_head_enters_at_the_first_step_that_allows_it(case: Case) -> None:
+def test_the_head_enters_at_the_first_step_that_allows_it(case):
     assert case.admitted_at == earliest(case)
 
 
 @given(cases())
-def test_rows_and_demand_are_all_given_back(case: Case) -> None:
+def test_rows_and_demand_are_all_given_back(case):
     """After the last request one that needs the whole budget enters at once."""
     scheduler = case.scheduler(kv_rows=case.kv_rows + MAX_TOTAL)
     drive(scheduler, case.arrivals, case.stops)
@@ -224,7 +222,7 @@ def test_rows_and_demand_are_all_given_back(case: Case) -> None:
     assert plan.scheduled_tokens == total
 
 
-def test_an_early_stop_makes_room_for_the_next() -> None:
+def test_an_early_stop_makes_room_for_the_next():
     """A block of one step each: T tokens at every step. Whoever waits does so until the first has stopped."""
     config = EngineConfig(max_num_batched_tokens=15, max_model_len=10, scheduler="lookahead")
     generation = GenerationConfig(gen_length=6, block_length=1, steps=6, stop_at_eos=True)
@@ -251,7 +249,7 @@ def by_hand(kind: type[Scheduler], sizes: Sequence[tuple[int, int, int]]) -> lis
     ]
 
 
-def test_where_two_refreshes_would_meet_the_younger_enters_later() -> None:
+def test_where_two_refreshes_would_meet_the_younger_enters_later():
     """Requests of 30, 28, 22 and 5 tokens. Greedily the second enters at step 1 and is held at step 4, where it and the
     first refresh; looking ahead it enters at step 2, ends at the same step, and the fourth need not wait for it."""
     sizes = [(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)]
@@ -260,7 +258,7 @@ def test_where_two_refreshes_would_meet_the_younger_enters_later() -> None:
     assert ahead == [[*range(8)], [*range(2, 8)], [*range(3, 13)], [*range(4, 8)]]
 
 
-def test_nobody_overtakes_the_head_of_the_queue() -> None:
+def test_nobody_overtakes_the_head_of_the_queue():
     """The second, of 28 tokens, meets the first's Refresh at step 4; the third would fit at once."""
     assert by_hand(LookaheadScheduler, [(22, 4, 0), (22, 3, 1), (1, 2, 1)]) == [
         [*range(8)],
@@ -303,7 +301,7 @@ def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
 
 @settings(max_examples=14)
 @given(cases(), st.booleans())
-def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) -> None:
+def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
     """Also where requests stop early, at any of a third of the vocabulary."""
     arrivals = [(step, with_prompt(request, stop_at_eos=may_stop)) for step, request in case.arrivals]
     stop_ids = frozenset(range(0, GQA.vocab, 3)) - {GQA.mask_id}
@@ -319,7 +317,7 @@ def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) ->
 
 @settings(max_examples=16)
 @given(cases())
-def test_both_executors_see_the_same_schedule(case: Case) -> None:
+def test_both_executors_see_the_same_schedule(case):
     arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]
     real, _ = serve(Engine(case.scheduler(), packed_executor(network(GQA), case.config, case.kv_rows)), arrivals)
     charged, _ = serve(Engine(case.scheduler(), RooflineExecutor(ROOFLINE, case.config)), arrivals)
@@ -346,7 +344,7 @@ def machine(generation: GenerationConfig, delay: int, prompt_len: int) -> Machin
         (10, 4, 10, 0, [20, 4, 4, 4] * 2 + [20, 2]),
     ],
 )
-def test_trajectories_by_hand(gen: int, block: int, steps: int, delay: int, expected: list[int]) -> None:
+def test_trajectories_by_hand(gen, block, steps, delay, expected):
     sequence = machine(GenerationConfig(gen_length=gen, block_length=block, steps=steps), delay, prompt_len=10)
     assert [tokens for _, tokens in sequence.trajectory()] == expected
     sequence.advance(sequence.quota)
@@ -354,7 +352,7 @@ def test_trajectories_by_hand(gen: int, block: int, steps: int, delay: int, expe
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 44), st.sampled_from((0, 1)))
-def test_one_period_bounds_all_that_follows(block: int, gen: int, steps: int, delay: int) -> None:
+def test_one_period_bounds_all_that_follows(block, gen, steps, delay):
     """The module's claim: no step costs more than the one a period before, however ragged the last block."""
     assume(steps >= -(-gen // block))
     sequence = machine(GenerationConfig(gen_length=gen, block_length=block, steps=steps), delay, prompt_len=3)
@@ -370,7 +368,7 @@ def test_one_period_bounds_all_that_follows(block: int, gen: int, steps: int, de
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 50), max_size=12)), max_size=30))
-def test_committed_demand_against_a_plain_list(orders: list[tuple[int, list[int]]]) -> None:
+def test_committed_demand_against_a_plain_list(orders):
     """Each order first passes some steps and then commits to the next few."""
     demand, plain = CommittedDemand(), [0] * 1000
     for num_passed, tokens in orders:
@@ -394,22 +392,22 @@ def test_committed_demand_against_a_plain_list(orders: list[tuple[int, list[int]
         ({}, {"quota": "origin"}, r"^quota='origin' leaves open"),
     ],
 )
-def test_open_ended_decoding_is_refused(generation: dict[str, float], decode: dict[str, str], says: str) -> None:
-    config = EngineConfig(scheduler="lookahead", decode=DecodeConfig(**decode))  # type: ignore[arg-type]
+def test_open_ended_decoding_is_refused(generation, decode, says):
+    config = EngineConfig(scheduler="lookahead", decode=DecodeConfig(**decode))
     scheduler = SCHEDULERS["lookahead"](config, KvPool(1000), DelayedCache())
-    request = Request(request_id=0, prompt_len=3, generation=GenerationConfig(**generation))  # type: ignore[arg-type]
+    request = Request(request_id=0, prompt_len=3, generation=GenerationConfig(**generation))
     with pytest.raises(UserError, match=says):
         scheduler.submit(request)
     assert not scheduler.has_work
 
 
-def test_it_is_refused_before_a_model_is_loaded() -> None:
+def test_it_is_refused_before_a_model_is_loaded():
     cell = a_cell(scheduler="lookahead", threshold=0.9, num_prompts=2)
     with pytest.raises(UserError, match="scheduler='lookahead'"):
         prepare(cell)
 
 
-def test_every_name_of_the_knob_is_a_scheduler() -> None:
+def test_every_name_of_the_knob_is_a_scheduler():
     assert {name: kind.__name__ for name, kind in SCHEDULERS.items()} == {
         "phase": "PhaseScheduler",
         "request": "RequestScheduler",

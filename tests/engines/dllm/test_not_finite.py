@@ -1,7 +1,5 @@
 """Logits that are not finite cost their request, and no other; whatever the decode rule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -87,7 +85,7 @@ def undisturbed(rule: str) -> dict[int, Any]:
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("rule", RULES)
-def test_the_request_fails_and_the_others_do_not(rule: str, value: float) -> None:
+def test_the_request_fails_and_the_others_do_not(rule, value):
     config, generation = settings_of(rule)
     kept = undisturbed(rule)
     spoiled, record = run(config, generation, 3, value)

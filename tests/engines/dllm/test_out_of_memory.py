@@ -1,7 +1,5 @@
 """A step that runs out of memory costs its requests, not the engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +59,7 @@ def engine_of(
 
 @pytest.mark.parametrize("error", MESSAGES)
 @pytest.mark.parametrize("scheduler", ["phase", "request", "lookahead"])
-def test_the_engine_lives_on(scheduler: str, error: str) -> None:
+def test_the_engine_lives_on(scheduler, error):
     wanted = requests(7)
     calm = engine_of(scheduler)
     for request in wanted:
@@ -93,7 +91,7 @@ def test_the_engine_lives_on(scheduler: str, error: str) -> None:
     assert all(engine.take_output(request_id) == expected[request_id] for request_id in lost)
 
 
-def test_other_errors_are_not_swallowed() -> None:
+def test_other_errors_are_not_swallowed():
     engine = engine_of("phase", fails_at=frozenset({0}), error=RuntimeError("shape mismatch"))
     engine.submit(requests(1)[0])
     with pytest.raises(RuntimeError, match="shape mismatch"):

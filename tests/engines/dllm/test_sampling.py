@@ -1,7 +1,5 @@
 """Sampling above temperature 0: top_p, top_k and alg_temp draw what closed forms say, in any company."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +20,7 @@ from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
-from engines.dllm.config import Confidence, EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, choose
 from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
@@ -61,7 +59,7 @@ def nucleus(logits: list[float], temperature: float, top_p: float, top_k: int) -
     return set(kept[:top_k])
 
 
-def test_a_nucleus_by_hand() -> None:
+def test_a_nucleus_by_hand():
     logits = torch.log(torch.tensor([[0.1, 0.4, 0.3, 0.2]], dtype=torch.float64))
 
     def kept(top_p: float, top_k: int = 4) -> list[int]:
@@ -90,16 +88,14 @@ def test_a_nucleus_by_hand() -> None:
     st.sampled_from((1e-6, 0.123, 0.317, 0.657, 0.903, 0.991, 1.0)),
     st.integers(1, 14),
 )
-def test_the_kept_tokens_are_the_shortest_prefix(
-    halves: list[int], temperature: float, top_p: float, top_k: int
-) -> None:
+def test_the_kept_tokens_are_the_shortest_prefix(halves, temperature, top_p, top_k):
     logits = [half / 2 for half in halves]
     kept = sampling(1, temperature=temperature, top_p=top_p, top_k=top_k).kept(torch.tensor([logits]), None)
     assert kept is not None
     assert set(kept[0].nonzero()[:, 0].tolist()) == nucleus(logits, temperature, top_p, top_k)
 
 
-def test_a_suppressed_token_takes_no_place_in_the_nucleus() -> None:
+def test_a_suppressed_token_takes_no_place_in_the_nucleus():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     for temperature in (1.0, 1e-310):
         kept = sampling(1, temperature=temperature, top_p=0.5, top_k=2).kept(logits, 0)
@@ -111,10 +107,10 @@ def test_a_suppressed_token_takes_no_place_in_the_nucleus() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("cut", [{"top_p": 0.85}, {"top_k": 3}, {"top_p": 0.9, "top_k": 4}], ids=str)
 @pytest.mark.parametrize("confidence_of", ["model", "sampler"])
-def test_tokens_are_drawn_from_what_is_kept(cut: dict[str, float], temperature: float, confidence_of: str) -> None:
+def test_tokens_are_drawn_from_what_is_kept(cut, temperature, confidence_of):
     num = 20_000
     asked = sampling(num, temperature=temperature, **cut)
-    token, confidence = Reduction(confidence_of=confidence_of)(torch.tensor([LOGITS]).repeat(num, 1), asked)  # type: ignore[arg-type]
+    token, confidence = Reduction(confidence_of=confidence_of)(torch.tensor([LOGITS]).repeat(num, 1), asked)
     kept = sorted(nucleus(list(LOGITS), temperature, cut.get("top_p", 1.0), int(cut.get("top_k", 8))))
     assert 1 < len(kept) < len(LOGITS)
     counts = torch.bincount(token, minlength=len(LOGITS)).numpy()
@@ -134,7 +130,7 @@ def test_tokens_are_drawn_from_what_is_kept(cut: dict[str, float], temperature: 
 
 
 @pytest.mark.parametrize("confidence", ["margin", "neg_entropy"])
-def test_dreams_other_confidences_are_of_the_distribution_drawn_from(confidence: Confidence) -> None:
+def test_dreams_other_confidences_are_of_the_distribution_drawn_from(confidence):
     asked = sampling(1, temperature=0.5, top_k=3)
     _, found = Reduction(confidence=confidence, confidence_of="sampler")(torch.tensor([LOGITS]), asked)
     p = torch.softmax(torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64) / 0.5, dim=0)
@@ -144,11 +140,11 @@ def test_dreams_other_confidences_are_of_the_distribution_drawn_from(confidence:
 
 @pytest.mark.parametrize("top_p", [None, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_tiny_temperature_overflows_nothing(dtype: torch.dtype, top_p: float | None) -> None:
+def test_a_tiny_temperature_overflows_nothing(dtype, top_p):
     logits = torch.tensor([[-60.0, 50.0, 49.0, 0.0]], dtype=dtype)
     asked = sampling(1, temperature=1e-310, **({} if top_p is None else {"top_p": top_p}))
     for confidence in ("max_prob", "margin", "neg_entropy"):
-        token, found = Reduction(confidence=confidence, confidence_of="sampler")(logits.clone(), asked)  # type: ignore[arg-type]
+        token, found = Reduction(confidence=confidence, confidence_of="sampler")(logits.clone(), asked)
         assert token.tolist() == [1]
         assert found.dtype == torch.float32
         assert abs(float(found[0]) - (confidence != "neg_entropy")) < 1e-6
@@ -157,9 +153,7 @@ def test_a_tiny_temperature_overflows_nothing(dtype: torch.dtype, top_p: float |
 @pytest.mark.parametrize("confidence", ["max_prob", "margin", "neg_entropy"])
 @pytest.mark.parametrize("suppress", [None, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_greedy_row_is_the_same_bits_next_to_sampled_ones(
-    confidence: Confidence, suppress: int | None, dtype: torch.dtype
-) -> None:
+def test_a_greedy_row_is_the_same_bits_next_to_sampled_ones(confidence, suppress, dtype):
     logits = (4 * torch.randn(40, 96, generator=torch.Generator().manual_seed(2))).to(dtype)
     hot = torch.arange(40) % 3 == 0
     asked = sampling(40, top_p=0.8, top_k=5, alg_temp=0.5)
@@ -168,7 +162,7 @@ def test_a_greedy_row_is_the_same_bits_next_to_sampled_ones(
         asked, temperature=torch.where(hot, 0.7, 0.0).double(), alg_temp=torch.where(hot, asked.alg_temp, 0)
     )
     for confidence_of in ("model", "sampler"):
-        reduction = Reduction(confidence=confidence, confidence_of=confidence_of, suppress_id=suppress)  # type: ignore[arg-type]
+        reduction = Reduction(confidence=confidence, confidence_of=confidence_of, suppress_id=suppress)
         alone, together = reduction(logits.clone(), None), reduction(logits.clone(), mixed)
         assert all(torch.equal(a[~hot], b[~hot]) for a, b in zip(alone, together, strict=True))
         assert not torch.equal(alone[1][hot], together[1][hot])
@@ -179,7 +173,7 @@ def test_a_greedy_row_is_the_same_bits_next_to_sampled_ones(
 
 @pytest.mark.parametrize("alg_temp", [0.2, 1.0])
 @pytest.mark.parametrize("count", [1, 2])
-def test_positions_are_draws_without_replacement(alg_temp: float, count: int) -> None:
+def test_positions_are_draws_without_replacement(alg_temp, count):
     """Draws from softmax(confidence / alg_temp), one after the other."""
     num, confidence = 20_000, [0.9, 0.35, 0.6, 0.5]
     asked = sampling(num * 4, alg_temp=alg_temp)
@@ -199,7 +193,7 @@ def test_positions_are_draws_without_replacement(alg_temp: float, count: int) ->
     assert chi_square(counts, np.full(len(sets), 1 / len(sets))) > 4
 
 
-def test_positions_tokens_and_random_confidences_are_drawn_apart() -> None:
+def test_positions_tokens_and_random_confidences_are_drawn_apart():
     """One key serves all three; what one stream drew says nothing of the others."""
     num = 20_000
     asked = sampling(num, alg_temp=1.0)
@@ -271,9 +265,7 @@ def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, in
 
 @settings(max_examples=14)
 @given(sampled_mixes())
-def test_sampled_requests_do_not_see_their_company(
-    mix: tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]],
-) -> None:
+def test_sampled_requests_do_not_see_their_company(mix):
     model, chosen, config, kv_rows, arrivals = mix
     outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
     for _, request in arrivals:
@@ -292,7 +284,7 @@ def feature_cache(config: EngineConfig, batch_size: int) -> Executor:
 
 
 @pytest.mark.parametrize("build", [padded, feature_cache])
-def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) -> None:
+def test_members_of_a_static_batch_sample_what_they_would_alone(build):
     chosen = method("llada").sampler("llada", {})
     shape = GenerationConfig(gen_length=12, block_length=6, steps=12)
     asked = [
@@ -321,12 +313,12 @@ def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) ->
 
 
 def on(system: str, family: str, options: dict[str, object], seed: int = 0, **generation: object) -> Ids:
-    asked = GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation)  # type: ignore[arg-type]
+    asked = GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation)
     return run_alone(MHA, method(system).sampler(family, options), request_on(MHA, 0, 9, asked, seed=seed))
 
 
 @pytest.mark.parametrize("system", ["llada", "dllm-serve"])
-def test_a_nucleus_of_one_token_is_greedy_at_any_temperature(system: str) -> None:
+def test_a_nucleus_of_one_token_is_greedy_at_any_temperature(system):
     for seed in range(4):
         greedy = on(system, "llada", {}, seed=seed)
         assert on(system, "llada", {}, seed=seed, temperature=3.0, top_k=1) == greedy
@@ -334,7 +326,7 @@ def test_a_nucleus_of_one_token_is_greedy_at_any_temperature(system: str) -> Non
         assert on(system, "llada", {}, seed=seed, temperature=3.0) != greedy
 
 
-def test_alg_temp_changes_the_order_and_a_tiny_one_does_not() -> None:
+def test_alg_temp_changes_the_order_and_a_tiny_one_does_not():
     dream = ("dream", "dream", {"alg": "entropy"})
     for seed in range(4):
         ranked = on(*dream, seed=seed)
@@ -342,7 +334,7 @@ def test_alg_temp_changes_the_order_and_a_tiny_one_does_not() -> None:
         assert on(*dream, seed=seed, alg_temp=5.0) != ranked
 
 
-def test_a_nucleus_of_every_token_is_no_nucleus() -> None:
+def test_a_nucleus_of_every_token_is_no_nucleus():
     plain = on("llada", "llada", {}, temperature=1.0)
     assert on("llada", "llada", {}, temperature=1.0, top_p=1.0, top_k=MHA.vocab) == plain
     assert on("llada", "llada", {}, temperature=1.0, top_k=2**31 - 1) == plain
@@ -355,7 +347,7 @@ def test_a_nucleus_of_every_token_is_no_nucleus() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("suppress", [False, True])
 @pytest.mark.parametrize("scale", [1, 8, 40])
-def test_confidence_is_the_softmax_in_the_logits_dtype(dtype: torch.dtype, suppress: bool, scale: float) -> None:
+def test_confidence_is_the_softmax_in_the_logits_dtype(dtype, suppress, scale):
     """To the bit, however large the logits: exp(logit - logsumexp) rounds as the largest logit does, which swaps and
     levels confidences that published code tells apart."""
     logits = (torch.randn(64, 97, generator=torch.Generator().manual_seed(scale)) * scale).to(dtype)
@@ -371,7 +363,7 @@ def test_confidence_is_the_softmax_in_the_logits_dtype(dtype: torch.dtype, suppr
     assert torch.equal(wide, torch.softmax(logits.double(), dim=-1)[torch.arange(64), token])
 
 
-def test_close_confidences_of_large_logits_are_told_apart() -> None:
+def test_close_confidences_of_large_logits_are_told_apart():
     _, narrow = Reduction()(torch.tensor([[20.0, 17.5], [20.0, 16.5]], dtype=torch.bfloat16), None)
     assert narrow.tolist() == [0.92578125, 0.96875]
     _, single = Reduction()(torch.tensor([[48.0, 35.0], [48.0, 34.0]]), None)

@@ -1,7 +1,5 @@
 """Packing, admission and fairness of the schedulers, driven without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -118,7 +116,7 @@ def cases(draw: st.DrawFn, scheduler: str | None = None) -> Case:
         max_num_batched_tokens=longest + draw(st.integers(0, MAX_TOTAL if is_crowded else 3 * MAX_TOTAL)),
         max_num_seqs=9 if is_crowded else draw(st.integers(1, 9)),
         max_model_len=MAX_TOTAL,
-        scheduler=scheduler or draw(st.sampled_from(("phase", "phase", "request"))),  # type: ignore[arg-type]
+        scheduler=scheduler or draw(st.sampled_from(("phase", "phase", "request"))),
         sparsity=sparsity,
     )
     kv_rows = max(cache_rows(request, sparsity) for _, request in arrivals)
@@ -127,7 +125,7 @@ def cases(draw: st.DrawFn, scheduler: str | None = None) -> Case:
 
 
 @given(cases())
-def test_budget_and_slots_hold_at_every_step(case: Case) -> None:
+def test_budget_and_slots_hold_at_every_step(case):
     scheduler = case.scheduler()
     for step in drive(scheduler, case.arrivals, case.passing):
         items = step.plan.items
@@ -139,7 +137,7 @@ def test_budget_and_slots_hold_at_every_step(case: Case) -> None:
 
 
 @given(cases("phase"))
-def test_the_phase_policy_charges_the_rows_of_the_phase(case: Case) -> None:
+def test_the_phase_policy_charges_the_rows_of_the_phase(case):
     for step in drive(case.scheduler(), case.arrivals, case.passing):
         assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
         for item in step.plan.items:
@@ -148,7 +146,7 @@ def test_the_phase_policy_charges_the_rows_of_the_phase(case: Case) -> None:
 
 
 @given(cases("request"))
-def test_the_request_policy_charges_the_whole_length_for_life(case: Case) -> None:
+def test_the_request_policy_charges_the_whole_length_for_life(case):
     for step in drive(case.scheduler(), case.arrivals, case.passing):
         assert step.plan.scheduled_tokens == sum(item.total_len for item in step.plan.items)
         # Charges never change, so what was admitted is never held.
@@ -156,21 +154,21 @@ def test_the_request_policy_charges_the_whole_length_for_life(case: Case) -> Non
 
 
 @given(cases())
-def test_admission_is_in_arrival_order(case: Case) -> None:
+def test_admission_is_in_arrival_order(case):
     steps = drive(case.scheduler(), case.arrivals, case.passing)
     admitted = [request.request_id for step in steps for request in step.plan.admitted]
     assert admitted == [request.request_id for request in in_order(case.arrivals)]
 
 
 @given(cases())
-def test_nothing_is_admitted_while_a_running_request_is_held(case: Case) -> None:
+def test_nothing_is_admitted_while_a_running_request_is_held(case):
     for step in drive(case.scheduler(), case.arrivals, case.passing):
         num_old = len(step.plan.items) - len(step.plan.admitted)
         assert num_old == step.num_running_before or not step.plan.admitted
 
 
 @given(cases())
-def test_a_held_request_gives_way_only_to_older_ones(case: Case) -> None:
+def test_a_held_request_gives_way_only_to_older_ones(case):
     """It did not fit behind the older requests that run; a younger one may use the room it could not."""
     age = {request.request_id: i for i, request in enumerate(in_order(case.arrivals))}
     for step in drive(case.scheduler(), case.arrivals, case.passing):
@@ -181,7 +179,7 @@ def test_a_held_request_gives_way_only_to_older_ones(case: Case) -> None:
 
 
 @given(cases(), st.data())
-def test_later_requests_never_change_an_earlier_ones_schedule(case: Case, data: st.DataObject) -> None:
+def test_later_requests_never_change_an_earlier_ones_schedule(case, data):
     ordered = sorted(case.arrivals, key=lambda arrival: arrival[0])
     first = ordered[: data.draw(st.integers(1, len(ordered)))]
 
@@ -197,7 +195,7 @@ def test_later_requests_never_change_an_earlier_ones_schedule(case: Case, data: 
 
 
 @given(cases())
-def test_every_request_finishes_within_its_bound(case: Case) -> None:
+def test_every_request_finishes_within_its_bound(case):
     """At every step the oldest open request runs, so request i ends within its arrival plus the steps of all up to i."""
     steps = drive(case.scheduler(), case.arrivals, case.passing)
     end = {request_id: step.index for step in steps for request_id in step.finished}
@@ -215,7 +213,7 @@ def test_every_request_finishes_within_its_bound(case: Case) -> None:
 
 
 @given(cases())
-def test_rows_are_disjoint_and_inside_the_pool(case: Case) -> None:
+def test_rows_are_disjoint_and_inside_the_pool(case):
     scheduler = case.scheduler()
 
     def watch() -> None:
@@ -231,7 +229,7 @@ def test_rows_are_disjoint_and_inside_the_pool(case: Case) -> None:
 
 
 @given(cases())
-def test_a_block_and_its_kept_rows_fit_what_was_reserved(case: Case) -> None:
+def test_a_block_and_its_kept_rows_fit_what_was_reserved(case):
     reserved = {r.request_id: cache_rows(r, case.config.sparsity) for _, r in case.arrivals}
     most: dict[int, int] = {}
     for step in drive(case.scheduler(), case.arrivals, case.passing):
@@ -256,13 +254,13 @@ def steps_of(steps: Sequence[Step], request_id: int) -> list[int]:
     return [step.index for step in steps for item in step.plan.items if item.request_id == request_id]
 
 
-def test_refreshes_that_do_not_meet_run_without_a_break() -> None:
+def test_refreshes_that_do_not_meet_run_without_a_break():
     steps = by_hand([(22, 4, 0)] * 3, cap=50)
     assert [steps_of(steps, i) for i in range(3)] == [list(range(i, i + 8)) for i in range(3)]
     assert [step.plan.scheduled_tokens for step in steps] == [30, 34, 38, 12, 30 + 8, 30 + 8, 30 + 8, 12, 8, 4]
 
 
-def test_where_two_refreshes_meet_the_younger_is_held() -> None:
+def test_where_two_refreshes_meet_the_younger_is_held():
     """Requests of 30, 28 and 22 tokens. At step 4 the first two refresh and only one fits: the third uses what is
     left, and the fourth, which would fit as well, may not enter before the held one has run."""
     steps = by_hand([(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)], cap=50)
@@ -286,12 +284,12 @@ SMALL = GenerationConfig(gen_length=8, block_length=4, steps=8)
 
 
 def request_of(prompt_len: int, request_id: int = 7, **generation: int) -> Request:
-    return Request(request_id=request_id, prompt_len=prompt_len, generation=replace(SMALL, **generation))  # type: ignore[arg-type]
+    return Request(request_id=request_id, prompt_len=prompt_len, generation=replace(SMALL, **generation))
 
 
 def scheduler_of(kind: type[Scheduler], **config: int) -> Scheduler:
     limits = {"max_num_batched_tokens": 100, "max_model_len": 80, **config}
-    return kind(EngineConfig(**limits), KvPool(40), DelayedCache())  # type: ignore[arg-type]
+    return kind(EngineConfig(**limits), KvPool(40), DelayedCache())
 
 
 @pytest.mark.parametrize("kind", list(SCHEDULERS.values()))
@@ -306,9 +304,7 @@ def scheduler_of(kind: type[Scheduler], **config: int) -> Scheduler:
         ({}, request_of(3, request_id=2), r"request_id=2 is already in use"),
     ],
 )
-def test_what_could_never_run_is_refused_at_once(
-    kind: type[Scheduler], limits: dict[str, int], request_: Request, says: str
-) -> None:
+def test_what_could_never_run_is_refused_at_once(kind, limits, request_, says):
     scheduler = scheduler_of(kind, max_num_seqs=1, **limits)
     running, waiting = request_of(10, request_id=1), request_of(10, request_id=2)
     scheduler.submit(running)
@@ -322,20 +318,20 @@ def test_what_could_never_run_is_refused_at_once(
     assert scheduler.pool.used_rows == cache_rows(running, SparsityConfig())
 
 
-def test_the_largest_request_that_fits_is_taken() -> None:
+def test_the_largest_request_that_fits_is_taken():
     scheduler = scheduler_of(PhaseScheduler, max_num_batched_tokens=76)
     largest = request_of(68)
     assert cache_rows(largest, SparsityConfig()) == 40
     assert len(drive(scheduler, [(0, largest)], lambda i, n: 1)) == 8
 
 
-def test_an_id_is_free_again_after_its_end() -> None:
+def test_an_id_is_free_again_after_its_end():
     scheduler = scheduler_of(PhaseScheduler)
     for _ in range(2):
         drive(scheduler, [(0, request_of(5))], lambda i, n: 1)
 
 
-def test_without_a_cache_no_rows_are_needed() -> None:
+def test_without_a_cache_no_rows_are_needed():
     config = EngineConfig(max_num_batched_tokens=100, max_model_len=80)
     steps = drive(PhaseScheduler(config, KvPool(0), NoCache(), exact_steps=True), [(0, request_of(9))], lambda i, n: 1)
     assert [(step.plan.items[0].phase, step.plan.scheduled_tokens) for step in steps] == [(Phase.FULL, 17)] * 8
@@ -346,11 +342,11 @@ def test_without_a_cache_no_rows_are_needed() -> None:
 
 def static(batch_size: int, kv_rows: int = 1000, **config: int) -> StaticBatchScheduler:
     limits = {"max_num_batched_tokens": 10_000, "max_model_len": 100, **config}
-    return StaticBatchScheduler(EngineConfig(**limits), KvPool(kv_rows), DelayedCache(), batch_size=batch_size)  # type: ignore[arg-type]
+    return StaticBatchScheduler(EngineConfig(**limits), KvPool(kv_rows), DelayedCache(), batch_size=batch_size)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 200))
-def test_a_static_batch_starts_and_ends_together(prompts: list[int], batch_size: int, spare: int) -> None:
+def test_a_static_batch_starts_and_ends_together(prompts, batch_size, spare):
     arrivals = [(i, request_of(n, request_id=i)) for i, n in enumerate(prompts)]
     largest = max(cache_rows(request, SparsityConfig()) for _, request in arrivals)
     scheduler = static(batch_size, kv_rows=largest + spare)
@@ -371,7 +367,7 @@ def test_a_static_batch_starts_and_ends_together(prompts: list[int], batch_size:
     assert scheduler.pool.used_rows == 0
 
 
-def test_slabs_of_a_static_batch_are_equal_and_adjacent() -> None:
+def test_slabs_of_a_static_batch_are_equal_and_adjacent():
     scheduler = static(3)
     for i, n in enumerate((5, 40, 20)):
         scheduler.submit(request_of(n, request_id=i))
@@ -381,7 +377,7 @@ def test_slabs_of_a_static_batch_are_equal_and_adjacent() -> None:
     assert [item.kv_start for item in plan.items] == [0, slab, 2 * slab]
 
 
-def test_a_static_batch_has_one_schedule() -> None:
+def test_a_static_batch_has_one_schedule():
     """The third takes two steps a block, and waits; the fourth needs not wait for it."""
     scheduler = static(4)
     asked = ((8, 8), (8, 8), (12, 6), (8, 8))
@@ -390,7 +386,7 @@ def test_a_static_batch_has_one_schedule() -> None:
     assert [[request.request_id for request in batch] for batch in batches] == [[0, 1, 3], [2]]
 
 
-def test_members_of_several_lengths_end_with_the_longest() -> None:
+def test_members_of_several_lengths_end_with_the_longest():
     arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 20, 12))]
     steps = drive(static(4), arrivals, lambda i, n: 1)
     assert [len(step.plan.items) for step in steps] == [3] * 20
@@ -400,7 +396,7 @@ def test_members_of_several_lengths_end_with_the_longest() -> None:
         assert len({item.phase for item in step.plan.items}) == 1
 
 
-def test_a_static_batch_refuses_thresholds() -> None:
+def test_a_static_batch_refuses_thresholds():
     scheduler = static(2)
     request = replace(request_of(9), generation=replace(SMALL, threshold=0.9))
     for parallel in (request, replace(request_of(9), generation=replace(SMALL, factor=1.0))):

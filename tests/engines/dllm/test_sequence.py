@@ -1,7 +1,5 @@
 """Steps, quotas and phases of one request, in closed form."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
@@ -50,7 +48,7 @@ def walk(sequence: Sequence) -> list[tuple[int, Phase, int]]:
 
 
 @given(generations())
-def test_steps_of_the_blocks(generation: GenerationConfig) -> None:
+def test_steps_of_the_blocks(generation):
     shares = steps_per_block(generation)
     assert len(shares) == generation.num_blocks
     assert sum(shares) == generation.steps
@@ -61,14 +59,14 @@ def test_steps_of_the_blocks(generation: GenerationConfig) -> None:
 
 
 @given(even_generations())
-def test_even_steps_are_shared_evenly(even: tuple[GenerationConfig, int]) -> None:
+def test_even_steps_are_shared_evenly(even):
     generation, per_block = even
     method("llada").generation("llada", {}, generation)
     assert steps_per_block(generation) == (per_block,) * generation.num_blocks
 
 
 @given(st.integers(1, 60), st.integers(1, 80))
-def test_quotas_are_the_floor_and_the_remainder_first(masks: int, steps: int) -> None:
+def test_quotas_are_the_floor_and_the_remainder_first(masks, steps):
     generation = GenerationConfig(gen_length=masks, block_length=masks, steps=steps)
     expected = [masks // steps + (i < masks % steps) for i in range(steps)]
     assert [quota for _, _, quota in walk(sequence_of(generation, NoCache(), exact_steps=True))] == expected
@@ -77,7 +75,7 @@ def test_quotas_are_the_floor_and_the_remainder_first(masks: int, steps: int) ->
 
 
 @given(generations(), st.booleans(), st.sampled_from((NoCache(), DelayedCache(delay=0), DelayedCache(delay=1))))
-def test_everything_is_committed_once(generation: GenerationConfig, exact_steps: bool, rule: RefreshRule) -> None:
+def test_everything_is_committed_once(generation, exact_steps, rule):
     sequence = sequence_of(generation, rule, exact_steps=exact_steps)
     steps = walk(sequence)
     assert sum(committed for _, _, committed in steps) == generation.gen_length
@@ -91,7 +89,7 @@ def test_everything_is_committed_once(generation: GenerationConfig, exact_steps:
 
 
 @given(even_generations(), st.integers(0, 1))
-def test_phases_of_a_block(even: tuple[GenerationConfig, int], delay: int) -> None:
+def test_phases_of_a_block(even, delay):
     """``delay`` full steps, one that builds, the rest reuse: in every block anew."""
     generation, per_block = even
     steps = walk(sequence_of(generation, DelayedCache(delay=delay), exact_steps=True))
@@ -101,7 +99,7 @@ def test_phases_of_a_block(even: tuple[GenerationConfig, int], delay: int) -> No
 
 
 @given(even_generations())
-def test_without_a_cache_every_step_is_full(even: tuple[GenerationConfig, int]) -> None:
+def test_without_a_cache_every_step_is_full(even):
     generation, per_block = even
     steps = walk(sequence_of(generation, NoCache(), exact_steps=True))
     assert [phase for _, phase, _ in steps] == [Phase.FULL] * (generation.num_blocks * per_block)
@@ -109,7 +107,7 @@ def test_without_a_cache_every_step_is_full(even: tuple[GenerationConfig, int]) 
 
 @pytest.mark.parametrize("system", ["llada", "sparse-dllm", "fast-dllm", "dllm-cache"])
 @given(generations())
-def test_uneven_steps_are_refused_where_published_code_asserts(system: str, generation: GenerationConfig) -> None:
+def test_uneven_steps_are_refused_where_published_code_asserts(system, generation):
     length, block, steps = generation.gen_length, generation.block_length, generation.steps
     if length % block:
         with pytest.raises(
@@ -126,7 +124,7 @@ def test_uneven_steps_are_refused_where_published_code_asserts(system: str, gene
     method("dllm-serve").generation("llada", {}, generation)
 
 
-def test_query_tokens_and_positions_by_hand() -> None:
+def test_query_tokens_and_positions_by_hand():
     """Prompt 5, 7 tokens in blocks of 4: positions 5-8 and 9-11."""
     sequence = sequence_of(GenerationConfig(gen_length=7, block_length=4, steps=7), DelayedCache(), prompt_len=5)
     seen = []
@@ -153,7 +151,7 @@ def test_query_tokens_and_positions_by_hand() -> None:
     ]
 
 
-def test_a_suffix_window_by_hand() -> None:
+def test_a_suffix_window_by_hand():
     """Reuse computes the block and all behind it, over the rows in front of it."""
     generation = GenerationConfig(gen_length=7, block_length=4, steps=7)
     request = Request(request_id=0, prompt_len=5, generation=generation)
@@ -175,12 +173,12 @@ def test_a_suffix_window_by_hand() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 60))
-def test_quotas_of_the_timestep_schedule(masks: int, steps: int) -> None:
+def test_quotas_of_the_timestep_schedule(masks, steps):
     """Truncated shares of what is left, everything on the last step; a first step of one position where asked."""
     generation = GenerationConfig(gen_length=masks, block_length=masks, steps=steps)
     request = Request(request_id=0, prompt_len=3, generation=generation)
     for first_step in ("ranked", "first_position"):
-        decode = DecodeConfig(quota="timestep", first_step=first_step)  # type: ignore[arg-type]
+        decode = DecodeConfig(quota="timestep", first_step=first_step)
         sequence = Sequence(request, NoCache(), SparsityConfig(), decode=decode, exact_steps=False)
         left, step = masks, 0
         while not sequence.is_finished:
@@ -193,7 +191,7 @@ def test_quotas_of_the_timestep_schedule(masks: int, steps: int) -> None:
         assert step <= max(steps, 2)
 
 
-def test_with_a_threshold_the_quota_is_one_and_steps_do_not_matter() -> None:
+def test_with_a_threshold_the_quota_is_one_and_steps_do_not_matter():
     generation = GenerationConfig(gen_length=6, block_length=3, steps=2, threshold=0.9)
     sequence = sequence_of(generation, DelayedCache())
     assert [quota for _, _, quota in walk(sequence)] == [1] * 6
@@ -203,9 +201,9 @@ def test_with_a_threshold_the_quota_is_one_and_steps_do_not_matter() -> None:
 
 
 @given(generations(), st.integers(1, 50), st.floats(0.01, 1.0), st.sampled_from(("head", "dense")))
-def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio: float, selection: str) -> None:
+def test_rows_held_for_life(generation, prompt_len, ratio, selection):
     """The most that any block needs: max(1, floor(r (T - B))) retained rows and its own B."""
-    sparsity = SparsityConfig(selection=selection, retention_ratio=ratio)  # type: ignore[arg-type]
+    sparsity = SparsityConfig(selection=selection, retention_ratio=ratio)
     request = Request(request_id=0, prompt_len=prompt_len, generation=generation)
     needed = []
     for b in range(generation.num_blocks):
@@ -225,6 +223,6 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
         (DecodeConfig, "first_step", "last", "is unknown: use one of ranked, first_and_ranked, first_position"),
     ],
 )
-def test_settings_that_no_command_takes_are_refused(kind: type, name: str, value: object, says: str) -> None:
+def test_settings_that_no_command_takes_are_refused(kind, name, value, says):
     with pytest.raises(UserError, match=f"{name}={value!r} {says}"):
         kind(**{name: value})

@@ -1,8 +1,6 @@
 """What replaying a captured forward does to a step's metadata, without a GPU: the forward runs as it is on a graph's
 padded buffers. And running steps through another attention backend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -61,10 +59,8 @@ def pool_rows(requests: Sequence[Request], config: EngineConfig) -> int:
     st.integers(1, 9),
     st.sampled_from(("head", "uniform", "dense")),
 )
-def test_graphs_and_padded_attention_give_the_ids_of_plain_steps(
-    model: TinyModel, sizes: list[tuple[int, int]], block: int, selection: str
-) -> None:
-    config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))  # type: ignore[arg-type]
+def test_graphs_and_padded_attention_give_the_ids_of_plain_steps(model, sizes, block, selection):
+    config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))
     requests = requests_of(model, sizes, block)
     rows = pool_rows(requests, config)
     plain, records = serve(packed_executor(network(model), replace(config, attention_backend="sdpa"), rows), requests)
@@ -91,7 +87,7 @@ def capture_all(executor: TorchExecutor) -> None:
                     graphs.capture(graph_key(rows, sequences, min(rows, 100), has_refresh=has_refresh))
 
 
-def test_prepared_sizes_cover_every_step_that_builds_no_cache() -> None:
+def test_prepared_sizes_cover_every_step_that_builds_no_cache():
     requests = requests_of(GQA, [(20, 16), (33, 13), (9, 16)], 8)  # the last block of one is shorter
     executor = replaying(GQA, CONFIG, pool_rows(requests, CONFIG))
     executor.prepare(8)
@@ -104,20 +100,20 @@ def test_prepared_sizes_cover_every_step_that_builds_no_cache() -> None:
 
 
 @given(st.integers(1, MAX_ROWS), st.integers(1, 256), st.integers(1, 256))
-def test_a_graph_holds_its_steps(rows: int, sequences: int, longest: int) -> None:
+def test_a_graph_holds_its_steps(rows, sequences, longest):
     key = graph_key(rows, sequences, longest, has_refresh=False)
     assert rows <= key.rows <= max(8, 1.5 * rows)
     assert sequences <= key.sequences < 2 * sequences
     assert longest <= key.max_q < longest + 128
 
 
-def test_reuse_keys_end_where_steps_run_eagerly() -> None:
+def test_reuse_keys_end_where_steps_run_eagerly():
     keys = set(reuse_keys(256, 32))
     assert {key.rows for key in keys} == {size for size in ROWS if size % 32 == 0}
     assert all(key.rows <= MAX_ROWS for key in keys)
 
 
-def test_profiled_steps_are_divided_into_parts() -> None:
+def test_profiled_steps_are_divided_into_parts():
     requests = requests_of(GQA, [(20, 16), (33, 16)], 8)
     config = replace(CONFIG, attention_backend="sdpa")
     executor = packed_executor(network(GQA), config, pool_rows(requests, config), profile_every=2)

@@ -1,7 +1,5 @@
 """Metadata of a packed step, against one written token by token."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +44,7 @@ def positions(item: PlanItem) -> range:
 
 
 @given(items(), st.booleans())
-def test_rows_are_those_of_the_tokens(found: list[PlanItem], shifts: bool) -> None:
+def test_rows_are_those_of_the_tokens(found, shifts):
     slots = list(range(len(found)))[::-1]
     table = ItemTable.of(found, slots)
     packed = PackedRows.of(table, None, width=WIDTH, least=8)
@@ -78,7 +76,7 @@ def test_rows_are_those_of_the_tokens(found: list[PlanItem], shifts: bool) -> No
 
 
 @given(items())
-def test_a_build_knows_its_block_and_context(found: list[PlanItem]) -> None:
+def test_a_build_knows_its_block_and_context(found):
     table = ItemTable.of(found, list(range(len(found))))
     packed = PackedRows.of(table, None, width=WIDTH, least=8)
     build = BuildRows.of(table, found, packed.base)
@@ -98,7 +96,7 @@ def test_a_build_knows_its_block_and_context(found: list[PlanItem]) -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_places_count_up_within_every_request(counts: list[int]) -> None:
+def test_places_count_up_within_every_request(counts):
     places = Places.of(np.array(counts), least=8)
     assert places.size == sum(counts)
     wanted = [(i, j) for i, count in enumerate(counts) for j in range(count)]

@@ -1,7 +1,5 @@
 """The roofline against a hand-made table of lower bounds, and its own laws."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

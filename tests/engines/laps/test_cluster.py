@@ -1,7 +1,5 @@
 """The simulated instances: conservation, Little's law, histories and caches, and what the record says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +16,7 @@ from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
-from engines.laps.cluster import Cache, OpenTurns, PrefillCluster, Turn
+from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
@@ -55,7 +53,7 @@ def simulate(system: PrefillSystem, arrivals: Any, until_s: float = float("inf")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_request_is_served_once_and_the_same_way_again(name: str) -> None:
+def test_every_request_is_served_once_and_the_same_way_again(name):
     cluster = PrefillCluster(system=SYSTEMS[name], cost=COST, num_instances=3)
     run = cluster.simulate(chat(90.0, 4.0, seed=1), until_s=60.0)
     requests, steps = run.requests, run.steps
@@ -86,7 +84,7 @@ def test_every_request_is_served_once_and_the_same_way_again(name: str) -> None:
 @given(
     seed=st.integers(0, 1000), rate=st.floats(5, 300), until_s=st.floats(0.5, 4), name=st.sampled_from(sorted(SYSTEMS))
 )
-def test_littles_law_holds_for_a_run_cut_off(seed: int, rate: float, until_s: float, name: str) -> None:
+def test_littles_law_holds_for_a_run_cut_off(seed, rate, until_s, name):
     arrivals = OpenTurns(turns=[*chat(rate, 3.0, seed=seed).turns, Turn(3.0, 10**6, 0, 0, 50)])
     run = PrefillCluster(system=SYSTEMS[name], cost=COST, num_instances=3).simulate(arrivals, until_s=until_s)
     if len(run.requests["request_id"]):
@@ -95,7 +93,7 @@ def test_littles_law_holds_for_a_run_cut_off(seed: int, rate: float, until_s: fl
     assert sum(run.instances["busy_s"]) <= 3 * run.facts["end_s"] + 1e-9
 
 
-def test_a_closed_loop_keeps_its_clients_busy_one_turn_at_a_time() -> None:
+def test_a_closed_loop_keeps_its_clients_busy_one_turn_at_a_time():
     sessions = [talk(index, (100, 40), (50, 10), delay_s=0.2) for index in range(6)]
     run = simulate(sglang(), ClosedLoop(sessions=sessions, num_clients=2, think_s=0.5))
     requests = run.requests
@@ -112,7 +110,7 @@ def test_a_closed_loop_keeps_its_clients_busy_one_turn_at_a_time() -> None:
     assert little(run)[0] == pytest.approx(2.0)
 
 
-def test_little_bounds_throughput_by_latency_in_a_closed_loop() -> None:
+def test_little_bounds_throughput_by_latency_in_a_closed_loop():
     """With c clients that never think, c = throughput x latency: a latency cut of 20 % allows at most 25 % more."""
     sessions = [talk(index, (60, 100), (900, 50), (30, 80)) for index in range(4000)]
     for name in ("sglang", "laps", "reserve"):
@@ -122,7 +120,7 @@ def test_little_bounds_throughput_by_latency_in_a_closed_loop() -> None:
         assert found.requests_per_s * found.mean_s == pytest.approx(16, rel=0.02)
 
 
-def test_streams_run_side_by_side() -> None:
+def test_streams_run_side_by_side():
     shorts = ClosedLoop(sessions=[talk(index, (50, 1)) for index in range(1000)], num_clients=4)
     longs = ClosedLoop(sessions=[talk(10**6 + index, (1500, 1)) for index in range(1000)], num_clients=1)
     run = simulate(sglang(), [shorts, longs], until_s=20.0)
@@ -131,7 +129,7 @@ def test_streams_run_side_by_side() -> None:
     assert set(zip(run.steps["num_short"], run.steps["num_long"], strict=True)) == {(1, 0), (3, 1)}
 
 
-def test_open_sessions_continue_when_a_turn_is_done() -> None:
+def test_open_sessions_continue_when_a_turn_is_done():
     session = Session(7, 0.5, (Round(100, 20, 1.0), Round(30, 5)))
     run = simulate(sglang(), OpenLoop(sessions=[session]))
     assert run.requests["arrival_s"] == pytest.approx([0.5, 1.6])
@@ -148,21 +146,21 @@ def test_open_sessions_continue_when_a_turn_is_done() -> None:
         ("instance", True, [(0, 100), (0, 190), (100, 130)]),
     ],
 )
-def test_what_is_not_cached_is_prefilled_again(cache: Cache, reprefills: bool, expected: list[tuple[int, int]]) -> None:
+def test_what_is_not_cached_is_prefilled_again(cache, reprefills, expected):
     arrivals = OpenLoop(sessions=[talk(0, (100, 40), (50, 10), (30, 5))])
     run = simulate(sglang(), arrivals, num_instances=2, cache=cache, reprefills_answer=reprefills)
     assert list(zip(run.requests["history"], run.requests["tokens"], strict=True)) == expected
 
 
-def test_a_router_that_knows_the_caches_keeps_a_session_where_it_is() -> None:
+def test_a_router_that_knows_the_caches_keeps_a_session_where_it_is():
     sessions = [Session(index, 0.01 * index, tuple(Round(40, 20, 0.3) for _ in range(5))) for index in range(8)]
     for routing, moves in (("cache-aware", False), ("least-tokens", False), ("round-robin", True)):
-        system = sglang(SglangConfig(routing=routing))  # type: ignore[arg-type]
+        system = sglang(SglangConfig(routing=routing))
         run = simulate(system, OpenLoop(sessions=sessions), num_instances=3, cache="instance")
         assert (sum(run.requests["tokens"]) > 8 * 5 * 40) == moves
 
 
-def test_a_history_prefilled_again_can_make_a_request_long() -> None:
+def test_a_history_prefilled_again_can_make_a_request_long():
     system = laps(MODEL, LapsConfig(wait=WaitConfig(wait="off"), spatial=Spatial(num_short=1, pooling="each")))
     arrivals = OpenLoop(sessions=[talk(0, (300, 10), (20, 5)), talk(1, (100, 10), (20, 5))])
     run = simulate(system, arrivals, num_instances=2, cache="instance")
@@ -180,7 +178,7 @@ def test_a_history_prefilled_again_can_make_a_request_long() -> None:
     assert rows == [(0, 0, "long", 1, 300), (0, 1, "short", 1, 20), (1, 0, "short", 0, 100), (1, 1, "short", 0, 20)]
 
 
-def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed() -> None:
+def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed():
     arrivals = turns((0.0, 300), (0.0, 300), (0.7, 9000), (0.95, 50))
     run = simulate(sglang(SglangConfig(max_num_batched_tokens=300)), arrivals, until_s=1.2, slo_s=0.4)
     requests = run.requests
@@ -198,7 +196,7 @@ def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed() -> 
     assert free.requests["deadline_s"] == [None] * 4
 
 
-def test_the_steps_say_what_was_replayed() -> None:
+def test_the_steps_say_what_was_replayed():
     run = PrefillCluster(system=laps(MODEL, LapsConfig(wait=WaitConfig(wait="off"))), cost=COST).simulate(
         turns((0.0, 60), (0.0, 600), (5.0, 600))
     )
@@ -207,14 +205,14 @@ def test_the_steps_say_what_was_replayed() -> None:
     assert (run.steps["num_short"], run.steps["num_long"]) == ([1, 0, 0], [0, 1, 1])
 
 
-def test_a_warm_up_is_left_out() -> None:
+def test_a_warm_up_is_left_out():
     run = simulate(sglang(), turns((0.0, 500), (1.0, 100), (2.0, 100)))
     found = summarise(run, 0.5)
     assert (found.num_requests, found.mean_s) == (2, pytest.approx(0.1))
     assert found.utilisation == pytest.approx(0.7 / 2.1)
 
 
-def test_bad_cells_are_refused() -> None:
+def test_bad_cells_are_refused():
     with pytest.raises(UserError, match="use pooling='each'"):
         PrefillCluster(system=laps(MODEL, SPATIAL), cost=COST, num_instances=2, cache="instance")
     with pytest.raises(UserError, match="sort the turns"):
@@ -225,7 +223,7 @@ def test_bad_cells_are_refused() -> None:
         simulate(sglang(), [])
 
 
-def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over() -> None:
+def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over():
     """200 tokens take 200 ms: neither is done at 150 ms. A deadline that is just there can still be met."""
     for slo_s, late in ((0.149, True), (0.15, None), (0.2, None)):
         cluster = PrefillCluster(system=sglang(), cost=TokenCost(), slo_s=slo_s)
@@ -234,7 +232,7 @@ def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over() -> No
         assert run.requests["violated"] == [late, late]
 
 
-def test_what_moves_on_is_counted_where_it_goes() -> None:
+def test_what_moves_on_is_counted_where_it_goes():
     """At the end no instance has a request or a token left, wherever its pool sent them in between."""
     seen: dict[int, InstanceView] = {}
 

@@ -1,7 +1,5 @@
 """Algorithm 2 by hand, on pools of fluid, and in a run whose load changes."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -12,7 +10,7 @@ from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
-from engines.laps.controller import ControllerConfig, Form, PressureController, Signals
+from engines.laps.controller import ControllerConfig, PressureController, Signals
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, Pooling, Spatial, laps
 from engines.laps.waiting import WaitConfig
@@ -25,7 +23,7 @@ def pool(*utilisation: float, backlog_s: float = 0.0) -> list[Signals]:
     return [Signals(backlog_s, 0.0, each) for each in utilisation]
 
 
-def test_pressures_by_hand() -> None:
+def test_pressures_by_hand():
     config = ControllerConfig(alpha=2.0, beta=3.0, gamma=0.5, quantile=1.0)
     signals = [Signals(0.1, 0.2, 0.4), Signals(0.0, 0.0, 1.0)]
     assert PressureController(config).pressure(signals) == pytest.approx(2 * 0.1 + 3 * 0.2 + 0.5 * 0.4)
@@ -33,12 +31,12 @@ def test_pressures_by_hand() -> None:
     assert PressureController(printed).pressure(signals) == pytest.approx(0.2 + 0.6 - 0.2)
 
 
-def test_the_aggregate_is_the_90th_percentile() -> None:
+def test_the_aggregate_is_the_90th_percentile():
     config = ControllerConfig(gamma=1.0)
     assert PressureController(config).pressure(pool(*(each / 10 for each in range(11)))) == pytest.approx(0.9)
 
 
-def test_algorithm_2_by_hand() -> None:
+def test_algorithm_2_by_hand():
     control = PressureController(ControllerConfig(tau=0.3, cooldown_s=5.0, n_min=2, gamma=1.0, window_s=0.0))
     steps = [
         (0.0, pool(0.5, 0.5, 0.5), pool(0.5, 0.5, 0.5), None),  # balanced
@@ -54,7 +52,7 @@ def test_algorithm_2_by_hand() -> None:
         assert control.decide(shorts, longs, now).grows == expected, now
 
 
-def test_printed_both_pools_exceed_each_other_when_calm() -> None:
+def test_printed_both_pools_exceed_each_other_when_calm():
     """-0.45 > 1.3 x -0.50, and -0.50 > 1.3 x -0.45: the first branch wins every time."""
     for shorts, longs in ((pool(0.9, 0.9), pool(1.0, 1.0)), (pool(1.0, 1.0), pool(0.9, 0.9))):
         control = PressureController(ControllerConfig(form="printed", tau=0.3, gamma=0.5))
@@ -72,9 +70,7 @@ signals = st.builds(Signals, st.floats(0, 10), st.floats(0, 1), st.floats(0, 1))
     form=st.sampled_from(["printed", "mended"]),
     start=st.integers(3, 5),
 )
-def test_whatever_the_signals_no_pool_falls_below_n_min_and_moves_keep_apart(
-    rounds: list[tuple[list[Signals], float]], n_min: int, form: Form, start: int
-) -> None:
+def test_whatever_the_signals_no_pool_falls_below_n_min_and_moves_keep_apart(rounds, n_min, form, start):
     control = PressureController(ControllerConfig(form=form, n_min=n_min, cooldown_s=5.0))
     num_short, now, last = start, 0.0, -10.0
     for each, gap in rounds:
@@ -108,7 +104,7 @@ def fluid(control: PressureController, num_short: int, loads: list[tuple[float, 
 
 @settings(max_examples=30)
 @given(short=st.floats(0.4, 3.4), total=st.floats(1.0, 6.0), start=st.integers(1, 7))
-def test_mended_settles_under_constant_load_and_keeps_up_with_it(short: float, total: float, start: int) -> None:
+def test_mended_settles_under_constant_load_and_keeps_up_with_it(short, total, start):
     long = max(total - short, 0.4)
     history = fluid(PressureController(ControllerConfig()), start, [(short, long)] * 600)
     settled = history[240:]
@@ -118,7 +114,7 @@ def test_mended_settles_under_constant_load_and_keeps_up_with_it(short: float, t
     assert N - settled[-1] >= long
 
 
-def test_mended_converges_after_a_load_step() -> None:
+def test_mended_converges_after_a_load_step():
     loads = [(2.0, 3.0)] * 120 + [(1.0, 5.5)] * 240
     history = fluid(PressureController(ControllerConfig()), 4, loads)
     assert len(set(history[60:120])) == 1
@@ -137,7 +133,7 @@ def simulate(config: LapsConfig, arrivals: OpenTurns, until_s: float) -> Prefill
 
 
 @pytest.mark.parametrize("pooling", ["global", "each"])
-def test_a_run_under_constant_load_moves_at_most_once_a_minute(pooling: Pooling) -> None:
+def test_a_run_under_constant_load_moves_at_most_once_a_minute(pooling):
     arrivals = chat(200.0, 60.0, seed=6)
     mended = simulate(spatial(ControllerConfig(), 3, pooling), arrivals, 60.0)
     printed = simulate(spatial(ControllerConfig(form="printed", tau=0.3), 3, pooling), arrivals, 60.0)
@@ -146,7 +142,7 @@ def test_a_run_under_constant_load_moves_at_most_once_a_minute(pooling: Pooling)
     assert all(1 <= num <= N - 1 for num in printed.moves["num_short"])
 
 
-def test_a_run_follows_a_load_step() -> None:
+def test_a_run_follows_a_load_step():
     """Long requests come to hold nearly all of the work: the short pool shrinks and stays, and violations fall below static's."""
     before, after = chat(200.0, 20.0, seed=6, long_share=0.2), chat(200.0, 60.0, seed=7, long_share=0.57)
     turns = [*before.turns, *(turn._replace(arrival_s=turn.arrival_s + 20.0) for turn in after.turns)]
@@ -160,7 +156,7 @@ def test_a_run_follows_a_load_step() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["global", "each"])
-def test_migrations_lose_no_request(pooling: Pooling) -> None:
+def test_migrations_lose_no_request(pooling):
     """Half-second bursts of one class, then of the other, send instances back and forth with work in hand."""
     turns: list[Turn] = []
     for burst in range(10):
@@ -175,7 +171,7 @@ def test_migrations_lose_no_request(pooling: Pooling) -> None:
     assert sum(run.steps["num_finished"]) == len(run.requests["request_id"])
 
 
-def test_bad_configurations_are_refused() -> None:
+def test_bad_configurations_are_refused():
     with pytest.raises(UserError, match="give an end"):
         simulate(spatial(ControllerConfig(), 3), chat(1.0, 1.0, seed=0), float("inf"))
     with pytest.raises(UserError, match="num_short=8"):

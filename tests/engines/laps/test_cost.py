@@ -1,7 +1,5 @@
 """The step cost against its formulas by hand, and the model fitted to it."""
 
-from __future__ import annotations
-
 import pytest
 from support.prefill import LINEAR_MODEL, h200_14b
 
@@ -26,22 +24,22 @@ def gpu_by_hand(rows: int, heads: int, pairs: float, kv_rows: int) -> float:
     return matrix + head + attention
 
 
-def test_a_small_eager_step_lasts_its_launches() -> None:
+def test_a_small_eager_step_lasts_its_launches():
     assert COST.step_s([Chunk(0, 64)], 0, 0) == pytest.approx(48 * 0.35 * MS + 3 * MS + 0.1 * MS)
 
 
-def test_a_large_eager_step_hides_its_launches() -> None:
+def test_a_large_eager_step_hides_its_launches():
     chunks = [Chunk(1000, 900), Chunk(0, 100)]
     gpu = gpu_by_hand(1000, 2, 900 * 1450 + 100 * 50, 2000)
     assert COST.step_s(chunks, 0, 0) == pytest.approx(gpu + 3.2 * MS, rel=1e-3)
 
 
-def test_launches_in_turn_with_the_gpu_add_up() -> None:
+def test_launches_in_turn_with_the_gpu_add_up():
     cost = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(overlap="add"))
     assert cost.step_s([Chunk(0, 64)], 0, 0) == pytest.approx(COST.gpu_s([Chunk(0, 64)], 0, 0) + 16.8 * MS + 3.1 * MS)
 
 
-def test_a_graph_computes_its_padding() -> None:
+def test_a_graph_computes_its_padding():
     chunks = [Chunk(500, 20), Chunk(100, 30)]
     gpu = gpu_by_hand(32 * 4, 4, 32 * 600 + 4 * 32 * 16, 600 + 128)
     assert COST.step_s(chunks, 0, 0, Bucket(32, 4)) == pytest.approx(gpu + (3 + 0.2 + 0.6 + 0.15) * MS, rel=1e-3)
@@ -49,12 +47,12 @@ def test_a_graph_computes_its_padding() -> None:
     assert COST.step_s(chunks, 0, 0, Rung(64)) == pytest.approx(rung + 3.95 * MS, rel=1e-3)
 
 
-def test_looking_in_vain_costs_the_look() -> None:
+def test_looking_in_vain_costs_the_look():
     chunks = [Chunk(0, 700)]
     assert COST.step_s(chunks, 0, 0, FALLBACK) - COST.step_s(chunks, 0, 0) == pytest.approx(0.15 * MS)
 
 
-def test_the_eager_floor_hides_under_compute_beyond_the_knee() -> None:
+def test_the_eager_floor_hides_under_compute_beyond_the_knee():
     knees = {shape.name: PrefillCost(shape, H200) for shape in (QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B)}
     for name, knee in (("Qwen2.5-7B", 482), ("Qwen2.5-14B", 408), ("Qwen2.5-32B", 230)):
         cost = knees[name]
@@ -63,14 +61,14 @@ def test_the_eager_floor_hides_under_compute_beyond_the_knee() -> None:
         assert cost.step_s([Chunk(0, round(knee * 1.05))], 0, 0) > cost.step_s([Chunk(0, 1)], 0, 0)
 
 
-def test_mixing_costs_kappa_of_the_gpus_time() -> None:
+def test_mixing_costs_kappa_of_the_gpus_time():
     mixed, alike = [Chunk(0, 64), Chunk(0, 1000)], [Chunk(0, 500), Chunk(0, 564)]
     cost = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(kappa=0.25))
     assert cost.gpu_s(mixed, 0, 0) == pytest.approx(1.25 * COST.gpu_s(mixed, 0, 0))
     assert cost.gpu_s(alike, 0, 0) == COST.gpu_s(alike, 0, 0)
 
 
-def test_decodes_ride_along_in_eager_steps_only() -> None:
+def test_decodes_ride_along_in_eager_steps_only():
     assert COST.step_s([Chunk(0, 600)], 32, 32000) > COST.step_s([Chunk(0, 600)], 0, 0)
     base, slope, _ = COST.decode_line(32)
     assert 6.9 * MS < base + slope * 32000 < 30 * MS
@@ -78,7 +76,7 @@ def test_decodes_ride_along_in_eager_steps_only() -> None:
         COST.step_s([Chunk(0, 60)], 1, 100, Rung(64))
 
 
-def test_a_shape_too_small_is_refused() -> None:
+def test_a_shape_too_small_is_refused():
     with pytest.raises(UserError, match="does not hold"):
         COST.step_s([Chunk(0, 65)], 0, 0, Bucket(64, 1))
     with pytest.raises(UserError, match="does not hold"):
@@ -87,12 +85,12 @@ def test_a_shape_too_small_is_refused() -> None:
         COST.step_s([Chunk(0, 65)], 0, 0, "graph")
 
 
-def test_a_model_that_no_card_holds_is_refused() -> None:
+def test_a_model_that_no_card_holds_is_refused():
     with pytest.raises(UserError, match="use a smaller model"):
         PrefillCost(QWEN2_5_14B, RTX4090)
 
 
-def test_the_fitted_model_predicts_the_steps_it_has_not_seen() -> None:
+def test_the_fitted_model_predicts_the_steps_it_has_not_seen():
     steps = [
         ([Chunk(700, 90)], None),
         ([Chunk(0, 333), Chunk(2000, 40)], None),
@@ -111,7 +109,7 @@ def test_the_fitted_model_predicts_the_steps_it_has_not_seen() -> None:
     assert set(MODEL.shapes) == {*GRID, *LADDER}
 
 
-def test_the_model_s_formula_by_hand() -> None:
+def test_the_model_s_formula_by_hand():
     """T = base + request B + max(floor, token N + alpha sum L (L + 2H) + history sum H), and over a graph what histories add."""
     model = StepModel(
         base_s=1.0,
@@ -133,12 +131,12 @@ def test_the_model_s_formula_by_hand() -> None:
     assert model.knee_tokens == 10.0
 
 
-def test_a_model_without_graphs_has_no_look_to_pay_for() -> None:
+def test_a_model_without_graphs_has_no_look_to_pay_for():
     chunks = [Chunk(10, 30), Chunk(0, 5)]
     assert LINEAR_MODEL.step_s(chunks, 0, 0, FALLBACK) == LINEAR_MODEL.step_s(chunks, 0, 0) == pytest.approx(0.035)
 
 
-def test_a_step_of_work_that_hides_the_floor_is_the_sum_of_its_requests() -> None:
+def test_a_step_of_work_that_hides_the_floor_is_the_sum_of_its_requests():
     chunks = [Chunk(300, 400), Chunk(0, 700)]
     work_s = sum(MODEL.work_s(*chunk) for chunk in chunks)
     assert MODEL.step_s(chunks, 0, 0) == pytest.approx(MODEL.base_s + work_s)

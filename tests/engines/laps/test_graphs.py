@@ -1,7 +1,5 @@
 """The grid, what a budget keeps of it, and which graph a step replays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -29,17 +27,17 @@ def chunks_of(tokens: list[int]) -> list[Chunk]:
     return [Chunk(0, each) for each in tokens]
 
 
-def test_the_grid_has_42_shapes_up_to_16384_tokens() -> None:
+def test_the_grid_has_42_shapes_up_to_16384_tokens():
     assert len(set(GRID)) == 42
     assert max(shape.tokens for shape in GRID) == 16384
 
 
-def test_the_whole_grid_takes_ten_gigabytes() -> None:
+def test_the_whole_grid_takes_ten_gigabytes():
     assert 42 * graph_bytes("Qwen2.5-14B", 48) == 10_080_000_000
     assert graph_bytes("another", 48) == 255_280_000
 
 
-def test_a_budget_keeps_the_smallest_steps() -> None:
+def test_a_budget_keeps_the_smallest_steps():
     kept = captured_buckets(10 * 240_000_000, 240_000_000)
     assert len(kept) == 10
     assert max(shape.tokens for shape in kept) <= min(shape.tokens for shape in set(GRID) - set(kept))
@@ -49,7 +47,7 @@ def test_a_budget_keeps_the_smallest_steps() -> None:
     assert shapes_of("none") == ()
 
 
-def test_of_shapes_of_equal_size_a_budget_keeps_the_deeper() -> None:
+def test_of_shapes_of_equal_size_a_budget_keeps_the_deeper():
     """It serves shorter batches of its length too. From whatever order they are given in."""
     shapes = (Bucket(64, 1), Bucket(8, 8), Bucket(32, 2), Bucket(16, 4), Bucket(8, 4))
     for given_shapes in (shapes, shapes[::-1]):
@@ -59,7 +57,7 @@ def test_of_shapes_of_equal_size_a_budget_keeps_the_deeper() -> None:
 
 
 @given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
-def test_nearest_is_the_smallest_shape_that_covers(tokens: list[int], kept: set[Bucket]) -> None:
+def test_nearest_is_the_smallest_shape_that_covers(tokens, kept):
     chunks = chunks_of(tokens)
     found = Nearest(kept).choose(chunks)
     covering = [shape for shape in kept if holds(shape, chunks)]
@@ -72,17 +70,17 @@ def test_nearest_is_the_smallest_shape_that_covers(tokens: list[int], kept: set[
 
 
 @given(tokens=lengths)
-def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens: list[int]) -> None:
+def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens):
     chunks = chunks_of(tokens)
     eager_s = MODEL.step_s(chunks, 0, 0, FALLBACK)
     for choice in (Cheapest(GRID, MODEL), Ladder(LADDER, MODEL)):
         mode = choice.choose(chunks)
         assert MODEL.step_s(chunks, 0, 0, mode) <= eager_s
         if mode != FALLBACK:
-            assert holds(mode, chunks)  # type: ignore[arg-type]
+            assert holds(mode, chunks)
 
 
-def test_graphs_pay_for_small_steps_and_not_for_large_ones() -> None:
+def test_graphs_pay_for_small_steps_and_not_for_large_ones():
     choice = Cheapest(GRID, MODEL)
     assert choice.choose(chunks_of([60])) == Bucket(64, 1)
     assert choice.choose(chunks_of([33] * 33)) == FALLBACK  # 64 x 64 would compute four times the tokens
@@ -91,11 +89,11 @@ def test_graphs_pay_for_small_steps_and_not_for_large_ones() -> None:
     assert Ladder(LADDER, MODEL).choose(chunks_of([3000])) == FALLBACK
 
 
-def test_padding_is_counted() -> None:
+def test_padding_is_counted():
     assert [padded_tokens(12, mode) for mode in (None, FALLBACK, Bucket(8, 2), Rung(16))] == [12, 12, 16, 16]
 
 
-def test_graphs_change_the_mode_of_a_plan_and_nothing_else() -> None:
+def test_graphs_change_the_mode_of_a_plan_and_nothing_else():
     plans = []
     for batching in (Chunked(), WithGraphs(Chunked(), Nearest(GRID))):
         queue = PrefillQueue()
@@ -110,7 +108,7 @@ def test_graphs_change_the_mode_of_a_plan_and_nothing_else() -> None:
     assert (plain.mode, graphed.mode) == (None, Bucket(32, 4))
 
 
-def test_a_graph_is_chosen_by_what_a_step_reads_and_computes() -> None:
+def test_a_graph_is_chosen_by_what_a_step_reads_and_computes():
     """What of a prompt an earlier step computed is read as its history is."""
 
     class Asked:
@@ -127,5 +125,5 @@ def test_a_graph_is_chosen_by_what_a_step_reads_and_computes() -> None:
     assert (asked, plan.mode) == ([[Chunk(1040, 60), Chunk(500, 7)]], FALLBACK)
 
 
-def test_no_graphs_are_no_choice() -> None:
+def test_no_graphs_are_no_choice():
     assert graph_choice("none", MODEL, ()) is None

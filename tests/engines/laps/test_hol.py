@@ -1,7 +1,5 @@
 """The closed forms of waiting, the recursion they come from, and the simulated instance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.prefill import TokenCost, turns
@@ -41,20 +39,20 @@ def waits_of(run: PrefillRun) -> np.ndarray:
     return np.array(run.requests["started_s"]) - np.array(run.requests["arrival_s"])
 
 
-def test_the_penalty_is_what_the_spread_of_lengths_adds() -> None:
+def test_the_penalty_is_what_the_spread_of_lengths_adds():
     assert MIXED.wait_s == pytest.approx(UNIFORM_WAIT_S + MIXED.hol_penalty_s)
     second_moment = 0.7 * 0.02**2 + 0.3 * 0.2**2
     assert MIXED.wait_s == pytest.approx(8 * second_moment / (2 * (1 - MIXED.load)))
     assert TwoClasses(rate=8.0, short_share=0.7, short_s=0.1, long_s=0.1).hol_penalty_s == 0
 
 
-def test_the_simulated_instance_is_the_recursion() -> None:
+def test_the_simulated_instance_is_the_recursion():
     gaps, service = MIXED.drawn(4000, seed=1)
     run = simulate(PrefillSystem(name="fcfs", make_batching=lambda: ONE_BY_ONE), gaps, service)
     np.testing.assert_allclose(waits_of(run), waits_s(gaps, service), atol=1e-9)
 
 
-def test_the_recursion_is_the_formula_within_two_percent() -> None:
+def test_the_recursion_is_the_formula_within_two_percent():
     """Pollaczek-Khinchine, and the penalty against the same arrivals with the mean service time."""
     gaps, service = MIXED.drawn(4_000_000, seed=2)
     wait_s = waits_s(gaps, service).mean()
@@ -64,7 +62,7 @@ def test_the_recursion_is_the_formula_within_two_percent() -> None:
     assert wait_s - uniform_s == pytest.approx(MIXED.hol_penalty_s, rel=0.02)
 
 
-def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formula() -> None:
+def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formula():
     """The point of the boundary table, whose interval must be as narrow as the claim is."""
     for found, formula in (
         (boundary.waits()[1], boundary.QUEUE.hol_penalty_s),
@@ -75,7 +73,7 @@ def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formu
     assert boundary.QUEUE.load == pytest.approx(0.45, abs=0.005)
 
 
-def test_short_first_waits_as_two_priorities_do() -> None:
+def test_short_first_waits_as_two_priorities_do():
     """One request a step, no window: Cobham's formula, which the mean over both classes obeys for any order too."""
     gaps, service = MIXED.drawn(40_000, seed=3)
     wait = AdaptiveWait(WaitConfig(wait="off", slo_s=None), [1], lambda requests, tokens: 0.0)
@@ -95,7 +93,7 @@ def test_short_first_waits_as_two_priorities_do() -> None:
     assert waits[~is_short].mean() == pytest.approx(long_s, rel=0.05)
 
 
-def test_an_overload_has_no_mean_wait() -> None:
+def test_an_overload_has_no_mean_wait():
     with pytest.raises(UserError, match="lower the rate"):
         TwoClasses(rate=20.0, short_share=0.7, short_s=0.02, long_s=0.2)
     with pytest.raises(UserError, match="short_s="):

@@ -1,7 +1,5 @@
 """Fits recover planted coefficients, and boundaries are the roots the paper says."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -54,7 +52,7 @@ def roofline_form(
 
 
 @given(planted=forms)
-def test_the_paper_form_is_recovered_from_separate_times(planted: PaperForm) -> None:
+def test_the_paper_form_is_recovered_from_separate_times(planted):
     comp = [comp_s(planted, tokens, history) for tokens, history in GRID]
     memory = [mem_s(planted, tokens, history) for tokens, history in GRID]
     found = fit_paper_form(TOKENS, HISTORY, comp, memory)
@@ -63,7 +61,7 @@ def test_the_paper_form_is_recovered_from_separate_times(planted: PaperForm) -> 
 
 
 @given(planted=forms)
-def test_from_totals_beta_and_gamma_w_are_one_coefficient(planted: PaperForm) -> None:
+def test_from_totals_beta_and_gamma_w_are_one_coefficient(planted):
     total = [comp_s(planted, *point) + mem_s(planted, *point) for point in GRID]
     found = fit_paper_totals(TOKENS, HISTORY, total)
     assert found.beta == pytest.approx(planted.beta + planted.gamma_w, rel=1e-4)
@@ -72,7 +70,7 @@ def test_from_totals_beta_and_gamma_w_are_one_coefficient(planted: PaperForm) ->
 
 
 @given(form=forms, history=st.floats(0, 1e6))
-def test_the_boundary_is_where_compute_overtakes_memory(form: PaperForm, history: float) -> None:
+def test_the_boundary_is_where_compute_overtakes_memory(form, history):
     boundary = form.boundary(history)
     if history == 0:
         assert boundary == pytest.approx(max(0.0, (form.gamma_w - form.beta) / form.alpha), rel=1e-6, abs=1e-9)
@@ -81,7 +79,7 @@ def test_the_boundary_is_where_compute_overtakes_memory(form: PaperForm, history
 
 
 @given(form=forms)
-def test_the_boundary_tends_to_gamma_r_over_twice_alpha(form: PaperForm) -> None:
+def test_the_boundary_tends_to_gamma_r_over_twice_alpha(form):
     assert form.boundary(1e12) == pytest.approx(form.boundary_limit, rel=1e-2)
 
 
@@ -92,9 +90,7 @@ def test_the_boundary_tends_to_gamma_r_over_twice_alpha(form: PaperForm) -> None
     alpha=st.floats(1e-10, 1e-8),
     gamma_r=st.floats(0, 1e-6),
 )
-def test_the_floor_form_is_recovered_from_totals(
-    base: float, beta: float, knee: float, alpha: float, gamma_r: float
-) -> None:
+def test_the_floor_form_is_recovered_from_totals(base, beta, knee, alpha, gamma_r):
     planted = FloorForm(base_s=base, c=beta * knee, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=0)
     found = fit_floor_form(TOKENS, HISTORY, [planted.time_s(*point) for point in GRID])
     assert found.boundary == pytest.approx(knee, rel=1e-3)
@@ -102,14 +98,14 @@ def test_the_floor_form_is_recovered_from_totals(
     assert found.mean_error < 1e-6
 
 
-def test_without_a_base_the_overhead_is_part_of_the_floor() -> None:
+def test_without_a_base_the_overhead_is_part_of_the_floor():
     planted = FloorForm(base_s=0.0, c=0.01, beta=4e-5, alpha=1e-9, gamma_r=2e-8, mean_error=0)
     found = fit_floor_form(TOKENS, HISTORY, [planted.time_s(*point) for point in GRID], has_base=False)
     assert found.base_s == 0
     assert found.boundary == pytest.approx(250)
 
 
-def test_a_floor_that_the_form_lacks_ends_up_in_gamma_r() -> None:
+def test_a_floor_that_the_form_lacks_ends_up_in_gamma_r():
     """How the printed form can yield a boundary between 150 and 512: as an artefact, with a bad fit."""
     planted = FloorForm(base_s=0.0, c=0.007, beta=4.1e-5, alpha=1.4e-9, gamma_r=5e-8, mean_error=0)
     total = [planted.time_s(*point) for point in GRID]
@@ -119,7 +115,7 @@ def test_a_floor_that_the_form_lacks_ends_up_in_gamma_r() -> None:
     assert np.mean(np.abs(np.array(fitted) / total - 1)) > 0.1
 
 
-def test_the_roofline_gives_no_prefill_boundary_and_41_tokens_of_re_prefill() -> None:
+def test_the_roofline_gives_no_prefill_boundary_and_41_tokens_of_re_prefill():
     for shape, limit in ((QWEN2_5_7B, 29.4), (QWEN2_5_14B, 41.2), (QWEN2_5_32B, 41.2)):
         form = roofline_form(shape, H200)
         assert form.boundary() == 0
@@ -127,7 +123,7 @@ def test_the_roofline_gives_no_prefill_boundary_and_41_tokens_of_re_prefill() ->
         assert form.boundary(2048) < 4
 
 
-def test_with_the_weights_read_the_boundary_falls_with_history() -> None:
+def test_with_the_weights_read_the_boundary_falls_with_history():
     form = roofline_form(QWEN2_5_14B, H200)
     weights_s = QWEN2_5_14B.streamed_weight_bytes_layers() / H200.bandwidth
     floor = FloorForm(base_s=0, c=weights_s, beta=form.beta, alpha=form.alpha, gamma_r=form.gamma_r, mean_error=0)
@@ -137,7 +133,7 @@ def test_with_the_weights_read_the_boundary_falls_with_history() -> None:
 
 
 @given(data=st.data())
-def test_no_coefficient_is_negative(data: st.DataObject) -> None:
+def test_no_coefficient_is_negative(data):
     rows = data.draw(st.integers(5, 12))
     features = np.array(
         data.draw(st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=rows, max_size=rows))
@@ -153,7 +149,7 @@ def test_no_coefficient_is_negative(data: st.DataObject) -> None:
             assert loss <= float(((features @ moved / times - 1) ** 2).sum()) + 1e-9
 
 
-def test_bad_samples_are_refused() -> None:
+def test_bad_samples_are_refused():
     with pytest.raises(UserError, match="too few"):
         fit_paper_totals([1, 2, 3], [0, 0, 0], [1, 1, 1])
     with pytest.raises(UserError, match="not positive"):

@@ -1,7 +1,5 @@
 """Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alph
 
 
 def policy(share: float = 0.2, **config: float) -> Reserve:
-    return Reserve(LINEAR_MODEL, ReserveConfig(share=share, aging=0.0, **config))  # type: ignore[arg-type]
+    return Reserve(LINEAR_MODEL, ReserveConfig(share=share, aging=0.0, **config))
 
 
 def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
@@ -39,7 +37,7 @@ def queue_of(*entries: tuple[int, float]) -> OpenQueue:
     return queue
 
 
-def test_the_shortest_goes_first_and_the_last_is_cut_to_the_budget() -> None:
+def test_the_shortest_goes_first_and_the_last_is_cut_to_the_budget():
     queue = queue_of((40, 0.0), (10, 0.0), (30, 0.0))
     plan = ask(policy(), queue, 0.0)  # 50 ms at a millisecond a token
     assert given_tokens(plan) == [(1, 10), (2, 30), (0, 10)]
@@ -47,7 +45,7 @@ def test_the_shortest_goes_first_and_the_last_is_cut_to_the_budget() -> None:
     assert given_tokens(ask(policy(), queue, 0.05, begun)) == [(0, 30)]
 
 
-def test_late_requests_get_their_share_first_and_then_what_is_left() -> None:
+def test_late_requests_get_their_share_first_and_then_what_is_left():
     late, on_time = (200, -1.0), (45, 0.0)
     # A fifth of 50 ms, then all of the other but for 5 tokens.
     assert given_tokens(ask(policy(), queue_of(late, on_time), 0.0)) == [(0, 10), (1, 40)]
@@ -55,30 +53,30 @@ def test_late_requests_get_their_share_first_and_then_what_is_left() -> None:
     assert given_tokens(ask(policy(), queue_of(late, (15, 0.0)), 0.0)) == [(0, 35), (1, 15)]
 
 
-def test_late_requests_go_by_arrival() -> None:
+def test_late_requests_go_by_arrival():
     plan = ask(policy(share=1.0), queue_of((40, -2.0), (20, -3.0), (5, -1.0)), 0.0)
     assert given_tokens(plan) == [(1, 20), (0, 30)]
 
 
-def test_a_request_is_late_as_soon_as_it_cannot_be_on_time() -> None:
+def test_a_request_is_late_as_soon_as_it_cannot_be_on_time():
     """400 ms of objective: 390 tokens fit at once, 401 do not. 791 tokens make a budget of 118 ms, 23 of them late."""
     assert given_tokens(ask(policy(), queue_of((390, 0.0), (401, 0.0)), 0.0)) == [(1, 23), (0, 95)]
 
 
-def test_steps_grow_with_the_backlog() -> None:
+def test_steps_grow_with_the_backlog():
     for tokens, budget in ((10, 10), (200, 50), (800, 120), (5000, 150)):
         plan = ask(policy(), queue_of((tokens, 0.0)), 0.0)
         assert sum(share.tokens for share in plan.shares) == budget
 
 
-def test_waiting_counts_against_work() -> None:
+def test_waiting_counts_against_work():
     queue = queue_of((100, 10.0), (60, 11.0))
     patient = Reserve(LINEAR_MODEL, ReserveConfig(slo_s=None, aging=0.05))
     # 100 ms less 0.05 x 1 s of waiting is less than 60 ms.
     assert given_tokens(ask(patient, queue, 11.0))[0][0] == 0
 
 
-def test_room_bounds_admission() -> None:
+def test_room_bounds_admission():
     queue = queue_of((20, 0.0), (30, 0.0))
     plan = ask(policy(), queue, 0.0, room=25)
     assert given_tokens(plan) == [(0, 20)]
@@ -87,7 +85,7 @@ def test_room_bounds_admission() -> None:
     assert given_tokens(ask(policy(max_num_seqs=1), queue, 0.0)) == [(0, 20)]
 
 
-def test_history_costs_what_the_step_model_says() -> None:
+def test_history_costs_what_the_step_model_says():
     """At 1 ms a token and a microsecond for each pair, 500 tokens of history double a token's price."""
     model = replace(LINEAR_MODEL, alpha=1e-6)
     assert model.work_s(500, 20) == pytest.approx(20 * (1e-3 + 1e-6 * (20 + 2 * 500)))
@@ -115,7 +113,7 @@ def test_history_costs_what_the_step_model_says() -> None:
     share=st.floats(0.05, 1),
     steps=st.integers(1, 6),
 )
-def test_every_step_is_full_and_no_token_is_lost(entries: list[tuple[int, float]], share: float, steps: int) -> None:
+def test_every_step_is_full_and_no_token_is_lost(entries, share, steps):
     reserve_policy = Reserve(MODEL, ReserveConfig(share=share))
     queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
     begun: list = []
@@ -159,7 +157,7 @@ def hostile(seed: int, load: float) -> OpenTurns:
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**16), share=st.sampled_from([0.1, 0.25, 0.6]), load=st.sampled_from([0.8, 1.1, 1.6]))
-def test_no_request_waits_longer_than_the_bound(seed: int, share: float, load: float) -> None:
+def test_no_request_waits_longer_than_the_bound(seed, share, load):
     config = ReserveConfig(share=share)
     run = PrefillCluster(system=reserve(MODEL, config, graphs="none"), cost=MODEL).simulate(hostile(seed, load))
     requests = run.requests
@@ -168,7 +166,7 @@ def test_no_request_waits_longer_than_the_bound(seed: int, share: float, load: f
         assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index), MODEL)
 
 
-def test_the_share_keeps_the_longest_wait_it_was_chosen_for() -> None:
+def test_the_share_keeps_the_longest_wait_it_was_chosen_for():
     config = ReserveConfig(longest_wait_s=3.0)
     share = share_for(config, MODEL)
     assert longest_wait_s(config, share, config.slo_s or 0.0, MODEL) == pytest.approx(3.0)
@@ -177,7 +175,7 @@ def test_the_share_keeps_the_longest_wait_it_was_chosen_for() -> None:
     assert 0.1 < share_for(ReserveConfig(), MODEL) < 0.25
 
 
-def test_a_larger_share_shortens_the_longest_wait_and_costs_violations() -> None:
+def test_a_larger_share_shortens_the_longest_wait_and_costs_violations():
     arrivals = hostile(3, 1.6)
     found = {}
     for share in (0.02, 0.3):
@@ -187,7 +185,7 @@ def test_a_larger_share_shortens_the_longest_wait_and_costs_violations() -> None
     assert found[0.3].violation_rate > found[0.02].violation_rate
 
 
-def test_reserve_violates_less_than_laps_near_capacity() -> None:
+def test_reserve_violates_less_than_laps_near_capacity():
     cost, model = h200_14b()
     arrivals = chat(60.0, 20.0, seed=8)
     rates = [
@@ -197,7 +195,7 @@ def test_reserve_violates_less_than_laps_near_capacity() -> None:
     assert rates[1] < 0.5 * rates[0]
 
 
-def test_bad_configurations_are_refused() -> None:
+def test_bad_configurations_are_refused():
     with pytest.raises(UserError, match="give one"):
         ReserveConfig(share=0.1, longest_wait_s=2.0)
     with pytest.raises(UserError, match="give at least"):

@@ -1,7 +1,5 @@
 """Classes never share a step, and long requests do not starve."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -13,7 +11,7 @@ from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, PrefillSystem, laps
-from engines.laps.temporal import ClassRule, LongDispatch, TemporalConfig, TemporalDisaggregation
+from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, WaitConfig, WaitRule
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import StepPlan
@@ -24,7 +22,7 @@ _, MODEL = h200_14b()
 
 def temporal(variant: WaitRule = "off", **config: object) -> TemporalDisaggregation:
     wait = AdaptiveWait(WaitConfig(wait=variant), (1, 2, 4, 8, 16, 32, 64), lambda requests, tokens: 0.02)
-    return TemporalDisaggregation(wait, TemporalConfig(**config))  # type: ignore[arg-type]
+    return TemporalDisaggregation(wait, TemporalConfig(**config))
 
 
 def kinds(plan: StepPlan) -> set[str]:
@@ -37,9 +35,7 @@ def kinds(plan: StepPlan) -> set[str]:
     long_dispatch=st.sampled_from(["single", "pack"]),
     class_rule=st.sampled_from(["short-first", "urgency"]),
 )
-def test_a_step_is_of_one_class_within_its_budget(
-    arrivals: list[tuple[float, int]], variant: WaitRule, long_dispatch: LongDispatch, class_rule: ClassRule
-) -> None:
+def test_a_step_is_of_one_class_within_its_budget(arrivals, variant, long_dispatch, class_rule):
     batching = temporal(variant, long_dispatch=long_dispatch, class_rule=class_rule, chunk_tokens=700, short_tokens=900)
     queue = ClassQueue(BOUNDARY)
     begun = []
@@ -66,7 +62,7 @@ def test_a_step_is_of_one_class_within_its_budget(
 
 
 @given(data=st.data())
-def test_an_idle_instance_with_a_long_request_always_works(data: st.DataObject) -> None:
+def test_an_idle_instance_with_a_long_request_always_works(data):
     batching = temporal(data.draw(st.sampled_from(["off", "guarded", "repaired"])))
     queue = ClassQueue(BOUNDARY)
     for index, tokens in enumerate(data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=20))):
@@ -75,7 +71,7 @@ def test_an_idle_instance_with_a_long_request_always_works(data: st.DataObject) 
     assert ask(batching, queue, data.draw(st.floats(0, 5))).shares
 
 
-def test_a_long_chunk_runs_while_short_requests_wait_for_company() -> None:
+def test_a_long_chunk_runs_while_short_requests_wait_for_company():
     batching, queue = temporal("guarded"), ClassQueue(BOUNDARY)
     queue.push(task(0, 50))
     queue.push(task(1, 5000))
@@ -85,7 +81,7 @@ def test_a_long_chunk_runs_while_short_requests_wait_for_company() -> None:
     assert kinds(ask(batching, queue, 0.09, execute(plan))) == {"short"}
 
 
-def test_one_long_request_a_step_as_printed_or_several_packed() -> None:
+def test_one_long_request_a_step_as_printed_or_several_packed():
     for long_dispatch, expected in (("single", [(0, 300)]), ("pack", [(0, 300), (1, 400), (2, 300)])):
         queue = ClassQueue(BOUNDARY)
         for index, tokens in enumerate((300, 400, 700)):
@@ -94,7 +90,7 @@ def test_one_long_request_a_step_as_printed_or_several_packed() -> None:
         assert [(share.task.task_id, share.tokens) for share in plan.shares] == expected
 
 
-def test_short_requests_are_grouped_by_length() -> None:
+def test_short_requests_are_grouped_by_length():
     """The oldest one's bucket first, then shorter, then longer ones."""
     queue = ClassQueue(BOUNDARY)
     for index, tokens in enumerate((50, 200, 10, 60, 100, 30)):
@@ -102,7 +98,7 @@ def test_short_requests_are_grouped_by_length() -> None:
     assert [each.task_id for each in queue.shorts_by_bucket()] == [0, 3, 5, 2, 4, 1]
 
 
-def test_the_nearer_deadline_goes_first_by_urgency() -> None:
+def test_the_nearer_deadline_goes_first_by_urgency():
     for long_ready, short_ready, now, expected in (
         (0.00, 0.01, 0.36, "long"),
         (0.01, 0.00, 0.36, "short"),
@@ -120,7 +116,7 @@ def test_the_nearer_deadline_goes_first_by_urgency() -> None:
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.25, 1.0])
-def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit_s: float) -> None:
+def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit_s):
     """By default a second."""
     given_limit = {} if limit_s == 1.0 else {"max_long_wait_s": limit_s}
     batching, queue = temporal(chunk_tokens=100, **given_limit), ClassQueue(BOUNDARY)
@@ -136,7 +132,7 @@ def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit
 
 
 @pytest.mark.parametrize("long_dispatch", ["single", "pack"])
-def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch: LongDispatch) -> None:
+def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch):
     """Three times more short work than the instance can do. A long request starts once it has waited a second, after
     one short batch and one long step for each long step ahead of it, and the step that runs."""
     rng = random.Random(5)
@@ -172,7 +168,7 @@ def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch: Long
     ] == []
 
 
-def test_a_queue_of_one_kind_is_refused() -> None:
+def test_a_queue_of_one_kind_is_refused():
     system = PrefillSystem(name="wrong", make_queue=PrefillQueue, make_batching=temporal)
     with pytest.raises(UserError, match="give a ClassQueue"):
         PrefillCluster(system=system, cost=TokenCost()).simulate(turns((0.0, 10)))

@@ -1,7 +1,5 @@
 """Algorithm 1 against traces by hand: as printed it dies, guarded it collapses, repaired it recovers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,9 +22,7 @@ class Round:
     def __init__(self, variant: WaitRule, **config: float) -> None:
         self.queue = ClassQueue(256)
         self.wait = AdaptiveWait(
-            WaitConfig(wait=variant, **{"max_window_s": 10 * MS, **config}),  # type: ignore[arg-type]
-            DEPTHS,
-            lambda requests, tokens: 20 * MS,
+            WaitConfig(wait=variant, **{"max_window_s": 10 * MS, **config}), DEPTHS, lambda requests, tokens: 20 * MS
         )
         self.num = 0
 
@@ -47,7 +43,7 @@ class Round:
         return self.wait.target, self.wait.window_s
 
 
-def test_windows_by_hand() -> None:
+def test_windows_by_hand():
     assert sla_window_s(0.08, 0.01) == pytest.approx(0.07)
     assert sla_window_s(0.005, 0.01) == 0
     assert graph_window_s(8, 3, 100.0) == pytest.approx(0.05)
@@ -65,12 +61,12 @@ def test_windows_by_hand() -> None:
 
 
 @given(slack=st.floats(-10, 10), target=st.integers(1, 64), depth=st.integers(0, 64), rate=st.floats(0, 1e4))
-def test_the_window_stays_within_its_bounds(slack: float, target: int, depth: int, rate: float) -> None:
+def test_the_window_stays_within_its_bounds(slack, target, depth, rate):
     config = WaitConfig(min_window_s=1 * MS, max_window_s=5 * MS)
     assert 1 * MS <= window_s(config, slack_s=slack, target=target, depth=depth, rate=rate) <= 5 * MS
 
 
-def test_a_guarded_round_by_hand() -> None:
+def test_a_guarded_round_by_hand():
     trace = Round("guarded")
     assert trace.state == (4, 10 * MS)
     trace.arrive(0.0)
@@ -91,7 +87,7 @@ def test_a_guarded_round_by_hand() -> None:
     assert [trace.ask(50 * MS).depth for _ in range(5)] == [1, 1, 1, 1, 0]
 
 
-def test_a_near_deadline_is_dispatched_at_once() -> None:
+def test_a_near_deadline_is_dispatched_at_once():
     trace = Round("guarded", slo_s=0.1, slack_s=50 * MS)
     trace.arrive(0.0)
     # The latest start is at 0.1 - 0.02; sigma before it is 30 ms, so W = 10 ms ends the round first.
@@ -101,14 +97,14 @@ def test_a_near_deadline_is_dispatched_at_once() -> None:
     assert late.ask(31 * MS).depth == 1
 
 
-def test_the_head_of_the_line_waits_t_max_at_most() -> None:
+def test_the_head_of_the_line_waits_t_max_at_most():
     trace = Round("repaired", max_wait_s=3 * MS, max_window_s=100 * MS)
     trace.arrive(0.0)
     assert trace.ask(0.0).wake_s == pytest.approx(3 * MS)
     assert trace.ask(3 * MS).depth == 1
 
 
-def test_printed_a_round_without_requests_is_the_last() -> None:
+def test_printed_a_round_without_requests_is_the_last():
     trace = Round("printed")
     assert trace.ask(0.0) == Wait(0, 10 * MS)
     assert trace.ask(10 * MS).depth == 0  # d = 0 < D: D <- 0
@@ -117,7 +113,7 @@ def test_printed_a_round_without_requests_is_the_last() -> None:
     assert trace.wait.target == 0
 
 
-def test_printed_an_urgent_first_request_is_the_last_round_too() -> None:
+def test_printed_an_urgent_first_request_is_the_last_round_too():
     """Line 3 breaks before line 5 adds it, so the batch is empty."""
     trace = Round("printed", slo_s=0.05)
     trace.arrive(0.0)
@@ -130,7 +126,7 @@ def test_printed_an_urgent_first_request_is_the_last_round_too() -> None:
     assert calm.ask(5 * MS).depth == 1
 
 
-def test_repaired_the_depth_grows_after_two_full_rounds() -> None:
+def test_repaired_the_depth_grows_after_two_full_rounds():
     trace = Round("repaired")
     trace.arrive(0.0)
     trace.ask(0.0)
@@ -143,7 +139,7 @@ def test_repaired_the_depth_grows_after_two_full_rounds() -> None:
     assert targets == [1, 2, 2, 4, 4, 4]
 
 
-def test_repaired_the_window_follows_the_arrival_rate() -> None:
+def test_repaired_the_window_follows_the_arrival_rate():
     trace = Round("repaired", max_window_s=1.0)
     for index in range(3):
         trace.arrive(index * 2 * MS)
@@ -151,8 +147,8 @@ def test_repaired_the_window_follows_the_arrival_rate() -> None:
     assert trace.ask(4 * MS).wake_s == pytest.approx(4 * MS + 2 * MS)
 
 
-def test_without_deadlines_the_batch_fills_by_tokens() -> None:
-    trace = Round("repaired", slo_s=None, token_max=150, max_window_s=5.0, max_wait_s=10.0)  # type: ignore[arg-type]
+def test_without_deadlines_the_batch_fills_by_tokens():
+    trace = Round("repaired", slo_s=None, token_max=150, max_window_s=5.0, max_wait_s=10.0)
     trace.arrive(0.0, 2)
     assert trace.ask(0.0) == Wait(0, 5.0)
     trace.arrive(1.0)
@@ -165,7 +161,7 @@ def test_without_deadlines_the_batch_fills_by_tokens() -> None:
 @given(
     gaps=st.lists(st.floats(0, 0.03), min_size=1, max_size=60), variant=st.sampled_from(["guarded", "repaired", "off"])
 )
-def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps: list[float], variant: WaitRule) -> None:
+def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps, variant):
     """But for the printed form. It is asked at arrivals, at its wake times, and again after every dispatch."""
     trace = Round(variant)
 
@@ -188,14 +184,14 @@ def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps: list[floa
 
 
 @pytest.mark.parametrize(("tokens", "goes"), [(8191, False), (8192, True)])
-def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens: int, goes: bool) -> None:
+def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens, goes):
     wait = AdaptiveWait(WaitConfig(slo_s=None), (64,), lambda requests, tokens: 0.0)
     queue = ClassQueue(10_000)
     queue.push(task(0, tokens))
     assert wait.next_batch(queue, 0.0).depth == goes
 
 
-def test_a_literal_run_stops_serving_short_requests() -> None:
+def test_a_literal_run_stops_serving_short_requests():
     _, model = h200_14b()
     arrivals = turns((0.0, 50), (0.5, 50), (0.6, 1000), (1.0, 50))
     system = laps(model, LapsConfig(wait=WaitConfig(wait="printed")))
@@ -207,12 +203,12 @@ def test_a_literal_run_stops_serving_short_requests() -> None:
     assert run.requests["violated"] == [False, True, True, True]
 
 
-def test_guarded_waiting_collapses_where_no_waiting_serves_all() -> None:
+def test_guarded_waiting_collapses_where_no_waiting_serves_all():
     cost, model = h200_14b()
     arrivals = chat(100.0, 20.0, seed=4, long_share=0.0)
     rates, depths = {}, {}
     for variant in ("off", "guarded", "repaired"):
-        system = laps(model, LapsConfig(wait=WaitConfig(wait=variant)))  # type: ignore[arg-type]
+        system = laps(model, LapsConfig(wait=WaitConfig(wait=variant)))
         run = PrefillCluster(system=system, cost=cost).simulate(arrivals, until_s=20.0)
         rates[variant] = summarise(run, 2.0).violation_rate
         depths[variant] = sum(run.steps["num_short"]) / len(run.steps["num_short"])
@@ -223,6 +219,6 @@ def test_guarded_waiting_collapses_where_no_waiting_serves_all() -> None:
     assert depths["repaired"] > 1.3
 
 
-def test_waiting_needs_depths() -> None:
+def test_waiting_needs_depths():
     with pytest.raises(UserError, match="depths"):
         AdaptiveWait(WaitConfig(), [], lambda requests, tokens: 0.0)

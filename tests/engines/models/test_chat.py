@@ -1,7 +1,5 @@
 """Prompts rendered for LLaDA and Dream, tokenizers as they publish them, and answers cut at their end."""
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The Dream module against a plain reference in float64, and against ids recorded from published code."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,13 +1,11 @@
 """Layers that share launches: products of one input as one, sums inside the norm that follows them."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
-from support.tiny_models import DREAM, GQA, MHA, TinyCheckpoint, any_network
+from support.tiny_models import DREAM, GQA, MHA, any_network
 from torch import Tensor, nn
 
 from engines.attention import Sdpa, Spans
@@ -21,7 +19,7 @@ REFERENCES = FusedOps(rms_norm=rms_norm_reference, rotate=rotate_reference, swig
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_joined_products_are_the_layers_products(biased: bool) -> None:
+def test_joined_products_are_the_layers_products(biased):
     torch.manual_seed(0)
     layers = [nn.Linear(12, width) if biased else Linear(12, width) for width in (8, 4, 4)]
     products, x = Products(*layers), torch.randn(5, 12)
@@ -43,7 +41,7 @@ def test_joined_products_are_the_layers_products(biased: bool) -> None:
     torch.testing.assert_close(list(products(x))[1], layers[1](x))
 
 
-def test_a_norm_adds_what_it_is_given() -> None:
+def test_a_norm_adds_what_it_is_given():
     torch.manual_seed(0)
     norm, x, delta = RMSNorm(16, 1e-5), torch.randn(3, 16), torch.randn(3, 16)
     with torch.inference_mode():
@@ -62,16 +60,16 @@ def test_a_norm_adds_what_it_is_given() -> None:
 def hidden_of(model: DiffusionModel, ids: Tensor) -> Tensor:
     spans = Spans.of_lengths(np.array([len(ids)]), device="cpu")
     with torch.inference_mode():
-        return model(ids, torch.arange(len(ids)), lambda layer, q, k, v: Sdpa()(q, k, v, spans))  # type: ignore[operator]
+        return model(ids, torch.arange(len(ids)), lambda layer, q, k, v: Sdpa()(q, k, v, spans))
 
 
 @pytest.mark.parametrize("model", [GQA, MHA, DREAM], ids=lambda model: model.name)
-def test_a_fused_model_gives_the_numbers_of_its_layers(model: TinyCheckpoint) -> None:
+def test_a_fused_model_gives_the_numbers_of_its_layers(model):
     plain = any_network(model)
     fused = deepcopy(plain)
     assert isinstance(fused, nn.Module)
     fuse(fused, REFERENCES)
-    assert dict(fused.state_dict()).keys() == dict(plain.state_dict()).keys()  # type: ignore[attr-defined]
+    assert dict(fused.state_dict()).keys() == dict(plain.state_dict()).keys()
     ids = torch.randint(0, model.config.vocab_size, (23,), generator=torch.Generator().manual_seed(1))
     expected, found = hidden_of(plain, ids), hidden_of(fused, ids)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

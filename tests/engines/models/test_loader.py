@@ -1,7 +1,5 @@
 """Checkpoints are loaded strictly: nothing missing, nothing extra, nothing guessed."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import subprocess
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.tiny_models import GQA, MHA, TinyModel
+from support.tiny_models import GQA, MHA
 
 from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir, read_config
@@ -63,7 +61,7 @@ def refused(folder: Path | str, says: str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
-def test_every_tensor_arrives(model: TinyModel, tmp_path: Path) -> None:
+def test_every_tensor_arrives(model, tmp_path):
     network = load_model(str(model.write(tmp_path / "x")))
     state = network.state_dict()
     weights = model.weights()
@@ -75,21 +73,21 @@ def test_every_tensor_arrives(model: TinyModel, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
-def test_shards_hold_the_same_model(folder: Path) -> None:
+def test_shards_hold_the_same_model(folder):
     whole = load_model(str(folder)).state_dict()
     assert len(shard(folder, 3)) == 3
     sharded = load_model(str(folder)).state_dict()
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
+def test_a_missing_shard_is_named(folder):
     shards = shard(folder, 3)
     shards[1].unlink()
     assert shards[1].name in refused(folder, r"lacks weights")
     assert shards[0].name not in refused(folder, r"lacks weights")
 
 
-def test_no_weights_at_all(folder: Path) -> None:
+def test_no_weights_at_all(folder):
     (folder / WEIGHTS).unlink()
     refused(
         folder,
@@ -123,14 +121,12 @@ def test_no_weights_at_all(folder: Path) -> None:
     ],
     ids=["missing", "unexpected", "too few rows", "transposed", "no head"],
 )
-def test_tensors_that_do_not_fit_are_named(
-    folder: Path, change: Callable[[dict[str, torch.Tensor]], None], named: str
-) -> None:
+def test_tensors_that_do_not_fit_are_named(folder, change, named):
     edit_weights(folder, change)
     refused(folder, rf"do not fit config\.json: {named}\); restore the checkpoint or its config")
 
 
-def test_tied_weights_have_no_head(folder: Path) -> None:
+def test_tied_weights_have_no_head(folder):
     edit_config(folder, weight_tying=True)
     refused(
         folder,
@@ -142,12 +138,12 @@ def test_tied_weights_have_no_head(folder: Path) -> None:
     torch.testing.assert_close(network.logits(hidden), hidden @ MHA.weights()[EMBEDDING].T)
 
 
-def test_damaged_weights_are_refused_in_a_sentence(folder: Path) -> None:
+def test_damaged_weights_are_refused_in_a_sentence(folder):
     (folder / WEIGHTS).write_bytes(b"\x00" * 100)
     refused(folder, r"model\.safetensors")
 
 
-def test_a_damaged_index_is_refused_in_a_sentence(folder: Path) -> None:
+def test_a_damaged_index_is_refused_in_a_sentence(folder):
     shard(folder, 2)
     (folder / INDEX).write_text("{")
     refused(folder, r"index\.json")
@@ -165,7 +161,7 @@ def test_a_damaged_index_is_refused_in_a_sentence(folder: Path) -> None:
         *("mask_token_id", "eos_token_id", "rope", "block_type", "layer_norm_type", "activation_type"),
     ],
 )
-def test_an_architecture_is_never_guessed(folder: Path, field: str) -> None:
+def test_an_architecture_is_never_guessed(folder, field):
     edit_config(folder, **{field: None})
     refused(folder, rf"config\.json lacks {field}: add")
     config = json.loads((folder / "config.json").read_text())
@@ -191,12 +187,12 @@ def test_an_architecture_is_never_guessed(folder: Path, field: str) -> None:
         ("input_emb_norm", True),
     ],
 )
-def test_what_is_not_implemented_is_refused(folder: Path, field: str, value: object) -> None:
+def test_what_is_not_implemented_is_refused(folder, field, value):
     edit_config(folder, **{field: value})
     refused(folder, rf"config\.json has {field}={value!r}; only .* is implemented")
 
 
-def test_other_model_types_are_refused(folder: Path) -> None:
+def test_other_model_types_are_refused(folder):
     edit_config(folder, model_type="gpt2")
     refused(folder, r"config\.json has model_type='gpt2': give a checkpoint of type llada or Dream")
     # Read as what it says it is, whose fields have other names.
@@ -206,12 +202,12 @@ def test_other_model_types_are_refused(folder: Path) -> None:
         LLaDAConfig.from_dict({**MHA.config.to_dict(), "model_type": "Dream"})
 
 
-def test_unknown_keys_are_ignored(folder: Path) -> None:
+def test_unknown_keys_are_ignored(folder):
     edit_config(folder, transformers_version="4.49", precision="amp_bf16", flash_attention=True)
     assert load_model(str(folder)).config == MHA.config
 
 
-def test_heads_must_divide(folder: Path) -> None:
+def test_heads_must_divide(folder):
     edit_config(folder, n_heads=5)
     refused(folder, r"n_heads=5 must divide d_model=32")
     edit_config(folder, n_heads=4, n_kv_heads=3)
@@ -236,12 +232,12 @@ def test_heads_must_divide(folder: Path) -> None:
         ("vocab_size", "96"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_in_a_sentence(folder: Path, field: str, value: object) -> None:
+def test_values_that_make_no_sense_are_refused_in_a_sentence(folder, field, value):
     edit_config(folder, **{field: value})
     refused(folder, rf"{field}={value}" if isinstance(value, float) else field)
 
 
-def test_config_files_that_cannot_be_read(folder: Path) -> None:
+def test_config_files_that_cannot_be_read(folder):
     (folder / "config.json").write_text("{,")
     refused(folder, r"config\.json is not JSON \(line 1\)")
     for text in ("[" * 100_000, '{"d_model": 1' + "0" * 5000 + "}"):
@@ -258,17 +254,17 @@ def test_config_files_that_cannot_be_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     "config", [LLADA_8B, MHA.config, GQA.config, replace(GQA.config, weight_tying=True, pad_token_id=0)]
 )
-def test_config_round_trip(config: LLaDAConfig) -> None:
+def test_config_round_trip(config):
     raw = json.loads(json.dumps(config.to_dict()))
     assert LLaDAConfig.from_dict(raw) == config
 
 
-def test_a_byte_order_mark_is_no_content(folder: Path) -> None:
+def test_a_byte_order_mark_is_no_content(folder):
     (folder / "config.json").write_text((folder / "config.json").read_text(), encoding="utf-8-sig")
     assert read_config(folder) == MHA.config
 
 
-def test_optional_fields_of_a_config() -> None:
+def test_optional_fields_of_a_config():
     raw = MHA.config.to_dict()
     for name in ("n_kv_heads", "pad_token_id", "embedding_size"):
         raw[name] = None
@@ -278,7 +274,7 @@ def test_optional_fields_of_a_config() -> None:
     assert (found.mlp_hidden_size, found.vocab_size) == (96, 104)
 
 
-def test_the_published_model_has_the_published_size() -> None:
+def test_the_published_model_has_the_published_size():
     with torch.device("meta"):
         network = LLaDAModelLM(LLADA_8B)
     state = network.state_dict()
@@ -301,7 +297,7 @@ print(sorted(name for name in ("torch._dynamo", "torch._inductor") if name in sy
 """
 
 
-def test_loading_does_not_import_torch_s_compiler(folder: Path) -> None:
+def test_loading_does_not_import_torch_s_compiler(folder):
     """It takes more than a second of every process that loads a model."""
     done = subprocess.run(
         [sys.executable, "-c", LOAD_EACH, str(folder)], capture_output=True, text=True, check=True, timeout=300
@@ -309,7 +305,7 @@ def test_loading_does_not_import_torch_s_compiler(folder: Path) -> None:
     assert done.stdout == "[]\n"
 
 
-def test_modules_made_elsewhere_are_initialised_as_ever() -> None:
+def test_modules_made_elsewhere_are_initialised_as_ever():
     """``shapes_only`` holds in its block and thread alone."""
     with shapes_only():
         bare = torch.nn.Linear(4, 3)
@@ -323,23 +319,23 @@ def test_modules_made_elsewhere_are_initialised_as_ever() -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
-def test_dtype_of_the_loaded_weights(folder: Path, name: str) -> None:
+def test_dtype_of_the_loaded_weights(folder, name):
     dtype = parse_dtype(name)
     for weights in ("checkpoint", "random"):
-        network = load_model(str(folder), dtype=dtype, weights=weights)  # type: ignore[arg-type]
+        network = load_model(str(folder), dtype=dtype, weights=weights)
         assert {tensor.dtype for tensor in network.state_dict().values()} == {dtype}
 
 
-def test_unknown_dtype() -> None:
+def test_unknown_dtype():
     with pytest.raises(UserError, match=r"dtype='int8' is unknown: use one of float32, float16, bfloat16"):
         parse_dtype("int8")
 
 
-def test_unknown_kind_of_weights_is_refused(folder: Path) -> None:
+def test_unknown_kind_of_weights_is_refused(folder):
     refused(folder, "weights='guess'", weights="guess")
 
 
-def test_random_weights_follow_their_seed(folder: Path) -> None:
+def test_random_weights_follow_their_seed(folder):
     (folder / WEIGHTS).unlink()
     first, again, other = (load_model(str(folder), weights="random", seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -351,20 +347,20 @@ def test_random_weights_follow_their_seed(folder: Path) -> None:
             assert tensor.std() == pytest.approx(0.02, rel=0.2), name
 
 
-def test_a_shape_needs_random_weights() -> None:
+def test_a_shape_needs_random_weights():
     refused("llada-8b", r"model='llada-8b' is a shape without weights: add --weights random")
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
-def test_a_folder_that_is_not_there(model: str) -> None:
+def test_a_folder_that_is_not_there(model):
     refused(model, r"is not a directory: give a checkpoint directory, a hub id or 'tiny'")
 
 
-def test_a_file_is_not_a_folder(folder: Path) -> None:
+def test_a_file_is_not_a_folder(folder):
     refused(folder / WEIGHTS, r"is not a directory")
 
 
-def test_a_hub_id_without_the_hub_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_without_the_hub_library(monkeypatch):
     real = builtins.__import__
 
     def without_hub(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -378,6 +374,6 @@ def test_a_hub_id_without_the_hub_library(monkeypatch: pytest.MonkeyPatch) -> No
         checkpoint_dir("owner/name")
 
 
-def test_config_is_read_without_loading_weights(folder: Path) -> None:
+def test_config_is_read_without_loading_weights(folder):
     (folder / WEIGHTS).unlink()
     assert read_config(folder) == MHA.config

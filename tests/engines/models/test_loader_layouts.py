@@ -1,9 +1,7 @@
 """Tiny checkpoints in the layouts published models have on the hub, written by hand and loaded back."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 import torch
 from support.checkpoints import DREAM, dream_layout, dream_weights, write
 from support.tiny_models import GQA, MHA
-from torch import Tensor
 
 import engines.models.weights
 from engines.errors import UserError
@@ -268,7 +265,7 @@ def test_other_config_files_are_refused(tmp_path, text, message):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(tmp_path, spoil: Callable[[dict[str, Tensor]], object], message, shards):
+def test_weights_that_do_not_fit_are_refused(tmp_path, spoil, message, shards):
     weights = dream_weights(DREAM)
     spoil(weights)
     write(tmp_path, DREAM.to_dict(), weights, None, shards)

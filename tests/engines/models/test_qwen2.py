@@ -1,7 +1,5 @@
 """Qwen2 and Llama checkpoints as transformers saves them give transformers' own tokens, step by step in our engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -64,7 +62,7 @@ def saved(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_greedy_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_and_logits_are_those_of_transformers(name, tmp_path):
     theirs = saved(name, tmp_path)
     ids = torch.randint(SIZES["vocab_size"], (1, CONTEXT), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -100,7 +98,7 @@ def forward(model: CausalModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "llama-3.1-rope"])
-def test_a_second_turn_over_cached_history_goes_on_as_transformers_does(name: str, tmp_path: Path) -> None:
+def test_a_second_turn_over_cached_history_goes_on_as_transformers_does(name, tmp_path):
     theirs = saved(name, tmp_path)
     random = np.random.default_rng(3)
     first, second = random.integers(97, size=30), random.integers(97, size=21)
@@ -115,7 +113,7 @@ def test_a_second_turn_over_cached_history_goes_on_as_transformers_does(name: st
         assert token == theirs(ids).logits[0, -1].argmax().item()
 
 
-def test_published_layouts_of_the_config_are_read(tmp_path: Path) -> None:
+def test_published_layouts_of_the_config_are_read(tmp_path):
     """As on the hub: ``rope_theta`` and ``rope_scaling`` in place of ``rope_parameters``."""
     old = {
         "model_type": "llama",
@@ -163,7 +161,7 @@ def test_published_layouts_of_the_config_are_read(tmp_path: Path) -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
-def test_a_config_that_is_not_computed_is_refused_in_one_line(change: dict[str, Any], said: str) -> None:
+def test_a_config_that_is_not_computed_is_refused_in_one_line(change, said):
     raw = {"model_type": "qwen2", **SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, **change}
     with pytest.raises(UserError) as caught:
         CausalConfig.from_dict(raw)
@@ -171,7 +169,7 @@ def test_a_config_that_is_not_computed_is_refused_in_one_line(change: dict[str, 
     assert "\n" not in str(caught.value)
 
 
-def test_llama3_frequencies_keep_short_wavelengths_and_stretch_long_ones() -> None:
+def test_llama3_frequencies_keep_short_wavelengths_and_stretch_long_ones():
     """Worked by hand: wavelength w = 2 pi / f; kept below 64 / 4, stretched above 64 / 1, interpolated between."""
     scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
     plain = rope_frequencies(16, Rope(theta=10000.0))
@@ -185,7 +183,7 @@ def test_llama3_frequencies_keep_short_wavelengths_and_stretch_long_ones() -> No
     torch.testing.assert_close(found[between], plain[between] * ((1 - share) / 8 + share))
 
 
-def test_a_checkpoint_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_its_config_is_refused(tmp_path):
     saved("qwen2-untied", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 81}))
@@ -196,7 +194,7 @@ def test_a_checkpoint_that_does_not_fit_its_config_is_refused(tmp_path: Path) ->
         load_causal(str(tmp_path))
 
 
-def test_shapes_without_weights_need_random_ones() -> None:
+def test_shapes_without_weights_need_random_ones():
     with pytest.raises(UserError, match="add --weights random"):
         load_causal("Qwen2.5-14B")
     model = load_causal(tiny_causal(n_layers=1), weights="random", seed=3)

@@ -1,7 +1,5 @@
 """Shapes against published counts, against the torch modules, and against counted FLOPs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -49,7 +47,7 @@ def llada_config(**changes: object) -> LLaDAConfig:
         "eos_token_id": 99,
         "pad_token_id": 99,
     }
-    return LLaDAConfig(**{**fields, **changes})  # type: ignore[arg-type]
+    return LLaDAConfig(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(("shape", "params"), PUBLISHED_PARAMS, ids=lambda x: getattr(x, "name", None))

@@ -1,7 +1,5 @@
 """The memory limit of a CUDA run, on a stand-in for torch's allocator."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,25 +33,25 @@ class FakeAllocator:
         self.calls.append("empty")
 
 
-def test_the_limit_becomes_a_share_of_the_card() -> None:
+def test_the_limit_becomes_a_share_of_the_card():
     allocator = FakeAllocator(total=96 * 10**9, current=2)
     assert limit_memory(CUDA, 24 * 10**9, allocator) == 24 * 10**9
     assert allocator.calls == [("properties", 2), "empty", ("fraction", 0.25, 2)]
 
 
-def test_the_device_that_is_named_is_limited() -> None:
+def test_the_device_that_is_named_is_limited():
     allocator = FakeAllocator(total=10**9)
     limit_memory(torch.device("cuda:3"), 10**9, allocator)
     assert allocator.calls[-1] == ("fraction", 1.0, 3)
 
 
-def test_without_a_limit_all_of_the_card_is_free_again() -> None:
+def test_without_a_limit_all_of_the_card_is_free_again():
     allocator = FakeAllocator(total=10**9)
     assert limit_memory(CUDA, None, allocator) is None
     assert allocator.calls[-1] == ("fraction", 1.0, 0)
 
 
-def test_a_card_may_have_a_little_less_than_its_name_and_no_less() -> None:
+def test_a_card_may_have_a_little_less_than_its_name_and_no_less():
     named = 48 * 10**9
     just = round(SMALLER_THAN_NAMED * named)
     assert limit_memory(CUDA, named, FakeAllocator(total=just + 1)) == just + 1
@@ -65,7 +63,7 @@ def test_a_card_may_have_a_little_less_than_its_name_and_no_less() -> None:
     assert small.calls == [("properties", 0)]
 
 
-def test_on_a_cpu_the_plan_alone_holds() -> None:
+def test_on_a_cpu_the_plan_alone_holds():
     allocator = FakeAllocator(total=1)
     assert limit_memory(CPU, 10**12, allocator) is None
     assert allocator.calls == []

@@ -49,7 +49,7 @@ PARTS = ("metadata", "gemm", "logits", "commit")
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 50)] * 5), min_size=1, max_size=12))
-def test_parts_are_what_the_device_took(steps: list[tuple[int, ...]]) -> None:
+def test_parts_are_what_the_device_took(steps):
     device = Device()
     timer = CudaTimer(device.event)
     for i, (idle, *work) in enumerate(steps):
@@ -79,7 +79,7 @@ def test_parts_are_what_the_device_took(steps: list[tuple[int, ...]]) -> None:
     assert device.num_events <= (MAX_IN_FLIGHT + 1) * 5 + 1
 
 
-def test_time_without_requests_is_not_idle() -> None:
+def test_time_without_requests_is_not_idle():
     device = Device()
     timer = CudaTimer(device.event)
     for rests in (False, True, False):
@@ -94,7 +94,7 @@ def test_time_without_requests_is_not_idle() -> None:
     assert idle == pytest.approx([0, 0, 0.1])
 
 
-def test_a_failed_step_counts_for_nothing() -> None:
+def test_a_failed_step_counts_for_nothing():
     device = Device()
     timer = CudaTimer(device.event)
     for fails in (True, False):
@@ -121,7 +121,7 @@ class PagedStaging(PinnedStaging):
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=4), min_size=1, max_size=6)
 )
-def test_one_transfer_brings_all_arrays(batches: list[list[tuple[int, int]]]) -> None:
+def test_one_transfer_brings_all_arrays(batches):
     staging, numbers = PagedStaging(Device()), np.random.default_rng(0)
     for shapes in batches:
         arrays = [numbers.integers(-9, 9, shape) for shape in shapes]
@@ -130,7 +130,7 @@ def test_one_transfer_brings_all_arrays(batches: list[list[tuple[int, int]]]) ->
             assert all(tensor.dtype == torch.int64 for tensor in sent)
 
 
-def test_a_buffer_is_used_again_once_it_has_left() -> None:
+def test_a_buffer_is_used_again_once_it_has_left():
     device = Device()
     staging = PagedStaging(device)
     for _ in range(5):

@@ -1,7 +1,5 @@
 """Texts of answers that arrive in pieces: the pieces together are the whole, cut where it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -51,7 +49,7 @@ class Words:
 
 @settings(max_examples=10)
 @given(ids=st.lists(st.sampled_from([*"abé€😀".encode(), 0xFF]), min_size=1, max_size=500), size=st.integers(1, 5))
-def test_a_long_answer_told_token_by_token_is_its_text(ids: list[int], size: int) -> None:
+def test_a_long_answer_told_token_by_token_is_its_text(ids, size):
     """Whole characters, halves, and bytes that are none."""
     pieces = pieces_of(Answer(BYTES), ids, range(0, len(ids), size))
     assert joined(pieces) == BYTES.decode(ids)
@@ -59,7 +57,7 @@ def test_a_long_answer_told_token_by_token_is_its_text(ids: list[int], size: int
     assert joined(words) == Words().decode(ids)
 
 
-def test_an_answer_costs_its_length_and_not_the_square_of_it() -> None:
+def test_an_answer_costs_its_length_and_not_the_square_of_it():
     codec = Counting()
     ids = list("é€ab".encode()) * 500
     pieces_of(Answer(codec), ids, range(len(ids)))
@@ -71,7 +69,7 @@ CUTS = st.lists(st.integers(0, 40), max_size=6)
 
 @settings(max_examples=25)
 @given(ids=st.lists(st.integers(3, 552), min_size=1, max_size=40), cuts=CUTS, end=st.integers(0, 60))
-def test_pieces_are_the_text_that_generate_prints(ids: list[int], cuts: list[int], end: int) -> None:
+def test_pieces_are_the_text_that_generate_prints(ids, cuts, end):
     """Answers of any ids of the embedded model's vocabulary, broken characters among them, with an end of text or without."""
     ids[end:end] = [0] if end < len(ids) else []
     answer = Answer(TINY)
@@ -84,7 +82,7 @@ def test_pieces_are_the_text_that_generate_prints(ids: list[int], cuts: list[int
 
 @settings(max_examples=25)
 @given(text=st.text(alphabet="abé€😀", min_size=1, max_size=20), cuts=CUTS)
-def test_no_piece_has_half_a_character(text: str, cuts: list[int]) -> None:
+def test_no_piece_has_half_a_character(text, cuts):
     pieces = pieces_of(Answer(BYTES), list(text.encode()), cuts)
     assert joined(pieces) == text
     assert "�" not in joined(pieces)
@@ -96,7 +94,7 @@ def test_no_piece_has_half_a_character(text: str, cuts: list[int]) -> None:
     stop=st.lists(st.text(alphabet="ab€", min_size=1, max_size=4), min_size=1, max_size=3),
     cuts=CUTS,
 )
-def test_the_first_stop_text_ends_the_answer(text: str, stop: list[str], cuts: list[int]) -> None:
+def test_the_first_stop_text_ends_the_answer(text, stop, cuts):
     ids = list(text.encode())
     answer = Answer(BYTES, stop)
     pieces = pieces_of(answer, ids, cuts)
@@ -112,14 +110,14 @@ def test_the_first_stop_text_ends_the_answer(text: str, stop: list[str], cuts: l
         assert answer.num_tokens == least
 
 
-def test_an_end_that_is_ignored_is_a_token_like_others() -> None:
+def test_an_end_that_is_ignored_is_a_token_like_others():
     answer = Answer(TINY, ignores_eos=True)
     pieces = pieces_of(answer, [534, 0, 270, 0], [2])
     assert (answer.finish_reason, answer.num_tokens) == ("length", 4)
     assert joined(pieces) == TINY.decode([534, 270])
 
 
-def test_a_stop_text_may_begin_in_one_piece_and_end_in_the_next() -> None:
+def test_a_stop_text_may_begin_in_one_piece_and_end_in_the_next():
     answer = Answer(BYTES, ["xyz"])
     first, second = answer.add(b"abx", is_last=False), answer.add(b"yzq", is_last=False)
     assert (first.text, second.text, second.finish_reason, answer.num_tokens) == ("ab", "", "stop", 5)
@@ -130,7 +128,7 @@ def test_a_stop_text_may_begin_in_one_piece_and_end_in_the_next() -> None:
 
 @pytest.mark.parametrize("size", range(1, 7))
 @pytest.mark.parametrize("length", range(1, 7))
-def test_a_stop_text_is_found_however_it_streams(length: int, size: int) -> None:
+def test_a_stop_text_is_found_however_it_streams(length, size):
     """Token by token or in pieces of ``size``, wherever in a piece it begins, and beside a longer one that never comes."""
     stop = "uvwxyz"[:length]
     for lead in range(size + 1):

@@ -1,7 +1,5 @@
 """The routes over a real socket, in front of an engine's process that answers by arithmetic."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator
@@ -38,7 +36,7 @@ def server() -> Iterator[Running]:
         yield found
 
 
-def test_a_completion_is_the_engine_s_answer(server: Running) -> None:
+def test_a_completion_is_the_engine_s_answer(server):
     said = ask(server.port, COMPLETIONS, body(return_token_ids=True))
     assert said.status == 200
     (choice,) = said.body["choices"]
@@ -49,7 +47,7 @@ def test_a_completion_is_the_engine_s_answer(server: Running) -> None:
     assert (said.body["object"], said.body["model"]) == ("text_completion", "echo")
 
 
-def test_an_end_of_text_ends_the_answer_and_counts(server: Running) -> None:
+def test_an_end_of_text_ends_the_answer_and_counts(server):
     said = ask(server.port, COMPLETIONS, body([5, 0]))
     (choice,) = said.body["choices"]
     assert choice["text"] == bytes(answer_of([5, 0], 16)[:8]).decode()
@@ -58,7 +56,7 @@ def test_an_end_of_text_ends_the_answer_and_counts(server: Running) -> None:
     assert (said.body["choices"][0]["finish_reason"], said.body["usage"]["completion_tokens"]) == ("length", 16)
 
 
-def test_several_prompts_get_n_answers_each_by_their_seeds(server: Running) -> None:
+def test_several_prompts_get_n_answers_each_by_their_seeds(server):
     said = ask(server.port, COMPLETIONS, body(["ab", [99, 100]], n=2, seed=3))
     wanted = [text_of(prompt, seed=seed) for prompt in ("ab", "cd") for seed in (3, 4)]
     assert [choice["text"] for choice in said.body["choices"]] == wanted
@@ -66,7 +64,7 @@ def test_several_prompts_get_n_answers_each_by_their_seeds(server: Running) -> N
     assert said.body["usage"]["prompt_tokens"] == 4
 
 
-def test_a_stream_is_the_whole_answer_in_block_order(server: Running) -> None:
+def test_a_stream_is_the_whole_answer_in_block_order(server):
     with streaming(server.port, COMPLETIONS, body(stream=True, stream_options={"include_usage": True})) as events:
         *chunks, last, done = events
     assert done == "[DONE]"
@@ -77,7 +75,7 @@ def test_a_stream_is_the_whole_answer_in_block_order(server: Running) -> None:
     assert len({chunk["id"] for chunk in (*chunks, last)}) == 1
 
 
-def test_a_conversation_is_answered_whole_and_streamed(server: Running) -> None:
+def test_a_conversation_is_answered_whole_and_streamed(server):
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     asked = {"model": "echo", "messages": messages, "seed": 0, "max_completion_tokens": 8}
     said = ask(server.port, CHAT, asked).body
@@ -95,7 +93,7 @@ def test_a_conversation_is_answered_whole_and_streamed(server: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_text_ends_the_answer_before_it(server: Running, stream: bool) -> None:
+def test_a_stop_text_ends_the_answer_before_it(server, stream):
     whole = text_of("hello", 40)
     stop = whole[10:13]
     asked = body(stop=[stop, "nowhere"], stream=stream, max_tokens=40)
@@ -126,7 +124,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("given", "status", "sentence"), REFUSALS)
-def test_refusals_are_one_sentence_in_openai_s_form(server: Running, given: Any, status: int, sentence: str) -> None:
+def test_refusals_are_one_sentence_in_openai_s_form(server, given, status, sentence):
     said = ask(server.port, COMPLETIONS, given)
     assert said.status == status
     error = said.body["error"]
@@ -136,7 +134,7 @@ def test_refusals_are_one_sentence_in_openai_s_form(server: Running, given: Any,
     assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
 
 
-def test_a_refusal_of_a_conversation(server: Running) -> None:
+def test_a_refusal_of_a_conversation(server):
     said = ask(server.port, CHAT, {"model": "echo", "messages": [{"role": "user"}]})
     assert (said.status, said.body["error"]["type"], said.body["error"]["param"]) == (
         400,
@@ -149,12 +147,12 @@ def test_a_refusal_of_a_conversation(server: Running) -> None:
     ("path", "method", "status"),
     [("/v2", "GET", 404), (COMPLETIONS, "GET", 405), ("/v1/models/other", "GET", 404), ("/health", "POST", 405)],
 )
-def test_what_is_not_there_is_refused_in_the_same_form(server: Running, path: str, method: str, status: int) -> None:
+def test_what_is_not_there_is_refused_in_the_same_form(server, path, method, status):
     said = ask(server.port, path, method=method)
     assert (said.status, list(said.body)) == (status, ["error"])
 
 
-def test_models_health_page_and_metrics(server: Running) -> None:
+def test_models_health_page_and_metrics(server):
     ask(server.port, COMPLETIONS, body())
     assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
     assert ask(server.port, "/v1/models/echo").body["max_model_len"] == 512
@@ -173,7 +171,7 @@ def test_models_health_page_and_metrics(server: Running) -> None:
     assert values["repro_requests_waiting"] == values["repro_requests_running"] == 0
 
 
-def test_streams_are_timed_to_their_first_token_and_between_the_others() -> None:
+def test_streams_are_timed_to_their_first_token_and_between_the_others():
     """Two blocks, the second of one token."""
     with running_server(EchoModel(step_s=0.1), ByteCodec()) as server:
         assert not any("quantile" in name for name in metrics(server.port))
@@ -188,7 +186,7 @@ def test_streams_are_timed_to_their_first_token_and_between_the_others() -> None
         assert values['repro_recent_time_per_output_token_seconds{quantile="0.9"}'] == tpot_s
 
 
-def test_a_step_that_raises_costs_its_batch_alone(server: Running) -> None:
+def test_a_step_that_raises_costs_its_batch_alone(server):
     failed = ask(server.port, COMPLETIONS, body([RAISE, 1]))
     assert (failed.status, failed.body["error"]["code"]) == (500, "engine_failed")
     assert ask(server.port, COMPLETIONS, body()).status == 200
@@ -199,7 +197,7 @@ def test_a_step_that_raises_costs_its_batch_alone(server: Running) -> None:
     server.wait_until_idle()
 
 
-def test_a_fault_of_the_server_is_said_without_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_the_server_is_said_without_its_traceback(caplog):
     class Broken(ByteCodec):
         def encode(self, text: str) -> tuple[int, ...]:
             raise RuntimeError("a secret")
@@ -213,7 +211,7 @@ def test_a_fault_of_the_server_is_said_without_its_traceback(caplog: pytest.LogC
         server.wait_until_idle()
 
 
-def test_a_client_that_leaves_frees_its_rows() -> None:
+def test_a_client_that_leaves_frees_its_rows():
     with running_server(EchoModel(max_running=2, step_s=0.02), ByteCodec()) as server:
         long = body(max_tokens=400)
         ends = [leave(server.port, COMPLETIONS, long | {"stream": stream}) for stream in (False, True, False)]
@@ -226,7 +224,7 @@ def test_a_client_that_leaves_frees_its_rows() -> None:
         assert ask(server.port, COMPLETIONS, body()).status == 200
 
 
-def test_a_full_queue_refuses_and_keeps_its_word_to_the_others() -> None:
+def test_a_full_queue_refuses_and_keeps_its_word_to_the_others():
     settings = ServerSettings(max_queue=2)
     with running_server(EchoModel(max_running=1, step_s=0.02), ByteCodec(), settings) as server:
         ends = [leave(server.port, COMPLETIONS, body(max_tokens=400)) for _ in range(1)]
@@ -244,7 +242,7 @@ def test_a_full_queue_refuses_and_keeps_its_word_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_ends_a_request_that_waits_or_runs(stream: bool) -> None:
+def test_a_deadline_ends_a_request_that_waits_or_runs(stream):
     with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
         end = leave(server.port, COMPLETIONS, body(max_tokens=400))
         server.wait_until(lambda: server.service.status.running == 1)
@@ -264,7 +262,7 @@ def test_a_deadline_ends_a_request_that_waits_or_runs(stream: bool) -> None:
         server.wait_until_idle()
 
 
-def test_an_engine_that_dies_costs_what_it_had_begun(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_dies_costs_what_it_had_begun(caplog):
     with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
         first = server.service.pid
         with ThreadPoolExecutor(4) as pool:
@@ -288,7 +286,7 @@ def test_an_engine_that_dies_costs_what_it_had_begun(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("poison", [DIE, DIE_AT_ONCE])
-def test_a_request_that_kills_every_engine_is_given_up(poison: int) -> None:
+def test_a_request_that_kills_every_engine_is_given_up(poison):
     with running_server(EchoModel(), ByteCodec()) as server:
         said = ask(server.port, COMPLETIONS, body([poison, 1]))
         assert (said.status, said.body["error"]["code"]) == (500, "engine_failed")
@@ -296,7 +294,7 @@ def test_a_request_that_kills_every_engine_is_given_up(poison: int) -> None:
         assert server.call(lambda: server.service.num_restarts) <= 2
 
 
-def test_a_key_is_asked_for_under_v1_alone() -> None:
+def test_a_key_is_asked_for_under_v1_alone():
     with running_server(EchoModel(), ByteCodec(), ServerSettings(api_key="sesame")) as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}):
             said = ask(server.port, COMPLETIONS, body(), headers=headers)
@@ -307,7 +305,7 @@ def test_a_key_is_asked_for_under_v1_alone() -> None:
         assert "sesame" not in ask(server.port, "/metrics").body
 
 
-def test_before_the_model_is_loaded_requests_are_asked_to_come_again() -> None:
+def test_before_the_model_is_loaded_requests_are_asked_to_come_again():
     with running_server(EchoModel(load_s=0.5), ByteCodec(), is_ready=False) as server:
         assert ask(server.port, "/health").status == 200
         said = ask(server.port, COMPLETIONS, body())
@@ -319,7 +317,7 @@ def test_before_the_model_is_loaded_requests_are_asked_to_come_again() -> None:
         assert ask(server.port, COMPLETIONS, body()).status == 200
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_service_with_its_sentence() -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_service_with_its_sentence():
     with running_server(
         EchoModel(refusal="dtype='float8' is unknown: use another"), ByteCodec(), is_ready=False
     ) as server:
@@ -330,7 +328,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_service_with_its_sentence() -> N
         assert ask(server.port, COMPLETIONS, body()).body["error"]["message"].startswith("the engine has ended")
 
 
-def test_a_draining_server_ends_what_it_has_and_takes_nothing_more() -> None:
+def test_a_draining_server_ends_what_it_has_and_takes_nothing_more():
     with running_server(EchoModel(step_s=0.02), ByteCodec()) as server, ThreadPoolExecutor(1) as pool:
         taken = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=100))
         server.wait_until(lambda: server.service.status.running == 1)
@@ -341,7 +339,7 @@ def test_a_draining_server_ends_what_it_has_and_takes_nothing_more() -> None:
         assert taken.result().body["usage"]["completion_tokens"] == 100
 
 
-def test_many_clients_that_come_and_go_leave_nothing_behind() -> None:
+def test_many_clients_that_come_and_go_leave_nothing_behind():
     """Answers are right, whoever else left in the middle; afterwards nothing is held."""
     with running_server(EchoModel(max_running=8), ByteCodec()) as server, ThreadPoolExecutor(16) as pool:
 

@@ -1,7 +1,5 @@
 """Bodies as they are read, and refused, without a server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -79,7 +77,7 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
         (body(timeout=0), "timeout=0 must be above 0"),
     ],
 )
-def test_refusals(given: Any, sentence: str) -> None:
+def test_refusals(given, sentence):
     content = given if isinstance(given, bytes) else json.dumps(given).encode()
     with pytest.raises(ApiError) as caught:
         SCHEMAS[CompletionBody].read(content)
@@ -101,7 +99,7 @@ def test_refusals(given: Any, sentence: str) -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type='image_url' is wrong"),
     ],
 )
-def test_refusals_of_conversations(messages: Any, sentence: str) -> None:
+def test_refusals_of_conversations(messages, sentence):
     assert sentence in refusal(ChatBody, messages=messages)
 
 
@@ -117,17 +115,17 @@ def test_refusals_of_conversations(messages: Any, sentence: str) -> None:
         ({"max_tokens": 1, "ignore_eos": False, "top_p": 1}, {"max_tokens": 1, "ignore_eos": False, "top_p": 1.0}),
     ],
 )
-def test_the_engine_is_told_what_was_given(fields: dict[str, Any], generation: dict[str, Any]) -> None:
+def test_the_engine_is_told_what_was_given(fields, generation):
     assert read(**fields).generation == read(ChatBody, **fields).generation == generation
 
 
-def test_what_is_not_asked_for() -> None:
+def test_what_is_not_asked_for():
     asked = read()
     assert (asked.n, asked.stop, asked.stream, asked.stream_options.include_usage) == (1, [], False, False)
     assert (asked.return_token_ids, asked.timeout, asked.ignore_eos) == (False, None, False)
 
 
-def test_the_newer_name_of_an_answer_s_length() -> None:
+def test_the_newer_name_of_an_answer_s_length():
     assert read(ChatBody, max_completion_tokens=4).generation == {"max_tokens": 4}
     assert read(ChatBody, max_completion_tokens=None, max_tokens=3).generation == {"max_tokens": 3}
     assert "max_completion_tokens=4 is unknown" in refusal(max_completion_tokens=4)
@@ -136,7 +134,7 @@ def test_the_newer_name_of_an_answer_s_length() -> None:
     assert refusal(ChatBody, max_completion_tokens=1, max_tokens=True) == "max_tokens=True must be a whole number"
 
 
-def test_half_a_character_is_refused_wherever_it_stands() -> None:
+def test_half_a_character_is_refused_wherever_it_stands():
     sentence = r"'a\ud800' holds half a character (a lone surrogate): take it out"
     assert refusal(**{"a\ud800": 1}) == refusal(stop="a\ud800") == sentence
     assert refusal(stream=True, stream_options={"a\ud800": 1}) == sentence
@@ -167,7 +165,7 @@ NEUTRAL = {
 }
 
 
-def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not() -> None:
+def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
     assert read(**NEUTRAL, metadata={"a": "b"}, prompt_cache_key="k", safety_identifier=1).generation == {}
     assert read(**dict.fromkeys(NEUTRAL)).generation == {}
     assert read(parallel_tool_calls=False, service_tier="default").generation == {}
@@ -175,7 +173,7 @@ def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not() -
         assert refusal(**{name: [7]}) == f"{name}=[7] is not supported: leave it out"
 
 
-def test_a_sentence_shows_no_more_of_a_value_than_tells_it() -> None:
+def test_a_sentence_shows_no_more_of_a_value_than_tells_it():
     assert refusal(zzz="a" * 58).startswith(f"zzz='{'a' * 58}' is unknown")
     assert refusal(zzz="a" * 59).startswith(f"zzz='{'a' * 56}... is unknown")
     own = "; besides OpenAI's fields there are steps, threshold, remasking"
@@ -183,7 +181,7 @@ def test_a_sentence_shows_no_more_of_a_value_than_tells_it() -> None:
     assert refusal(stream=True, stream_options={"zzz": 1}) == "stream_options.zzz=1 is unknown: leave it out"
 
 
-def test_content_in_parts_is_one_text() -> None:
+def test_content_in_parts_is_one_text():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     asked = read(ChatBody, messages=[{"role": "system", "content": parts, "name": None}, *MESSAGES])
     assert isinstance(asked, ChatBody)

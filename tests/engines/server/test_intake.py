@@ -1,14 +1,12 @@
 """What comes in over a socket and is no plain request: slow, cut, endless, misaddressed, of another form, or too much."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -136,9 +134,7 @@ TYPE = "send the body as 'Content-Type: application/json'"
         pytest.param((head("Connection: close, Upgrade", "Upgrade: websocket") + CONTENT,), [200], "", id="an upgrade"),
     ],
 )  # fmt: skip
-def test_what_does_not_come_as_it_should_ends_in_a_sentence(
-    server: Running, parts: Sequence[bytes], statuses: list[int], sentence: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_does_not_come_as_it_should_ends_in_a_sentence(server, parts, statuses, sentence, caplog):
     """A sentence, a closed connection, nothing held, and not a line in the log."""
     said = talk(server.port, *parts, gap_s=0.04 if parts[1:] == ENDLESS else 0.0)
     assert said.statuses == statuses
@@ -175,9 +171,7 @@ def test_what_does_not_come_as_it_should_ends_in_a_sentence(
         ({"host": "evil.com", "path": "/metrics", "method": "GET"}, 421, "is not this server"),
     ],
 )
-def test_a_page_of_another_origin_is_refused(
-    server: Running, given: dict[str, Any], status: int, sentence: str
-) -> None:
+def test_a_page_of_another_origin_is_refused(server, given, status, sentence):
     """By the forms that a browser sends without asking, and by the name that it was sent to."""
     said = talk(server.port, head(LAST, **given) + CONTENT)
     assert said.statuses == [status]
@@ -185,7 +179,7 @@ def test_a_page_of_another_origin_is_refused(
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
-def test_a_coded_body_is_not_read(server: Running, coding: str) -> None:
+def test_a_coded_body_is_not_read(server, coding):
     said = talk(server.port, head(LAST, f"Content-Encoding: {coding}") + CONTENT)
     assert (said.statuses, "send the body as it is" in said.sentences[0]) == ([415], True)
 
@@ -198,18 +192,18 @@ def test_a_coded_body_is_not_read(server: Running, coding: str) -> None:
         pytest.param(CHUNKED.replace(b"localhost", b"elsewhere"), id="the body's end is not known"),
     ],
 )
-def test_a_connection_whose_next_bytes_mean_nothing_is_said_to_close(server: Running, parts: bytes) -> None:
+def test_a_connection_whose_next_bytes_mean_nothing_is_said_to_close(server, parts):
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
         client.sendall(parts)
         assert b"\r\nconnection: close\r\n" in client.recv(1 << 16)
 
 
-def test_others_may_call_a_server_what_they_like_where_others_reach_it() -> None:
+def test_others_may_call_a_server_what_they_like_where_others_reach_it():
     with running_server(EchoModel(), ByteCodec(), ServerSettings(host="0.0.0.0")) as server:
         assert talk(server.port, head(LAST, host="evil.com") + CONTENT).statuses == [200]
 
 
-def test_bodies_under_way_are_bounded_together_and_small_ones_go_on(server: Running) -> None:
+def test_bodies_under_way_are_bounded_together_and_small_ones_go_on(server):
     """Three of them fit, and are given up where their rest does not come."""
     with ExitStack() as stack:
         clients = []
@@ -226,14 +220,14 @@ def test_bodies_under_way_are_bounded_together_and_small_ones_go_on(server: Runn
     server.wait_until(lambda: server.server._intake._held == 0)
 
 
-def test_idle_connections_make_room_for_who_asks(server: Running) -> None:
+def test_idle_connections_make_room_for_who_asks(server):
     with ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         assert ask(server.port, "/v1/completions", CONTENT).status == 200
 
 
-def test_where_none_is_idle_a_new_connection_is_refused() -> None:
+def test_where_none_is_idle_a_new_connection_is_refused():
     with running_server(EchoModel(step_s=0.02), ByteCodec(), ServerSettings(max_connections=2)) as server:
         with ExitStack() as stack:
             busy = json.dumps({"model": "echo", "prompt": "hi", "max_tokens": 400}).encode()
@@ -247,7 +241,7 @@ def test_where_none_is_idle_a_new_connection_is_refused() -> None:
         server.wait_until_idle()
 
 
-def test_a_draining_server_waits_for_no_body_that_has_not_come(server: Running) -> None:
+def test_a_draining_server_waits_for_no_body_that_has_not_come(server):
     with running_server(EchoModel(), ByteCodec()) as server, ExitStack() as stack:
         clients = []
         for _ in range(30):
@@ -261,9 +255,7 @@ def test_a_draining_server_waits_for_no_body_that_has_not_come(server: Running) 
             assert rest_of(client) == ([503], ["the server is ending: come again later"])
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_fault(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_fault(caplog):
     with running_server(EchoModel(), ByteCodec()) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head() + CONTENT[:8])
@@ -287,7 +279,7 @@ class Watched(ByteCodec):
         return super().encode(text)
 
 
-def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
+def test_a_text_that_cannot_fit_is_not_tokenized():
     """The model takes 512 tokens, the codec's longest has 4 bytes."""
     codec = Watched()
     with running_server(EchoModel(), codec) as server:
@@ -307,7 +299,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
         assert codec.seen == [2048]
 
 
-def test_a_long_text_keeps_no_short_one_waiting() -> None:
+def test_a_long_text_keeps_no_short_one_waiting():
     codec = Watched()
     with running_server(EchoModel(max_model_len=1 << 16), codec) as server, ThreadPoolExecutor(1) as pool:
         long = pool.submit(
@@ -319,7 +311,7 @@ def test_a_long_text_keeps_no_short_one_waiting() -> None:
         assert long.result().status == 200
 
 
-def test_a_client_that_reads_nothing_of_its_answer_is_let_go() -> None:
+def test_a_client_that_reads_nothing_of_its_answer_is_let_go():
     """Whatever it was answered, the rest would be held for ever."""
 
     async def answer(_scope: Any, _receive: Any, send: Any) -> None:
@@ -331,7 +323,7 @@ def test_a_client_that_reads_nothing_of_its_answer_is_let_go() -> None:
 
     async def serve() -> None:
         config = uvicorn.Config(answer, lifespan="off", log_config=None)
-        config.timeout_keep_alive = 0.1  # type: ignore[assignment]
+        config.timeout_keep_alive = 0.1
         state = ServerState()
         bounds = {"settings": SETTINGS, "most": 1, "idle": {}, "on_refusal": lambda _: None}
 

@@ -1,7 +1,5 @@
 """The engine's loop without its process, and the process without a server."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -39,7 +37,7 @@ def told(batches: Sequence[Sequence[Any]], engine: Any = None) -> list[Event]:
     return [event for report in reports for event in report.events]
 
 
-def test_requests_are_taken_run_and_told() -> None:
+def test_requests_are_taken_run_and_told():
     events = told([[submit(1, (5, 6)), submit(2, (REFUSE, 1)), submit(3, (7,), wants_tokens=True)]])
     assert events[:3] == [Accepted(1), Refused(2, f"prompt_ids begin with {REFUSE}: begin with another"), Accepted(3)]
     assert Finished(1, answer_of((5, 6), 8)) in events
@@ -48,12 +46,12 @@ def test_requests_are_taken_run_and_told() -> None:
     assert [event for event in events if isinstance(event, Admitted)] == [Admitted(1), Admitted(3)]
 
 
-def test_a_cancelled_request_is_not_heard_of_again() -> None:
+def test_a_cancelled_request_is_not_heard_of_again():
     events = told([[submit(1, (5,), 40), submit(2, (6,), 8)], [Cancel(1)], [Cancel(77)]])
     assert [event.request_id for event in events if isinstance(event, Finished)] == [2]
 
 
-def test_a_step_that_raises_fails_its_batch_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_raises_fails_its_batch_and_the_others_go_on(capfd):
     events = told([[submit(1, (RAISE,)), submit(2, (5,)), submit(3, (6,))]])
     failed = [event.request_id for event in events if isinstance(event, Failed)]
     finished = [event.request_id for event in events if isinstance(event, Finished)]
@@ -61,7 +59,7 @@ def test_a_step_that_raises_fails_its_batch_and_the_others_go_on(capfd: pytest.C
     assert "RuntimeError: the step of such a prompt raises" in capfd.readouterr().err
 
 
-def test_an_engine_that_fails_again_and_again_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_fails_again_and_again_is_ended(capfd):
     class Stuck(EchoEngine):
         def give_up(self, sentence: str) -> list[Event]:
             return []
@@ -91,7 +89,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_engine_ends_with_its_parent_however_that_ends(tmp_path: Path, number: int) -> None:
+def test_the_engine_ends_with_its_parent_however_that_ends(tmp_path, number):
     """In the middle of a request."""
     path = os.pathsep.join((str(REPO), str(REPO / "tests")))
     parent = subprocess.Popen(

@@ -1,7 +1,5 @@
 """A server from its socket to its end, and the signals it gets; it runs in the test's own thread, its client in another."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -66,7 +64,7 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_sigterm_ends_what_was_taken_and_then_the_server() -> None:
+def test_sigterm_ends_what_was_taken_and_then_the_server():
     got: list[Any] = []
 
     def client(port: int) -> None:
@@ -89,7 +87,7 @@ def test_sigterm_ends_what_was_taken_and_then_the_server() -> None:
     assert got == [wanted, 200, wanted, "[DONE]"]
 
 
-def test_bodies_that_have_not_come_are_not_waited_for() -> None:
+def test_bodies_that_have_not_come_are_not_waited_for():
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
     ends: list[socket.socket] = []
 
@@ -110,7 +108,7 @@ def test_bodies_that_have_not_come_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("how", ["the time is over", "a second signal"])
-def test_what_does_not_end_in_time_is_told_so(how: str) -> None:
+def test_what_does_not_end_in_time_is_told_so(how):
     got: list[Any] = []
 
     def client(port: int) -> None:
@@ -134,27 +132,27 @@ def free_port() -> int:
         return port
 
 
-def test_nobody_can_connect_before_the_machine_is_known_to_do() -> None:
+def test_nobody_can_connect_before_the_machine_is_known_to_do():
     port = free_port()
     said = run_with(lambda _: send(signal.SIGTERM), port=port, closed_port=port)
     assert said[0] == f"listening on http://127.0.0.1:{port}, loading echo"
 
 
-def test_what_the_machine_lacks_is_said_and_nothing_else() -> None:
+def test_what_the_machine_lacks_is_said_and_nothing_else():
     said: list[str] = []
     with pytest.raises(UserError, match="there is no such card"):
         run(EchoModel(lacks="there is no such card"), ByteCodec(), ServerSettings(port=0), said.append)
     assert said == []
 
 
-def test_an_address_that_is_taken_is_one_sentence() -> None:
+def test_an_address_that_is_taken_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"port={port} cannot be listened on \(Address already in use\)"):
             run(EchoModel(), ByteCodec(), ServerSettings(port=port), lambda _: None)
 
 
-def test_small_pieces_are_sent_at_once() -> None:
+def test_small_pieces_are_sent_at_once():
     """And not when the client has acknowledged those before, 40 ms later."""
     found: list[int] = []
 
@@ -175,7 +173,7 @@ def test_small_pieces_are_sent_at_once() -> None:
     assert found == [1]
 
 
-def test_an_address_that_is_taken_meanwhile_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_taken_meanwhile_too(monkeypatch):
     port = free_port()
     others: list[socket.socket] = []
 

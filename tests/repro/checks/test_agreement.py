@@ -1,7 +1,5 @@
 """Top-1 agreement of two precisions, against what a sampler's own forward says."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -16,22 +14,19 @@ GENERATION = GenerationConfig(gen_length=6, block_length=6, steps=6)
 
 
 def requests(model: object, lengths: tuple[int, ...] = (3, 7)) -> list[Request]:
-    return [
-        request_on(model, i, n, GENERATION)  # type: ignore[arg-type]
-        for i, n in enumerate(lengths)
-    ]
+    return [request_on(model, i, n, GENERATION) for i, n in enumerate(lengths)]
 
 
 @pytest.mark.parametrize("tiny", [GQA, MHA], ids=lambda tiny: tiny.name)
-def test_a_model_agrees_with_itself(tiny: object) -> None:
-    model = network(tiny)  # type: ignore[arg-type]
+def test_a_model_agrees_with_itself(tiny):
+    model = network(tiny)
     found = top1_agreement(model, model, requests(tiny))
     assert (found.num_prompts, found.num_positions, found.num_agreeing, found.share) == (2, 12, 12, 1.0)
     assert found.median_margin > 0
     assert found.to_dict()["high"] == pytest.approx(1.0)
 
 
-def test_one_other_token_is_one_position_less() -> None:
+def test_one_other_token_is_one_position_less():
     """A head whose best row is swapped with another's disagrees exactly where that row was best."""
     exact = network(GQA)
     other = copy.deepcopy(exact)
@@ -52,10 +47,10 @@ def _argmax(model: torch.nn.Module, request: Request) -> torch.Tensor:
     from repro.checks.agreement import _masked_logits
 
     with torch.inference_mode():
-        return _masked_logits(model, request).argmax(dim=-1)  # type: ignore[arg-type]
+        return _masked_logits(model, request).argmax(dim=-1)
 
 
-def test_bfloat16_of_the_embedded_model_mostly_agrees() -> None:
+def test_bfloat16_of_the_embedded_model_mostly_agrees():
     exact, rounded = load_pair("tiny", weights="checkpoint", device="cpu")
     assert {p.dtype for p in exact.parameters()} == {torch.float32}
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
@@ -68,7 +63,7 @@ def test_bfloat16_of_the_embedded_model_mostly_agrees() -> None:
     assert found.share > 0.5
 
 
-def test_random_weights_are_the_same_in_both() -> None:
+def test_random_weights_are_the_same_in_both():
     exact, rounded = load_pair("tiny", weights="random", device="cpu")
     for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
         assert torch.equal(wide, narrow.float())

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +37,7 @@ def row(machine: Machine, item: str) -> Item:
     return found
 
 
-def test_a_laptop_measures_the_small_model_and_simulates_the_cards() -> None:
+def test_a_laptop_measures_the_small_model_and_simulates_the_cards():
     assert row(LAPTOP, "cpu-tiny measured") == Item(
         item="cpu-tiny measured", status="ok", detail="yes, on A Processor 9000"
     )
@@ -53,27 +50,27 @@ def test_a_laptop_measures_the_small_model_and_simulates_the_cards() -> None:
 
 
 @pytest.mark.parametrize("machine", [LAPTOP, SERVER])
-def test_every_platform_has_a_row_for_each_executor(machine: Machine) -> None:
+def test_every_platform_has_a_row_for_each_executor(machine):
     items = [row.item for row in rows_for(machine)]
     assert len(set(items)) == len(items)
     for name in PLATFORMS:
         assert {f"{name} measured", f"{name} simulated"} <= set(items)
 
 
-def test_an_endpoint_is_measured_where_there_is_a_client() -> None:
+def test_an_endpoint_is_measured_where_there_is_a_client():
     assert row(LAPTOP, "endpoint measured").detail == "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
     machine = replace(LAPTOP, torch=None, packages=(*LAPTOP.packages, ("aiohttp", "3.9.0")))
     assert row(machine, "endpoint measured").status == "ok"
     assert row(machine, "endpoint simulated").status == "no"
 
 
-def test_a_server_names_the_card_its_numbers_would_be_of() -> None:
+def test_a_server_names_the_card_its_numbers_would_be_of():
     assert row(SERVER, "rtx4090 measured").detail == "yes, numbers are those of NVIDIA H200"
     assert row(SERVER, "GPU") == Item(item="GPU", status="ok", detail="NVIDIA H200, 141.0 GB")
     assert row(SERVER, "torch").detail == "2.13.0, CUDA 13.0"
 
 
-def test_the_largest_card_counts() -> None:
+def test_the_largest_card_counts():
     small = FoundGpu(name="small", memory_bytes=8 * 10**9)
     two = replace(SERVER, gpus=(small, H200))
     assert row(two, "l40s measured").status == "ok"
@@ -83,12 +80,12 @@ def test_the_largest_card_counts() -> None:
 
 
 @pytest.mark.parametrize(("share", "status"), [(CARD_TOLERANCE, "ok"), (CARD_TOLERANCE - 0.01, "no")])
-def test_a_card_may_report_a_little_less_than_its_name(share: float, status: str) -> None:
+def test_a_card_may_report_a_little_less_than_its_name(share, status):
     card = FoundGpu(name="card", memory_bytes=round(share * RTX4090.part(DllmPart).memory_bytes))
     assert row(replace(SERVER, gpus=(card,)), "rtx4090 measured").status == status
 
 
-def test_a_cpu_build_of_torch_beside_a_driver_is_explained() -> None:
+def test_a_cpu_build_of_torch_beside_a_driver_is_explained():
     machine = replace(LAPTOP, has_nvidia_driver=True)
     for item in ("GPU", "rtx4090 measured"):
         assert "make setup TORCH=torch" in row(machine, item).detail
@@ -111,13 +108,13 @@ def test_a_cpu_build_of_torch_beside_a_driver_is_explained() -> None:
         ({"data_dir_error": "REPRO_DATA_DIR='x' is not a directory"}, "REPRO_DATA_DIR", "is not a directory"),
     ],
 )
-def test_what_is_wrong_is_said_where_it_matters(change: dict[str, object], item: str, detail: str) -> None:
-    found = row(replace(LAPTOP, **change), item)  # type: ignore[arg-type]
+def test_what_is_wrong_is_said_where_it_matters(change, item, detail):
+    found = row(replace(LAPTOP, **change), item)
     assert found.status == "no"
     assert detail in found.detail
 
 
-def test_a_missing_checkpoint_does_not_stop_a_large_card() -> None:
+def test_a_missing_checkpoint_does_not_stop_a_large_card():
     assert row(replace(SERVER, missing_weights=("config.json",)), "rtx4090 measured").status == "ok"
 
 
@@ -133,13 +130,13 @@ def test_a_missing_checkpoint_does_not_stop_a_large_card() -> None:
         ({"sandbox_error": "generated code is not run on win32"}, "no", "not run on win32"),
     ],
 )
-def test_generated_code_is_isolated_or_not_run(change: dict[str, object], status: str, detail: str) -> None:
-    found = row(replace(LAPTOP, **change), "generated code")  # type: ignore[arg-type]
+def test_generated_code_is_isolated_or_not_run(change, status, detail):
+    found = row(replace(LAPTOP, **change), "generated code")
     assert found.status == status
     assert detail in found.detail
 
 
-def test_optional_packages_never_fail() -> None:
+def test_optional_packages_never_fail():
     with_one = replace(LAPTOP, packages=(("datasets", "3.1"), ("redis", None)))
     assert row(with_one, "datasets") == Item(
         item="datasets", status="ok", detail="3.1: data sets from the hub (source=hub)"
@@ -147,13 +144,13 @@ def test_optional_packages_never_fail() -> None:
     assert row(with_one, "redis").status == "info"
 
 
-def test_without_git_runs_lose_only_their_commit() -> None:
+def test_without_git_runs_lose_only_their_commit():
     for change in ({"has_git": False, "commit": None}, {"commit": None}):
-        found = row(replace(LAPTOP, **change), "git")  # type: ignore[arg-type]
+        found = row(replace(LAPTOP, **change), "git")
         assert (found.status, "without a commit" in found.detail) == ("info", True)
 
 
-def test_data_sets_come_from_the_files_that_are_there(tmp_path: Path) -> None:
+def test_data_sets_come_from_the_files_that_are_there(tmp_path):
     assert row(LAPTOP, "dataset burst").detail == "embedded generator"
     (tmp_path / "burstgpt").mkdir()
     (tmp_path / "burstgpt" / "BurstGPT_1.csv").touch()
@@ -162,7 +159,7 @@ def test_data_sets_come_from_the_files_that_are_there(tmp_path: Path) -> None:
     assert row(machine, "dataset osc").detail == "embedded generator"
 
 
-def test_looks_at_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_looks_at_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path / "absent"))
     machine = look()
     assert machine.python == sys.version_info[:3]
@@ -175,14 +172,14 @@ def test_looks_at_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert look().data_dir == tmp_path
 
 
-def test_a_torch_that_does_not_load_is_a_row_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_does_not_load_is_a_row_not_a_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     machine = look()
     assert (machine.cuda, machine.gpus) == (None, ())
     assert row(machine, "cpu-tiny measured").status == "no"
 
 
-def test_a_package_that_only_looks_importable_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_only_looks_importable_is_not_there(monkeypatch):
     """``datasets/`` at the root imports as an empty namespace, as ``baselines`` does: neither is an installed library."""
     monkeypatch.setattr(repro.checks.doctor, "OPTIONAL", {"baselines": "x", "numpy": "y"})
     packages = dict(look().packages)

@@ -1,7 +1,5 @@
 """Numbers in documents are those of the results."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -51,12 +49,12 @@ def edited(path: Path, old: str, new: str, root: Path) -> dict[str, str]:
         path.write_text(text, encoding="utf-8")
 
 
-def test_every_quote_stands_in_its_document() -> None:
+def test_every_quote_stands_in_its_document():
     assert missing(RESULTS, REPO) == []
     assert {name for name, _ in quotes(RESULTS)} == {"README.md", "docs/ampd.md", "docs/laps.md"}
 
 
-def test_every_number_of_a_quote_counts(tmp_path: Path) -> None:
+def test_every_number_of_a_quote_counts(tmp_path):
     """One digit more of each number that is made again from results: the quote is missed."""
     (tmp_path / "docs").mkdir()
     found = list(quotes(RESULTS))
@@ -101,19 +99,17 @@ def test_every_number_of_a_quote_counts(tmp_path: Path) -> None:
         ("docs/metrics.md", "## ", "## 99 ", "99 stands under"),
     ],
 )
-def test_a_number_changed_in_a_document_is_found(
-    repository: Path, document: str, old: str, new: str, reason: str
-) -> None:
+def test_a_number_changed_in_a_document_is_found(repository, document, old, new, reason):
     found = edited(repository / document, old, new, repository)
     assert found.keys() == {document}
     assert reason in found[document]
 
 
-def test_words_may_change(repository: Path) -> None:
+def test_words_may_change(repository):
     assert edited(repository / "docs/laps.md", "is worth it", "pays", repository) == {}
 
 
-def test_results_that_changed_ask_for_their_documents_to_be_read_again(repository: Path) -> None:
+def test_results_that_changed_ask_for_their_documents_to_be_read_again(repository):
     path = repository / "results/laps-h200/fig7-h200.csv"
     found = edited(path, path.read_text().splitlines()[-1], "", repository)
     assert found.keys() == {"docs/laps.md"}
@@ -129,7 +125,7 @@ def test_results_that_changed_ask_for_their_documents_to_be_read_again(repositor
         "laps-cpu-tiny/mixing-steps.json",
     ],
 )
-def test_files_without_a_stamp_are_as_they_were_accepted(repository: Path, name: str) -> None:
+def test_files_without_a_stamp_are_as_they_were_accepted(repository, name):
     path = repository / "results" / name
     whole = path.read_text(encoding="utf-8")
     digit = re.search(r"[1-8]", whole)
@@ -143,7 +139,7 @@ def test_files_without_a_stamp_are_as_they_were_accepted(repository: Path, name:
         path.with_suffix(".away").rename(path)
 
 
-def test_what_was_accepted_cannot_be_edited(repository: Path) -> None:
+def test_what_was_accepted_cannot_be_edited(repository):
     path = repository / "results" / NAME
     assert edited(path, '"21"', '"31"', repository)["results/accepted.json"] == "it is not as it was written"
     value = json.loads(path.read_text())
@@ -155,7 +151,7 @@ def test_what_was_accepted_cannot_be_edited(repository: Path) -> None:
     path.write_text(text)
 
 
-def test_results_that_cannot_be_read_are_a_fault(repository: Path) -> None:
+def test_results_that_cannot_be_read_are_a_fault(repository):
     for name in ("l40s/readings-l40s.csv", "claims-laps.csv", "cpu-tiny/fig8-cpu-tiny.csv"):
         if "claims" not in name:
             found = edited(repository / "results" / name, "dataset", "data", repository)
@@ -168,7 +164,7 @@ def test_results_that_cannot_be_read_are_a_fault(repository: Path) -> None:
             path.with_suffix(".away").rename(path)
 
 
-def test_accepting_needs_the_repositorys_own_documents(tmp_path: Path) -> None:
+def test_accepting_needs_the_repositorys_own_documents(tmp_path):
     result = CliRunner().invoke(app, ["check-results", "--accept", "--results", str(tmp_path)])
     assert result.exit_code != 0
     assert "has no documents beside it" in str(result.exception or result.output)

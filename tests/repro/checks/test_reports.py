@@ -1,16 +1,13 @@
 """What is committed has to be what would be made today: calibration reports and claims."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.stored_runs import stored
@@ -61,7 +58,7 @@ def statuses(root: Path, given: Answer, today: Today | None = None) -> list[str]
     return [each.status for each in check_claims(root, today)]
 
 
-def test_a_cell_is_prepared_once_whichever_figure_asks() -> None:
+def test_a_cell_is_prepared_once_whichever_figure_asks():
     today = Today()
     assert today.experiment(replace(CELL, figure="fig3")) is today.experiment(CELL)
     assert today.experiment(replace(CELL, seed=1)) is not today.experiment(CELL)
@@ -75,7 +72,7 @@ def today() -> Today:
     return Today()
 
 
-def test_claims_are_of_todays_runs(tmp_path: Path, today: Today, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_are_of_todays_runs(tmp_path, today, monkeypatch):
     assert check_claims(tmp_path) == []
     assert CELL.key in {cell.key for source in sources(DLLM_SERVE.entries, ("l40s",)) for cell in source.cells}
     assert statuses(tmp_path, answer(CELL, code="0123"), today) == ["other code"]
@@ -129,14 +126,7 @@ def flip(row: dict[str, str]) -> None:
         ("dllm-2x-requests", lambda row: row.clear(), "its claims are not those of claims.yaml"),
     ],
 )
-def test_rows_changed_by_hand_are_found(
-    tmp_path: Path,
-    today: Today,
-    claim: str,
-    change: Callable[[dict[str, str]], None],
-    reason: str,
-    knows_the_stamp: bool,
-) -> None:
+def test_rows_changed_by_hand_are_found(tmp_path, today, claim, change, reason, knows_the_stamp):
     path = tmp_path / "claims-dllm-serve.csv"
     save_claims(DLLM_SERVE, judge_all(load_claims("dllm-serve"), [answer(CELL), COMPUTED]), path)
     rows = claims_file.read(path)
@@ -156,7 +146,7 @@ def test_rows_changed_by_hand_are_found(
     assert re.search(reason if knows_the_stamp else "it is not as it was written", found.reason), found.reason
 
 
-def test_a_number_changed_in_the_claims_is_found(tmp_path: Path, today: Today, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_changed_in_the_claims_is_found(tmp_path, today, monkeypatch):
     save_claims(DLLM_SERVE, judge_all(load_claims("dllm-serve"), [answer(CELL)]), tmp_path / "claims-dllm-serve.csv")
     changed = tmp_path / "claims.yaml"
     changed.write_text(DLLM_SERVE.claims.read_text().replace("value: 1.81", "value: 1.91", 1))
@@ -173,9 +163,7 @@ def test_a_number_changed_in_the_claims_is_found(tmp_path: Path, today: Today, m
     [{"verdict": "not reproduced"}, {"ours": 91.0}, {"error_percent": 0.0}, {"role": "prediction"}, {"expected": 90.0}],
     ids=lambda change: next(iter(change)),
 )
-def test_a_falsified_report_is_found(
-    tmp_path: Path, today: Today, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], knows_the_seal: bool
-) -> None:
+def test_a_falsified_report_is_found(tmp_path, today, monkeypatch, change, knows_the_seal):
     judged = [each for each in judge_all(load_claims("dllm-serve"), [answer(CELL)]) if each.answer is not None]
     found = report(load_calibration("l40s"), judged)
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
@@ -193,7 +181,7 @@ def test_a_falsified_report_is_found(
     assert (own.reason == "it is not as it was written") is not knows_the_seal
 
 
-def test_another_fit_makes_reports_and_claims_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_fit_makes_reports_and_claims_stale(tmp_path, monkeypatch):
     judged = [each for each in judge_all(load_claims("dllm-serve"), [answer(CELL)]) if each.answer is not None]
     fits = {card: load_calibration(card) for card in PROTOCOLS}
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
@@ -222,7 +210,7 @@ def test_another_fit_makes_reports_and_claims_stale(tmp_path: Path, monkeypatch:
         load_calibration.cache_clear()
 
 
-def test_medians_changed_by_hand_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_medians_changed_by_hand_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
     for card in PROTOCOLS:
         value = report(load_calibration(card), [])

@@ -1,7 +1,5 @@
 """Which committed figures would come out the same today."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -58,35 +56,33 @@ def edit_stamp(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(sealed(stamp)))
 
 
-def test_what_was_just_drawn_is_the_same(results: Path) -> None:
+def test_what_was_just_drawn_is_the_same(results):
     found = only(results)
     assert (found.figure, found.status, found.is_fault) == ("dllm-serve/fig3", "same", False)
     assert found.reason == "24 runs"
 
 
-def test_a_file_changed_by_hand_is_stale(results: Path) -> None:
+def test_a_file_changed_by_hand_is_stale(results):
     path = results / "rtx4090" / "fig3-rtx4090.csv"
     path.write_text(path.read_text().replace("osc", "OSC", 1))
     found = only(results)
     assert (found.status, found.is_fault, found.reason) == ("stale", True, f"{path.name} is not as it was drawn")
 
 
-def test_a_stamp_changed_by_hand_is_stale(results: Path) -> None:
+def test_a_stamp_changed_by_hand_is_stale(results):
     path = results / "rtx4090" / "fig3-rtx4090.json"
     path.write_text(path.read_text().replace('"valid": true', '"valid": false', 1))
     assert (only(results).status, only(results).is_fault) == ("stale", True)
     assert only(results).reason == f"{path.name} is not as it was written: draw its figure again"
 
 
-def test_a_file_that_was_not_drawn_with_the_others_is_stale(results: Path) -> None:
+def test_a_file_that_was_not_drawn_with_the_others_is_stale(results):
     (results / "rtx4090" / "fig3-rtx4090.md").write_text("| 1.81 |")
     assert (only(results).status, only(results).reason) == ("stale", "fig3-rtx4090.md was not drawn with it")
 
 
 @pytest.mark.parametrize("name", ["panel", "style"])
-def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
-    results: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(results, name, monkeypatch):
     """A module that the figure's own imports is edited on disk: its throughput may be doubled there."""
     whole = code.place
 
@@ -111,7 +107,7 @@ def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
         code.code_of.cache_clear()
 
 
-def test_another_number_of_the_paper_is_found(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_the_paper_is_found(results, monkeypatch):
     shutil.copytree(paths.PAPER, results / "paper")
     monkeypatch.setattr(paths, "PAPER", results / "paper")
     assert only(results).status == "same"
@@ -124,7 +120,7 @@ def test_another_number_of_the_paper_is_found(results: Path, monkeypatch: pytest
         path.write_text(before)
 
 
-def test_arithmetic_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_is_done_again(tmp_path, monkeypatch):
     out = tmp_path / "l40s"
     result = CliRunner().invoke(
         app, ["reproduce", "fig2", "--platform", "l40s", "--result-dir", str(tmp_path / "local"), "--out-dir", str(out)]
@@ -149,11 +145,11 @@ def test_arithmetic_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("-1.0", "1.0", False),
     ],
 )
-def test_last_places_alone_may_differ(there: str, now: str, is_same: bool) -> None:
+def test_last_places_alone_may_differ(there, now, is_same):
     assert is_alike(there, now) is is_same
 
 
-def test_another_calibration_is_stale(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_calibration_is_stale(results, monkeypatch):
     monkeypatch.setattr(calibration, "CALIBRATION", results)
     calibration.load_calibration.cache_clear()
     try:
@@ -164,7 +160,7 @@ def test_another_calibration_is_stale(results: Path, monkeypatch: pytest.MonkeyP
     assert "other data, calibration or settings" in found.reason
 
 
-def test_notes_that_quote_another_report_are_stale(results: Path) -> None:
+def test_notes_that_quote_another_report_are_stale(results):
     def quote(stamp: dict[str, Any]) -> None:
         (place,) = (i for i, note in enumerate(stamp["notes"]) if note.startswith("Predictions of rtx4090"))
         stamp["notes"][place] = stamp["notes"][place].replace("%", "per cent", 1)
@@ -174,7 +170,7 @@ def test_notes_that_quote_another_report_are_stale(results: Path) -> None:
     assert only(results).reason == "its notes quote another report than rtx4090-report.json"
 
 
-def test_other_code_is_a_fault_of_simulated_figures_alone(results: Path) -> None:
+def test_other_code_is_a_fault_of_simulated_figures_alone(results):
     edit_stamp(results, lambda stamp: stamp["runs"][0].update(code="0" * 12))
     found = only(results)
     assert (found.status, found.is_fault, found.reason) == ("other code", True, "1 of 24 runs were made by other code")
@@ -182,12 +178,12 @@ def test_other_code_is_a_fault_of_simulated_figures_alone(results: Path) -> None
     assert not only(results).is_fault
 
 
-def test_a_figure_without_a_stamp_is_a_fault(results: Path) -> None:
+def test_a_figure_without_a_stamp_is_a_fault(results):
     (results / "rtx4090" / "fig3-rtx4090.json").unlink()
     assert (only(results).status, only(results).is_fault) == ("no stamp", True)
 
 
-def test_the_command_says_which_and_ends_with_1(results: Path) -> None:
+def test_the_command_says_which_and_ends_with_1(results):
     asked = ["check-results", "--results", str(results), "--json"]
     fine = CliRunner().invoke(app, asked)
     assert fine.exit_code == 0
@@ -197,7 +193,7 @@ def test_the_command_says_which_and_ends_with_1(results: Path) -> None:
     assert [(each["status"], each["fault"]) for each in json.loads(spoilt.stdout)["figures"]] == [("stale", True)]
 
 
-def test_many_runs_are_named_by_one_digest(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_runs_are_named_by_one_digest(drawn, tmp_path, monkeypatch):
     monkeypatch.setattr(stamp_module, "MOST_ALONE", 1)
     where = ["--result-dir", str(drawn / "runs"), "--out-dir", str(tmp_path / "rtx4090")]
     result = CliRunner().invoke(app, ["figure", "fig3", *SMALL, "--num-runs", "2", *where])

@@ -1,7 +1,5 @@
 """``repro verify-baselines``: on the embedded cases, on a folder of one's own, and on folders that are not right."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -50,7 +48,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.mark.long
-def test_the_embedded_cases_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_cases_pass(monkeypatch):
     """Every committed case, in this one place. They share a few checkpoints, which are loaded once."""
     monkeypatch.setattr(loader, "load_model", cache(loader.load_model))
     result = verify("--json")
@@ -67,7 +65,7 @@ def test_the_embedded_cases_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert total == len(json.loads((GOLDEN_DIR / "cases.json").read_text())["cases"])
 
 
-def test_a_folder_of_ones_own(folder: Folder) -> None:
+def test_a_folder_of_ones_own(folder):
     result = verify("--golden", folder.write())
     assert result.code == 0
     lines = result.out.splitlines()
@@ -79,7 +77,7 @@ def test_a_folder_of_ones_own(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_a_wrong_id_fails(folder: Folder, case: int) -> None:
+def test_a_wrong_id_fails(folder, case):
     """Also where ties decide: the order of equals is given."""
     entry = folder.content["cases"][case]
     entry["expected_ids"][-1] += 1
@@ -98,7 +96,7 @@ def test_a_wrong_id_fails(folder: Folder, case: int) -> None:
     assert "FAIL" in printed.out
 
 
-def test_other_differences_fail_too(folder: Folder) -> None:
+def test_other_differences_fail_too(folder):
     dual, sparse = folder.content["cases"]
     dual["nfe"] += 1
     sparse["expected_ids"].append(1)
@@ -109,7 +107,7 @@ def test_other_differences_fail_too(folder: Folder) -> None:
     ]
 
 
-def test_what_a_librarys_order_decides_is_not_required(folder: Folder) -> None:
+def test_what_a_librarys_order_decides_is_not_required(folder):
     del folder.content["ties"]
     folder.content["cases"][1]["expected_ids"][0] += 1
     result = verify("--golden", folder.write())
@@ -120,7 +118,7 @@ def test_what_a_librarys_order_decides_is_not_required(folder: Folder) -> None:
     assert (row["verdict"], row["failed"], row["not_required"]) == ("pass", {}, 1)
 
 
-def test_nor_is_what_a_defect_of_the_recorded_code_decided(folder: Folder) -> None:
+def test_nor_is_what_a_defect_of_the_recorded_code_decided(folder):
     """It read cache rows that it had never written."""
     params = {
         **folder.content["cases"][1]["params"],
@@ -155,7 +153,7 @@ UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
         ({"max_num_batched_tokens": "all"}, "has params max_num_batched_tokens='all', where an integer belongs"),
     ],
 )
-def test_upstream_cases_say_which_rule_and_are_what_they_say(folder: Folder, change: Content, says: str) -> None:
+def test_upstream_cases_say_which_rule_and_are_what_they_say(folder, change, says):
     """Neither the paper's rule nor the other selection is run in place of what was recorded."""
     case = folder.content["cases"][1]
     params = case["params"] | UPSTREAM | change
@@ -163,7 +161,7 @@ def test_upstream_cases_say_which_rule_and_are_what_they_say(folder: Folder, cha
     refused(verify("--golden", folder.write(), "--json"), says)
 
 
-def test_params_that_recorded_cases_carry_are_taken(folder: Folder) -> None:
+def test_params_that_recorded_cases_carry_are_taken(folder):
     case = folder.content["cases"][1]
     sparse = case["params"] | {"threshold": None, "temperature": 0.0, "remasking": "low_confidence", "cfg_scale": 0.0}
     serve = case["params"] | UPSTREAM | {"max_num_batched_tokens": 512}
@@ -179,7 +177,7 @@ def test_params_that_recorded_cases_carry_are_taken(folder: Folder) -> None:
     assert all(case.required for case in cases)
 
 
-def test_a_block_length_without_blocks(tmp_path: Path) -> None:
+def test_a_block_length_without_blocks(tmp_path):
     content = json.loads((GOLDEN_DIR / "cases.json").read_text())
     case = next(case for case in content["cases"] if case["method"] == "dream_vanilla")
     content |= {"cases": [case], "checkpoints": {"dream": content["checkpoints"]["dream"]}}
@@ -284,7 +282,7 @@ CHECKPOINT = "checkpoints/llada-mha"
         (change("cases", 0, "nfe", to="many"), "has a str for 'nfe', where int belongs"),
     ],
 )
-def test_a_folder_that_is_not_right(folder: Folder, spoil: Callable[[Folder], None], says: str) -> None:
+def test_a_folder_that_is_not_right(folder, spoil, says):
     spoil(folder)
     refused(verify("--golden", folder.write(), "--json"), says)
 
@@ -302,19 +300,19 @@ def test_a_folder_that_is_not_right(folder: Folder, spoil: Callable[[Folder], No
     ],
     ids=range(7),
 )
-def test_a_file_that_is_not_right(folder: Folder, text: str, says: str) -> None:
+def test_a_file_that_is_not_right(folder, text, says):
     (folder.path / "cases.json").write_text(text, encoding="latin-1")
     result = verify("--golden", folder.path)
     refused(result, "cases.json")
     refused(result, says)
 
 
-def test_a_byte_order_mark_is_no_content(folder: Folder) -> None:
+def test_a_byte_order_mark_is_no_content(folder):
     folder.write()
     (folder.path / "cases.json").write_text((folder.path / "cases.json").read_text(), encoding="utf-8-sig")
     assert len(read_cases(folder.path)) == 2
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_no_folder(tmp_path):
     refused(verify("--golden", tmp_path), "has no cases.json: give a folder of golden cases")
     refused(verify("--golden", tmp_path / "no"), "has no cases.json: give a folder of golden cases")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,7 +16,7 @@ def ablate(tmp_path: Path, *arguments: str) -> dict[str, object]:
     return report
 
 
-def test_a_component_switched_all_else_equal(tmp_path: Path) -> None:
+def test_a_component_switched_all_else_equal(tmp_path):
     report = ablate(tmp_path, "--component", "scheduler")
     rows = report["rows"]
     assert isinstance(rows, list)
@@ -39,16 +37,16 @@ def test_a_component_switched_all_else_equal(tmp_path: Path) -> None:
     assert again["rows"] == rows
 
 
-def test_budgeting_frees_cache_rows_and_a_single_refresh_is_faster(tmp_path: Path) -> None:
-    monolithic, decomposed = ablate(tmp_path, "--component", "budgeting")["rows"]  # type: ignore[misc]
+def test_budgeting_frees_cache_rows_and_a_single_refresh_is_faster(tmp_path):
+    monolithic, decomposed = ablate(tmp_path, "--component", "budgeting")["rows"]
     assert decomposed["kv_rows"] > monolithic["kv_rows"]
     assert decomposed["throughput_tok_s"] > monolithic["throughput_tok_s"]
-    two, one = ablate(tmp_path, "--component", "refresh")["rows"]  # type: ignore[misc]
+    two, one = ablate(tmp_path, "--component", "refresh")["rows"]
     assert one["throughput_tok_s"] > 1.3 * two["throughput_tok_s"]  # most of the work is in Refreshes
     assert two["run_folders"] == decomposed["run_folders"]
 
 
-def test_the_ladder_and_its_repeats(tmp_path: Path) -> None:
+def test_the_ladder_and_its_repeats(tmp_path):
     rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2")["rows"]
     assert isinstance(rows, list)
     assert [row["variant"] for row in rows][:2] == ["Sparse-dLLM", "+ inference engine"]

@@ -1,10 +1,7 @@
 """``repro ablate`` of LAPS's components, end to end."""
 
-from __future__ import annotations
-
 import csv
 import json
-from pathlib import Path
 
 import pytest
 from support.command import repro
@@ -13,7 +10,7 @@ from repro.reports.ablation import PREFILL_COMPONENTS
 
 
 @pytest.mark.parametrize("component", PREFILL_COMPONENTS)
-def test_variants_are_paired_with_the_component_switched_off(component: str, tmp_path: Path) -> None:
+def test_variants_are_paired_with_the_component_switched_off(component, tmp_path):
     short = ("--knob", "num_prompts=150", "--num-runs", 2)
     command = ("ablate", "--component", component, *short, "--result-dir", tmp_path / "runs", "--json")
     done = repro(*command, "--plot", tmp_path / "a.png")

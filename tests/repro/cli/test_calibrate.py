@@ -1,11 +1,8 @@
 """``repro calibrate --sensitivity`` and ``repro bench --batch-rule`` as a user meets them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from support.told_suite import checked, step_rows, told_suite
@@ -26,9 +23,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return 0
 
 
-def test_sensitivity_prints_and_stores_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_sensitivity_prints_and_stores_the_same(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sensitivity, "NUM_REQUESTS", 3)
     monkeypatch.setattr(sensitivity, "LENGTH_SCALES", (0.5, 1.0, 2.0))
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
@@ -48,9 +43,7 @@ def test_sensitivity_prints_and_stores_the_same(
     assert path.read_bytes() == first
 
 
-def test_what_a_suite_fitted_on_its_card_is_stored(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, capsys, tmp_path):
     rows = checked("step", "steps", script="step", rows=step_rows())
     fitted = Calibrating()(told_suite(tmp_path / "suite", rows))
     assert isinstance(fitted, Fitted)
@@ -98,9 +91,7 @@ def test_what_a_suite_fitted_on_its_card_is_stored(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
-) -> None:
+def test_what_is_refused(monkeypatch, capsys, arguments, says):
     assert call(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

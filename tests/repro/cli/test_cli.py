@@ -1,7 +1,5 @@
 """The command line as a user meets it: what it prints, what it refuses and how, what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -62,7 +60,7 @@ print("LOADED", sorted(name for name in heavy if name in sys.modules))
 """
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
     assert done.stdout.count("Usage: repro") == 3
     assert done.stdout.splitlines()[-1] == "LOADED []"
@@ -116,7 +114,7 @@ OPTIONS = {
 """Flags are an interface: a change here breaks scripts of users."""
 
 
-def test_the_options_are_these() -> None:
+def test_the_options_are_these():
     found = {}
     for name, command in {"": get_command(app), **commands()}.items():
         options = [o for p in command.params for o in p.opts if o.startswith("--") and p.param_type_name == "option"]
@@ -124,7 +122,7 @@ def test_the_options_are_these() -> None:
     assert found == {name: " ".join(sorted(options.split())) for name, options in OPTIONS.items()}
 
 
-def test_list_names_everything() -> None:
+def test_list_names_everything():
     result = repro("list", "--json")
     assert (result.code, result.err) == (0, "")
     entries = json.loads(result.out)["items"]
@@ -148,7 +146,7 @@ def test_list_names_everything() -> None:
 # ---- generate -----------------------------------------------------------------------------------
 
 
-def test_generate_prints_one_json_object(model: Path, ids: Path) -> None:
+def test_generate_prints_one_json_object(model, ids):
     result = repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json")
     assert (result.code, result.err) == (0, "")
     answer = json.loads(result.out)
@@ -160,19 +158,19 @@ def test_generate_prints_one_json_object(model: Path, ids: Path) -> None:
     assert answer["forward_passes"] == 8
 
 
-def test_steps_default_to_the_length(model: Path, ids: Path) -> None:
+def test_steps_default_to_the_length(model, ids):
     base = ("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json")
     assert repro(*base, "--steps", "8").out == repro(*base).out
     assert json.loads(repro(*base, "--steps", "4").out)["forward_passes"] == 4
 
 
 @pytest.mark.parametrize("system", ["dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada"])
-def test_generate_runs_every_system(model: Path, ids: Path, system: str) -> None:
+def test_generate_runs_every_system(model, ids, system):
     result = repro("generate", "--system", system, "--model", model, "--prompt-ids", ids, *SHORT, "--json")
     assert len(json.loads(result.out)["token_ids"]) == 8
 
 
-def test_a_text_prompt_is_its_ids(model: Path, ids: Path) -> None:
+def test_a_text_prompt_is_its_ids(model, ids):
     ids.write_text(json.dumps([ord(c) - 1 for c in "Hello"]))
     by_text = repro("generate", "--model", model, "--prompt", "Hello", *SHORT)
     by_ids = repro("generate", "--model", model, "--prompt-ids", ids, *SHORT)
@@ -181,7 +179,7 @@ def test_a_text_prompt_is_its_ids(model: Path, ids: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[5, 6, 7]", "5 6 7", "5,6,7\n", '{"prompt_ids": [5, 6, 7]}'])
-def test_forms_of_a_file_of_ids(model: Path, ids: Path, text: str) -> None:
+def test_forms_of_a_file_of_ids(model, ids, text):
     expected = repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json")
     ids.write_text(text)
     assert repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json") == expected
@@ -203,23 +201,23 @@ def test_forms_of_a_file_of_ids(model: Path, ids: Path, text: str) -> None:
         (str([1] * 249), "exceeds the model's max_sequence_length=256: shorten the prompt or the generation"),
     ],
 )
-def test_bad_ids(model: Path, ids: Path, text: str, says: str) -> None:
+def test_bad_ids(model, ids, text, says):
     ids.write_text(text)
     refused(repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json"), says)
 
 
 @NO_CUDA
-def test_a_gpu_that_is_not_there(model: Path, ids: Path) -> None:
+def test_a_gpu_that_is_not_there(model, ids):
     refused(repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--device", "cuda", "--json"), "device")
 
 
-def test_generate_needs_a_prompt(model: Path) -> None:
+def test_generate_needs_a_prompt(model):
     asked = ("generate", "--model", model, *SHORT)
     refused(repro(*asked), "give either --prompt TEXT or --prompt-ids FILE")
     refused(repro(*asked, "--prompt", ""), "prompt is empty")
 
 
-def test_generate_without_a_model(tmp_path: Path, ids: Path) -> None:
+def test_generate_without_a_model(tmp_path, ids):
     refused(
         repro("generate", "--model", tmp_path / "no", "--prompt-ids", ids),
         "is not a directory: give a checkpoint directory",
@@ -235,7 +233,7 @@ def test_generate_without_a_model(tmp_path: Path, ids: Path) -> None:
     refused(repro("generate", "--model", bare, "--prompt-ids", ids, "--json"), "lacks weights model.safetensors")
 
 
-def test_generate_without_a_file(tmp_path: Path, model: Path) -> None:
+def test_generate_without_a_file(tmp_path, model):
     refused(
         repro("generate", "--model", model, "--prompt-ids", tmp_path / "no.json"),
         "is not a file: give a file of token ids",
@@ -249,7 +247,7 @@ SIMULATED = ("bench", "--platform", "rtx4090", "--num-prompts", "4")
 MEASURED = ("bench", "--input-len", 12, "--max-num-batched-tokens", 64, *SHORT)
 
 
-def test_bench_and_resume(tmp_path: Path) -> None:
+def test_bench_and_resume(tmp_path):
     """The same command again runs nothing, says why, and prints the same numbers."""
     both = ("--system", "dllm-serve", "--system", "sparse-dllm")
     command = (*SIMULATED, "--request-rate", "0.5", *both, "--json", "--result-dir", tmp_path / "r")
@@ -280,13 +278,13 @@ def test_bench_and_resume(tmp_path: Path) -> None:
     assert json.loads(forced.out)["runs"] == runs
 
 
-def test_another_setting_is_another_run(tmp_path: Path) -> None:
+def test_another_setting_is_another_run(tmp_path):
     for ratio in ("0.5", "0.25"):
         assert repro(*SIMULATED, "--retention-ratio", ratio, "--result-dir", tmp_path, "--json").code == 0
     assert len(list(tmp_path.glob("*.jsonl.gz"))) == 2
 
 
-def test_dry_run_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(tmp_path):
     result = repro(*SIMULATED, "--result-dir", tmp_path / "r", "--dry-run", "--json")
     assert result.code == 0
     (run,) = json.loads(result.out)["runs"]
@@ -298,14 +296,14 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_bench_measures_a_model(model: Path, tmp_path: Path) -> None:
+def test_bench_measures_a_model(model, tmp_path):
     result = repro(*MEASURED, "--num-prompts", 2, "--model", model, "--result-dir", tmp_path, "--json")
     assert result.code == 0, result
     (run,) = json.loads(result.out)["runs"]
     assert (run["obtained"], run["valid"], run["reasons"]) == ("measured", True, [])
 
 
-def test_a_profile_says_where_the_time_goes(model: Path, tmp_path: Path) -> None:
+def test_a_profile_says_where_the_time_goes(model, tmp_path):
     command = (*MEASURED, "--num-prompts", 3, "--model", model, "--result-dir", tmp_path)
     (plain,) = json.loads(repro(*command, "--json").out)["runs"]
     (run,) = json.loads(repro(*command, "--profile", "--json").out)["runs"]
@@ -334,12 +332,12 @@ def test_a_profile_says_where_the_time_goes(model: Path, tmp_path: Path) -> None
         ("--platform h200 --executor torch --weights random", "has no CUDA device"),
     ],
 )
-def test_bench_refuses_a_device_that_is_not_there(tmp_path: Path, options: str, says: str) -> None:
+def test_bench_refuses_a_device_that_is_not_there(tmp_path, options, says):
     refused(repro("bench", *options.split(), "--result-dir", tmp_path / "r"), says)
     assert not (tmp_path / "r").exists()
 
 
-def test_bench_divides_a_model(tmp_path: Path) -> None:
+def test_bench_divides_a_model(tmp_path):
     """Two processes on this CPU hold half a model and half a cache each."""
     runs = []
     for options in ([], ["--tensor-parallel", 2]):
@@ -363,7 +361,7 @@ def test_bench_divides_a_model(tmp_path: Path) -> None:
         ("[1]", "line 2: field 'line'"),
     ],
 )
-def test_a_malformed_trace_names_its_line(tmp_path: Path, line: str, says: str) -> None:
+def test_a_malformed_trace_names_its_line(tmp_path, line, says):
     trace = tmp_path / "trace.jsonl"
     trace.write_text(f'{{"prompt_len": 9}}\n{line}\n{{"prompt_len": 9}}\n')
     refused(repro(*SIMULATED, "--dataset-path", trace, "--result-dir", tmp_path / "r"), says)
@@ -373,7 +371,7 @@ def test_a_malformed_trace_names_its_line(tmp_path: Path, line: str, says: str) 
 # ---- figures and plans --------------------------------------------------------------------------
 
 
-def test_plan_is_labelled_simulated() -> None:
+def test_plan_is_labelled_simulated():
     result = repro("plan", "--json")
     rows = json.loads(result.out)["plans"]
     assert (result.code, result.err) == (0, "")
@@ -421,7 +419,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("no_cell_runs")
 @pytest.mark.parametrize("command", WRITERS)
-def test_a_result_dir_that_is_no_folder(tmp_path: Path, file: Path, command: str) -> None:
+def test_a_result_dir_that_is_no_folder(tmp_path, file, command):
     out = ("--out-dir", tmp_path / "o") if command == "reproduce" else ()
     for where in (file, file / "x"):
         refused(
@@ -433,13 +431,13 @@ def test_a_result_dir_that_is_no_folder(tmp_path: Path, file: Path, command: str
 
 @pytest.mark.usefixtures("no_cell_runs")
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no folder")
-def test_a_result_dir_that_cannot_be_created(tmp_path: Path) -> None:
+def test_a_result_dir_that_cannot_be_created(tmp_path):
     for where in ("/proc/nope", "/proc", tmp_path / ("x" * 300)):
         refused(repro(*SIMULATED, "--result-dir", where), f"result_dir='{where}' cannot be written (")
 
 
 @pytest.mark.parametrize("command", READERS)
-def test_a_result_dir_that_cannot_be_read(tmp_path: Path, file: Path, command: str) -> None:
+def test_a_result_dir_that_cannot_be_read(tmp_path, file, command):
     for where in (file, file / "x"):
         refused(
             repro(*READERS[command], "--result-dir", where, "--out-dir", tmp_path / "o"),
@@ -450,7 +448,7 @@ def test_a_result_dir_that_cannot_be_read(tmp_path: Path, file: Path, command: s
 
 @pytest.mark.usefixtures("no_cell_runs")
 @pytest.mark.parametrize("command", [WRITERS["reproduce"], READERS["claims"]], ids=["reproduce", "claims"])
-def test_an_out_dir_that_cannot_be_written(tmp_path: Path, file: Path, command: tuple[str, ...]) -> None:
+def test_an_out_dir_that_cannot_be_written(tmp_path, file, command):
     for where in (file, file / "x"):
         refused(
             repro(*command, "--result-dir", tmp_path / "r", "--out-dir", where),
@@ -459,7 +457,7 @@ def test_an_out_dir_that_cannot_be_written(tmp_path: Path, file: Path, command: 
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_redrawing_into_what_is_no_folder(tmp_path: Path, file: Path) -> None:
+def test_redrawing_into_what_is_no_folder(tmp_path, file):
     result_dir = ("--result-dir", tmp_path / "r")
     assert repro("reproduce", *FIG3, *result_dir, "--out-dir", tmp_path / "o", "--json").code == 0
     refused(repro("figure", *FIG3, *result_dir, "--out-dir", file), f"out_dir='{file}' is not a directory")
@@ -468,7 +466,7 @@ def test_redrawing_into_what_is_no_folder(tmp_path: Path, file: Path) -> None:
 # ---- as installed -------------------------------------------------------------------------------
 
 
-def test_as_a_process(tmp_path: Path) -> None:
+def test_as_a_process(tmp_path):
     """The console script's entry point, exit codes and streams of a real process."""
     call = [sys.executable, "-c", "from repro.cli import main; main()"]
     bad = subprocess.run([*call, "reproduce", "nosuch"], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -483,7 +481,7 @@ def test_as_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (TINY_DIR / "model.safetensors").is_file(), reason="the embedded checkpoint is not built")
-def test_the_embedded_model_answers() -> None:
+def test_the_embedded_model_answers():
     result = repro("generate", "--prompt", "What is 2 + 3?", "--gen-length", 16, "--block-length", 8)
     assert (result.code, result.err) == (0, "")
     assert result.out.strip()

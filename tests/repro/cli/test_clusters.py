@@ -1,7 +1,5 @@
 """Commands about clusters: plan-cluster, bench and ablate of AMPD, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -21,7 +19,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_plan_cluster_shows_three_plans_their_latencies_and_its_time() -> None:
+def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
     answer = json.loads(run(*PLAN, "--solver", "enumeration", "--json"))
     assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
     assert answer["rate"] == 0.6
@@ -38,7 +36,7 @@ def test_plan_cluster_shows_three_plans_their_latencies_and_its_time() -> None:
     assert answer["plans"][0]["deployment"].split()[0] in said
 
 
-def test_a_plan_that_misses_its_objectives_says_so() -> None:
+def test_a_plan_that_misses_its_objectives_says_so():
     assert "no split meets both objectives" in run(
         *PLAN, "--rate", "6", "--method", "closed", "--solver", "enumeration"
     )
@@ -52,19 +50,19 @@ def own_sessions(folder: Path, prefill_tokens: int) -> tuple[str, ...]:
     return ("--trace-path", str(path), "--num-sessions", "30", *how)
 
 
-def test_sessions_of_ones_own_are_planned_for_as_they_are(tmp_path: Path) -> None:
+def test_sessions_of_ones_own_are_planned_for_as_they_are(tmp_path):
     """Not scaled to the trace's means: a prefill of 8,000 tokens takes about ten times one of 800."""
     short, long = (json.loads(run(*PLAN, *own_sessions(tmp_path, tokens)))["plans"] for tokens in (800, 8000))
     assert len(short) == len(long) == 3
     assert 7 < long[0]["ttft_p95_s"] / short[0]["ttft_p95_s"] < 15
 
 
-def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
+def test_a_session_that_no_worker_holds_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"with 2000\d\d\d\d tokens of K/V does not fit 8 x"):
         run(*PLAN, *own_sessions(tmp_path, 20_000_000))
 
 
-def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path: Path) -> None:
+def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path):
     systems = [part for name in ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim") for part in ("--system", name)]
     knobs = ("--num-prompts", "6", "--request-rate", "0.5", "--result-dir", str(tmp_path), "--json")
     runs = json.loads(run("bench", *systems, "--platform", "h20x32", *knobs))["runs"]
@@ -74,7 +72,7 @@ def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path: Path) -> Non
     assert all(0 <= each["summary"]["slo_attainment"] <= 1 for each in runs)
 
 
-def test_ablate_pairs_variants_by_seed(tmp_path: Path) -> None:
+def test_ablate_pairs_variants_by_seed(tmp_path):
     options = ("--component", "reordering", "--dataset", "dureader", "--num-runs", "2", "--result-dir", str(tmp_path))
     rows = json.loads(run("ablate", *options, "--json"))["rows"]
     assert [row["variant"] for row in rows] == ["first come, first served", "Algorithm 2, w = 3", "Algorithm 2, w = 5"]
@@ -85,6 +83,6 @@ def test_ablate_pairs_variants_by_seed(tmp_path: Path) -> None:
     assert len({row["deployment"] for row in rows}) == 1
 
 
-def test_figures_of_clusters_have_no_readings_of_baselines(tmp_path: Path) -> None:
+def test_figures_of_clusters_have_no_readings_of_baselines(tmp_path):
     with pytest.raises(UserError, match="reading='policy' has no effect on platform='h20x32'"):
         run("figure", "ampd/fig4", "--reading", "policy", "--result-dir", str(tmp_path))

@@ -1,11 +1,8 @@
 """What a command's last line says, in words of nobody's library."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +12,14 @@ from repro.cli.endings import ending_of
 
 def raised(make: object) -> Exception:
     try:
-        make()  # type: ignore[operator]
+        make()
     except Exception as error:
         return error
     raise AssertionError
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError, ValueError])
-def test_what_a_library_says_is_said_plainly(kind: type[Exception]) -> None:
+def test_what_a_library_says_is_said_plainly(kind):
     number = raised(lambda: int("9" * 5000))
     line = ending_of(kind(f"f.json: {number}")).line
     assert line is not None
@@ -34,7 +31,7 @@ def test_what_a_library_says_is_said_plainly(kind: type[Exception]) -> None:
         assert "UTF-8" in said
 
 
-def test_measured_runs_are_not_promised_alone() -> None:
+def test_measured_runs_are_not_promised_alone():
     """One of a comparison that was interrupted is made again, with the others."""
     line = ending_of(KeyboardInterrupt()).line
     assert line == (
@@ -43,17 +40,17 @@ def test_measured_runs_are_not_promised_alone() -> None:
     )
 
 
-def test_a_fault_of_a_module_of_the_users_own_is_not_this_programs(tmp_path: Path) -> None:
+def test_a_fault_of_a_module_of_the_users_own_is_not_this_programs(tmp_path):
     source = tmp_path / "mine.py"
     source.write_text("def fails():\n    raise GeneratorExit('no')\n")
     own: dict[str, object] = {"__name__": "mine"}
     exec(compile(source.read_text(), str(source), "exec"), own)
     try:
-        own["fails"]()  # type: ignore[operator]
+        own["fails"]()
     except GeneratorExit as error:
         line = ending_of(error).line
     assert line == f"error: line 2 of {source} fails (GeneratorExit: no): correct it"
-    for ours in (lambda: ending_of(None).line, lambda: json.loads("{")):  # type: ignore[arg-type]
+    for ours in (lambda: ending_of(None).line, lambda: json.loads("{")):
         assert "a fault of this program" in str(ending_of(raised(ours)).line)
 
 
@@ -69,7 +66,7 @@ print(len(repro.sweep(cells, result_dir="runs", jobs=2)))
 """
 
 
-def test_a_script_that_sweeps_unguarded_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_sweeps_unguarded_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)

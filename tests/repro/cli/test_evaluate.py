@@ -1,7 +1,5 @@
 """``repro eval``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from support.command import repro
 
 
 @pytest.mark.usefixtures("no_data")
-def test_command(tmp_path: Path) -> None:
+def test_command(tmp_path):
     asked = (
         "eval --task mini-code --limit 3 --gen-length 40 --block-length 8 --selection dense",
         "--result-dir",

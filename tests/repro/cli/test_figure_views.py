@@ -1,9 +1,5 @@
 """How often a figure is repeated where nothing is asked: measured times vary, simulated ones, memory and accuracy do not."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -25,13 +21,13 @@ from repro.reports.figures import FIGURES, MEASURED_RUNS, figure
         ("baselines", {"cpu-tiny": MEASURED_RUNS}),
     ],
 )
-def test_measured_times_are_repeated(name: str, repeats: dict[str, int]) -> None:
+def test_measured_times_are_repeated(name, repeats):
     assert {view.platform.name: view.num_runs for view in FigureOptions().views(name)} == repeats
     assert {view.num_runs for view in FigureOptions(num_runs=5).views(name)} == {5}
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_rates_that_are_asked_for_are_run(name: str) -> None:
+def test_the_rates_that_are_asked_for_are_run(name):
     views = FigureOptions(request_rate=["0.3", "0.7"]).views(name)
     cells = [cell for view in views for cell in figure(name).load().cells(view)]
     own = [cell for view in FigureOptions().views(name) for cell in figure(name).load().cells(view)]
@@ -43,7 +39,7 @@ def test_the_rates_that_are_asked_for_are_run(name: str) -> None:
         assert {cell.rate for cell in cells} - {None} <= {0.3, 0.7}
 
 
-def test_which_figures_have_rates_of_their_own() -> None:
+def test_which_figures_have_rates_of_their_own():
     for name in ("fig3", "fig4", "fig8", "table4", "fig2"):
         view = FigureOptions(request_rate=["0.3"]).views(name)[0]
         check_rates(name, [view], figure(name).load().cells(view))
@@ -53,13 +49,13 @@ def test_which_figures_have_rates_of_their_own() -> None:
             check_rates(name, [view], figure(name).load().cells(view))
 
 
-def test_a_card_that_is_measured_is_repeated_too() -> None:
+def test_a_card_that_is_measured_is_repeated_too():
     (view,) = FigureOptions(platform=["rtx4090"], executor="torch").views("fig3")
     assert view.num_runs == MEASURED_RUNS
     assert {cell.comparison for cell in figure("fig3").load().cells(view)} == {"rates"}
 
 
-def test_papers_have_folders_of_their_own_and_figures_go_where_the_runs_do(tmp_path: Path) -> None:
+def test_papers_have_folders_of_their_own_and_figures_go_where_the_runs_do(tmp_path):
     """Tables of one name: neither replaces the other, and none lands outside the folder that is given."""
     for name in ("table1", "ampd/table1"):
         result = CliRunner().invoke(app, ["reproduce", name, "--result-dir", str(tmp_path)])

@@ -1,14 +1,11 @@
 """``repro generate`` on checkpoints in the published layouts: prompts as text, answers as text, refusals in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,9 +58,7 @@ def rendered(directory: Path, family: str, *turns: tuple[str, str]) -> list[int]
 @pytest.mark.parametrize(
     ("family", "build", "template"), [("llada", write_llada, LLADA_JINJA), ("dream", write_dream, CHATML_JINJA)]
 )
-def test_a_prompt_is_a_users_turn_where_there_is_a_template(
-    tmp_path: Path, family: str, build: Callable[..., Path], template: str, shards: int
-) -> None:
+def test_a_prompt_is_a_users_turn_where_there_is_a_template(tmp_path, family, build, template, shards):
     folder, file = build(tmp_path / "model", shards=shards, chat_template=template), tmp_path / "ids.json"
 
     def by_ids(ids: list[int]) -> object:
@@ -83,7 +78,7 @@ def test_a_prompt_is_a_users_turn_where_there_is_a_template(
     assert "system_prompt='Be brief.' has no effect on a raw prompt" in said
 
 
-def test_without_a_template_a_prompt_is_raw_unless_asked(tmp_path: Path) -> None:
+def test_without_a_template_a_prompt_is_raw_unless_asked(tmp_path):
     bare, stored = write_llada(tmp_path / "bare"), write_llada(tmp_path / "stored", chat_template=LLADA_JINJA)
     asked = ("--prompt", "hello", *SHORT)
     raw = answer("--model", bare, *asked)
@@ -92,7 +87,7 @@ def test_without_a_template_a_prompt_is_raw_unless_asked(tmp_path: Path) -> None
     assert "has no effect on a raw prompt: add --chat" in refusal("--model", bare, *asked, "--system-prompt", "x")
 
 
-def test_a_template_of_its_own_file(tmp_path: Path) -> None:
+def test_a_template_of_its_own_file(tmp_path):
     folder = write_llada(tmp_path / "model")
     raw = generate("--model", folder, "--prompt", "hello", *SHORT).out
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -101,7 +96,7 @@ def test_a_template_of_its_own_file(tmp_path: Path) -> None:
     assert generate("--model", folder, "--prompt", "hello", *SHORT).out != raw
 
 
-def test_a_template_needs_jinja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_needs_jinja(tmp_path, monkeypatch):
     folder = write_llada(tmp_path / "model", chat_template=LLADA_JINJA)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     said = refusal("--model", folder, "--prompt", "hello")
@@ -109,7 +104,7 @@ def test_a_template_needs_jinja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert generate("--model", folder, "--prompt", "hello", "--no-chat", *SHORT).code == 0
 
 
-def test_standard_input(tmp_path: Path) -> None:
+def test_standard_input(tmp_path):
     """Without the line break a shell puts behind a text; any other is the text's."""
     folder = write_llada(tmp_path / "model")
     for text in ("hello", "two\nlines", "ends\n", "é"):
@@ -122,7 +117,7 @@ def test_standard_input(tmp_path: Path) -> None:
     assert "standard input is not UTF-8" in refusal("--model", folder, "--prompt", "-", stdin=b"\xff\xfe")
 
 
-def test_prompts_are_checked_before_the_weights_are_read(tmp_path: Path) -> None:
+def test_prompts_are_checked_before_the_weights_are_read(tmp_path):
     folder = write_llada(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"not a tensor in it")
     asked = ("--model", folder, "--gen-length", "64", "--prompt")
@@ -137,7 +132,7 @@ def test_prompts_are_checked_before_the_weights_are_read(tmp_path: Path) -> None
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def test_text_ends_at_the_first_stop_token(tmp_path: Path) -> None:
+def test_text_ends_at_the_first_stop_token(tmp_path):
     folder = write_llada(tmp_path / "model")
     backend, reasons = load_tokenizer(folder).backend, []
     for seed in range(8):
@@ -153,7 +148,7 @@ def test_text_ends_at_the_first_stop_token(tmp_path: Path) -> None:
     assert ("stop", True) in reasons
 
 
-def test_masks_a_sampler_leaves_are_not_text(tmp_path: Path) -> None:
+def test_masks_a_sampler_leaves_are_not_text(tmp_path):
     folder = write_llada(tmp_path / "model", mask_gain=40.0)
     found = answer("--system", "llada", "--model", folder, "--prompt", "hello", *SHORT)
     assert MASK in found["token_ids"]
@@ -162,7 +157,7 @@ def test_masks_a_sampler_leaves_are_not_text(tmp_path: Path) -> None:
     assert MASK not in answer("--model", folder, "--prompt", "hello", *SHORT)["token_ids"]
 
 
-def test_ids_are_printed_where_there_is_no_tokenizer(tmp_path: Path) -> None:
+def test_ids_are_printed_where_there_is_no_tokenizer(tmp_path):
     folder, file = write_llada(tmp_path / "model"), tmp_path / "ids"
     file.write_text("5 6 7")
     asked = ("--prompt-ids", file, *SHORT)
@@ -177,7 +172,7 @@ def test_ids_are_printed_where_there_is_no_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["5 6 7", "[5, 6, 7]"])
-def test_ids_may_follow_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+def test_ids_may_follow_a_byte_order_mark(tmp_path, text):
     (tmp_path / "ids").write_text(text, encoding="utf-8-sig")
     assert read_prompt_ids(tmp_path / "ids") == (5, 6, 7)
 
@@ -193,7 +188,7 @@ def test_ids_may_follow_a_byte_order_mark(tmp_path: Path, text: str) -> None:
     ],
     ids=range(14),
 )
-def test_what_is_not_a_list_of_ids_is_refused(folders: dict[str, Path], tmp_path: Path, text: str) -> None:
+def test_what_is_not_a_list_of_ids_is_refused(folders, tmp_path, text):
     file = tmp_path / "ids"
     file.write_text(text, encoding="utf-8")
     line = refusal("--model", folders["llada"], "--prompt-ids", file, *SHORT)
@@ -203,7 +198,7 @@ def test_what_is_not_a_list_of_ids_is_refused(folders: dict[str, Path], tmp_path
 # ---- hub ids -------------------------------------------------------------------------------------
 
 
-def test_a_hub_id(tmp_path: Path) -> None:
+def test_a_hub_id(tmp_path):
     """From the hub's cache, as a download leaves it; and what is not there, offline, in one line."""
     pytest.importorskip("huggingface_hub")
     commit, repo = "0" * 40, tmp_path / "hub" / "models--owner--tiny-instruct"
@@ -244,7 +239,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"llada": write_llada(root / "llada"), "dream": write_dream(root / "dream")}
 
 
-def test_a_shape_has_no_tokenizer(tmp_path: Path) -> None:
+def test_a_shape_has_no_tokenizer(tmp_path):
     asked = ("--model", "llada-8b", "--weights", "random")
     assert "is a shape without a tokenizer" in refusal(*asked, "--prompt", "hello")
 
@@ -262,7 +257,7 @@ def test_a_shape_has_no_tokenizer(tmp_path: Path) -> None:
         ("dream", "--temperature 1 --top-k 5"),
     ],
 )
-def test_options_that_have_an_effect(folders: dict[str, Path], family: str, options: str) -> None:
+def test_options_that_have_an_effect(folders, family, options):
     asked = ("--model", folders[family], "--prompt", "hello", "--gen-length", "32", *options.split())
     first, again = answer(*asked), answer(*asked)
     assert first == again
@@ -272,7 +267,7 @@ def test_options_that_have_an_effect(folders: dict[str, Path], family: str, opti
 # ---- what a method makes of the settings ---------------------------------------------------------
 
 
-def test_settings_of_a_loop_without_blocks() -> None:
+def test_settings_of_a_loop_without_blocks():
     asked = GenerationConfig(gen_length=64, block_length=32, steps=64)
     whole = replace(asked, block_length=64)
     for system, options in (("dream", {}), ("dllm-cache", {}), ("fast-dllm", {"cache": "none"})):
@@ -288,7 +283,7 @@ def test_settings_of_a_loop_without_blocks() -> None:
         assert method(system).generation(family, options, asked) == asked
 
 
-def test_the_threshold_behind_an_algorithms_name() -> None:
+def test_the_threshold_behind_an_algorithms_name():
     asked = GenerationConfig(gen_length=64, block_length=32, steps=64)
     named = {"alg": "confidence_threshold"}
     assert method("fast-dllm").generation("dream", named, asked).threshold == FAST_THRESHOLD == 0.9
@@ -296,7 +291,7 @@ def test_the_threshold_behind_an_algorithms_name() -> None:
     assert method("fast-dllm").generation("dream", {"alg": "entropy"}, asked).threshold is None
 
 
-def test_checked_options_are_what_runs(folders: dict[str, Path]) -> None:
+def test_checked_options_are_what_runs(folders):
     asked = GenerationConfig(gen_length=64, steps=64)
     options = GenerateOptions(system="dream", model=str(folders["dream"]), generation=asked, knobs={})
     prepared = prepare_generation(options)
@@ -308,7 +303,7 @@ def test_checked_options_are_what_runs(folders: dict[str, Path]) -> None:
         prepared.request(())
 
 
-def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
+def test_requests_of_a_bench_run_carry_it(folders):
     def prepared(
         system: str, executor: str = "torch", platform: str = "cpu-tiny", **knobs: object
     ) -> list[GenerationConfig]:
@@ -335,7 +330,7 @@ def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
         prepared("dllm-cache", transfer_ratio=2)
 
 
-def test_the_files_of_a_checkpoint_are_enough(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_files_of_a_checkpoint_are_enough(folders, tmp_path):
     """A copy without anything else but what is read; no code, no pickles."""
     kept = ("config.json", "model.safetensors", "tokenizer_config.json", "vocab.json", "merges.txt")
     (tmp_path / "copy").mkdir()

@@ -1,7 +1,5 @@
 """``repro gpu-suite``: the whole of it small, on this CPU, and what it says where there is no card."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -53,7 +51,7 @@ def run_script(command: Sequence[str], limit_s: float) -> subprocess.CompletedPr
 
 
 @pytest.mark.long
-def test_the_small_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_suite_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "_process", run_script)
     # For good it would be, and tests that measure memory come after this one.
     monkeypatch.setattr(instance, "keep_freed_memory", lambda: True)
@@ -111,7 +109,7 @@ def test_the_small_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["table", "json"])
-def test_dry_run_lists_everything_anywhere_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_dry_run_lists_everything_anywhere_and_leaves_nothing(tmp_path, arguments):
     done = repro("gpu-suite", "--platform", "cpu-tiny", "--dry-run", "--result-dir", tmp_path / "none", *arguments)
     assert (done.code, done.err) == (0, "")
     assert not (tmp_path / "none").exists()
@@ -123,14 +121,14 @@ def test_dry_run_lists_everything_anywhere_and_leaves_nothing(tmp_path: Path, ar
         assert "goldens" in done.out
 
 
-def test_the_first_stages_are_listed_in_their_order(tmp_path: Path) -> None:
+def test_the_first_stages_are_listed_in_their_order(tmp_path):
     done = repro("gpu-suite", "--platform", "cpu-tiny", "--dry-run", "--first", "--result-dir", tmp_path, "--json")
     assert list(dict.fromkeys(each["stage"] for each in json.loads(done.out)["jobs"])) == [
         stage for stage in FIRST if stage in TINY
     ]
 
 
-def test_without_a_card_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_card_it_says_what_is_missing(tmp_path):
     import torch
 
     if torch.cuda.is_available():
@@ -141,7 +139,7 @@ def test_without_a_card_it_says_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_budget_that_nothing_fits_into_is_no_success(tmp_path: Path) -> None:
+def test_a_budget_that_nothing_fits_into_is_no_success(tmp_path):
     done = repro(
         "gpu-suite", "--platform", "cpu-tiny", "--budget", 0.5, "--stage", "agreement", "--result-dir", tmp_path
     )
@@ -167,9 +165,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])
-def test_the_platform_is_that_of_the_card(
-    driver: Callable[[str], None], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_platform_is_that_of_the_card(driver, name, monkeypatch):
     driver(name)
     # What a job takes is simulated, of every job for seconds; test_stages looks at it.
     monkeypatch.setattr(suite, "expected", lambda cells, cache: [Prediction(20.0, None)] * len(cells))
@@ -195,9 +191,7 @@ def test_the_platform_is_that_of_the_card(
         ),
     ],
 )
-def test_another_card_is_refused_by_name(
-    driver: Callable[[str], None], tmp_path: Path, card: str, arguments: tuple[str, ...], says: str
-) -> None:
+def test_another_card_is_refused_by_name(driver, tmp_path, card, arguments, says):
     driver(card)
     done = repro("gpu-suite", "--result-dir", tmp_path / "none", *arguments)
     assert (done.code, done.out) == (2, "")
@@ -205,6 +199,6 @@ def test_another_card_is_refused_by_name(
     assert not (tmp_path / "none").exists()
 
 
-def test_one_stage_alone(tmp_path: Path) -> None:
+def test_one_stage_alone(tmp_path):
     done = repro("gpu-suite", "--platform", "cpu-tiny", "--stage", "agreement", "--result-dir", tmp_path, "--json")
     assert json.loads(done.out)["ran"] == 1, done.err

@@ -1,12 +1,9 @@
 """A knob is one field: where it is declared, and nowhere else, decides what commands take, show and refuse."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -60,7 +57,7 @@ print(json.dumps({
 """
 
 
-def test_a_field_of_ampds_router_is_all_that_a_knob_takes(tmp_path: Path) -> None:
+def test_a_field_of_ampds_router_is_all_that_a_knob_takes(tmp_path):
     """In a process in which the router's settings have one field more, in one place."""
     command = [sys.executable, "-c", WITH_ONE_MORE, str(tmp_path / "routing.py")]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
@@ -115,7 +112,7 @@ def taken(*words: str) -> Given:
     return found[0]
 
 
-def test_options_are_of_the_kinds_of_their_fields() -> None:
+def test_options_are_of_the_kinds_of_their_fields():
     assert taken() == {}
     assert taken("--width", "3", "--memory", "24GB", "--no-packs") == {"width": 3, "memory": 24 * 10**9, "packs": False}
     assert taken("--packs", "--loud", "--order", "last") == {"packs": True, "loud": True, "order": "last"}
@@ -124,18 +121,18 @@ def test_options_are_of_the_kinds_of_their_fields() -> None:
             taken(f"--memory={size}")
 
 
-def test_the_reference_is_what_the_fields_say() -> None:
+def test_the_reference_is_what_the_fields_say():
     assert PATH.read_text(encoding="utf-8") == reference(), "run python -m repro.reports.knob_reference"
 
 
 @pytest.mark.parametrize("system", [*SYSTEMS])
-def test_every_system_says_what_its_knobs_are(system: str) -> None:
+def test_every_system_says_what_its_knobs_are(system):
     entries = entries_of(system)
     assert {entry.name for entry in entries} == {name for kind in settings_of(system) for name in knobs_of(kind)}
     assert [entry.name for entry in entries if not entry.text] == []
 
 
-def test_what_a_system_of_ones_own_takes_is_listed() -> None:
+def test_what_a_system_of_ones_own_takes_is_listed():
     """A family that the command line has never heard of."""
     found = json.loads(repro("list", "--knobs", "support.md1:MD1", "--json").out)["knobs"]
     assert [(each["name"], each["takes"], each["default"]) for each in found] == [
@@ -145,14 +142,14 @@ def test_what_a_system_of_ones_own_takes_is_listed() -> None:
     refused(repro("list", "--knobs", "nosuch"), "system='nosuch' is unknown")
 
 
-def test_every_option_of_a_setting_is_explained() -> None:
+def test_every_option_of_a_setting_is_explained():
     for name, command in commands().items():
         texts = command.callback.helps()
         missing = [param.name for param in command.params if not (param.help or texts.get(param.name)) and param.name]
         assert [each for each in missing if each != "help"] == [], name
 
 
-def test_fields_of_groups_of_options_check_themselves() -> None:
+def test_fields_of_groups_of_options_check_themselves():
     check_fields(Engine())
     with pytest.raises(UserError, match="width=9 must be between 1 and 8"):
         check_fields(Engine(width=9))

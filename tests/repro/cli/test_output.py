@@ -1,7 +1,5 @@
 """What a terminal shows: tables, paragraphs and help, whole words on lines that fit."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -30,7 +28,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
 
 
 @given(tables(), st.integers(40, 130), st.sampled_from(["xterm-256color", "dumb"]))
-def test_a_table_fits_and_breaks_no_word(table: tuple[list[str], list[list[str]]], width: int, kind: str) -> None:
+def test_a_table_fits_and_breaks_no_word(table, width, kind):
     columns, rows = table
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
@@ -44,7 +42,7 @@ def test_a_table_fits_and_breaks_no_word(table: tuple[list[str], list[list[str]]
     assert asked - {""} <= shown
 
 
-def test_a_table_keeps_its_numbers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_keeps_its_numbers(capsys, monkeypatch):
     """Words that are the same in every row go above first; numbers stay, with their units, while there is room."""
     monkeypatch.setenv("COLUMNS", "58")
     columns = ("trace", "variant of the scheduler", "served in time", "verdict of the run")
@@ -78,7 +76,7 @@ def shown(columns: Sequence[str], rows: Sequence[Sequence[str]], capsys: pytest.
     return [BOXES.sub(" ", line) for line in capsys.readouterr().out.splitlines()[1:]]
 
 
-def test_rows_are_no_towers_of_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_no_towers_of_words(capsys, monkeypatch):
     """Frames go, and what words need is taken from where it is not needed, before a cell takes more than three lines."""
     monkeypatch.setenv("COLUMNS", "80")
     rows = [(variant, *(f"{number}{i}" for number in NUMBERS.values())) for i, variant in enumerate(VARIANTS)]
@@ -88,9 +86,7 @@ def test_rows_are_no_towers_of_words(capsys: pytest.CaptureFixture[str], monkeyp
     assert len([line for line in lines[first:] if line.strip()]) <= 2 * 3
 
 
-def test_no_more_numbers_go_above_than_have_to(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_numbers_go_above_than_have_to(capsys, monkeypatch):
     """A table of names alone says nothing, even where every number is the same."""
     monkeypatch.setenv("COLUMNS", "80")
     columns = ("trace", "variant", *NUMBERS, "verdict")
@@ -104,9 +100,7 @@ def test_no_more_numbers_go_above_than_have_to(
     assert {name for name in NUMBERS if f"{name}: " in said} | {*left} == {*NUMBERS}
 
 
-def test_a_paragraph_is_one_line_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_paragraph_is_one_line_where_there_is_no_terminal(capsys, monkeypatch):
     text = "gpus/dllm-serve " * 20
     monkeypatch.delenv("COLUMNS", raising=False)
     say(text, "  ")
@@ -122,13 +116,13 @@ def test_a_paragraph_is_one_line_where_there_is_no_terminal(
     assert {word for line in lines for word in line.split()} == {"gpus/dllm-serve"}
 
 
-def test_counts() -> None:
+def test_counts():
     assert [number(value) for value in (None, -0.04, -0.06, 1234.5)] == ["-", "0.0", "-0.1", "1,234.5"]
     assert [counted(count, "run") for count in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_is_whole(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_is_whole(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = repro(*[command] if command else [], "--help")
     assert (result.code, result.err) == (0, "")
@@ -141,7 +135,7 @@ def test_help_is_whole(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if "What is run:" in repro(name, "--help").out])
-def test_panels_hold_every_option(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels_hold_every_option(command, monkeypatch):
     """And defaults are told in one way."""
     monkeypatch.setenv("COLUMNS", "200")
     said = repro(command, "--help").out
@@ -151,13 +145,13 @@ def test_panels_hold_every_option(command: str, monkeypatch: pytest.MonkeyPatch)
     assert "in generate" not in said
 
 
-def test_no_arguments_are_a_question() -> None:
+def test_no_arguments_are_a_question():
     result = repro()
     assert (result.code, result.err) == (0, "")
     assert result.out == repro("--help").out
 
 
-def test_every_option_of_a_path_is_known_as_one() -> None:
+def test_every_option_of_a_path_is_known_as_one():
     """An empty one would be the working directory."""
     found = {f"--{path.replace('_', '-')}" for command in commands().values() for path in command.callback.paths}
     assert found == {
@@ -166,7 +160,7 @@ def test_every_option_of_a_path_is_known_as_one() -> None:
     }
 
 
-def test_stdout_is_what_a_table_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdout_is_what_a_table_is_measured_by(monkeypatch):
     class Terminal(io.StringIO):
         def fileno(self) -> int:
             return 99
@@ -184,7 +178,7 @@ def test_stdout_is_what_a_table_is_measured_by(monkeypatch: pytest.MonkeyPatch) 
     assert max(map(len, out.getvalue().splitlines())) == 44
 
 
-def test_a_dumb_terminal_has_its_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_has_its_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("FORCE_COLOR", "1")

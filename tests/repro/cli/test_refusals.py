@@ -1,7 +1,5 @@
 """What every command refuses, in one line that names the field, and before anything is written: refusals.txt."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import pairwise
 from pathlib import Path
@@ -49,9 +47,7 @@ def in_place_of(defaults: list[str], options: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "options", "says"), rows())
-def test_a_refusal(
-    command: str, options: str, says: str, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal(command, options, says, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     monkeypatch.setattr("engines.server.run.run", lambda *_: pytest.fail("a server was begun"))
@@ -67,5 +63,5 @@ def test_a_refusal(
     assert [path.name for path in tmp_path.iterdir()] == ["ids.json"]
 
 
-def test_bytes_that_are_no_text() -> None:
+def test_bytes_that_are_no_text():
     refused(repro("generate", "--prompt", "\udcff"), "is not UTF-8 text")

@@ -1,7 +1,5 @@
 """``repro serve`` as users run it: a process, a checkpoint with a chat template, the official client, a signal."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -102,7 +100,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
         ({"threshold": 0.2, "steps": 8}, {"threshold": 0.2, "steps": 8}),
     ],
 )
-def test_tokens_over_http_are_those_of_generate(served: Served, asked: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_tokens_over_http_are_those_of_generate(served, asked, changes):
     ids = load_tokenizer(Path(served.folder)).encode("what is it?")
     token_ids, text, reason = generated(served, ids, **changes)
     said = ask(
@@ -118,7 +116,7 @@ def test_tokens_over_http_are_those_of_generate(served: Served, asked: dict[str,
     assert (choice["text"], choice["finish_reason"]) == (text, reason)
 
 
-def test_the_official_client_completes_chats_and_streams(served: Served) -> None:
+def test_the_official_client_completes_chats_and_streams(served):
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key=KEY, max_retries=0)
     tokenizer = load_tokenizer(Path(served.folder))
@@ -149,7 +147,7 @@ def test_the_official_client_completes_chats_and_streams(served: Served) -> None
         client.with_options(api_key="wrong").completions.create(model="mine", prompt="hello")
 
 
-def test_the_status_page_draws_in_a_browser(served: Served) -> None:
+def test_the_status_page_draws_in_a_browser(served):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as play:
         try:
@@ -174,5 +172,5 @@ def test_the_status_page_draws_in_a_browser(served: Served) -> None:
         browser.close()
 
 
-def test_an_address_that_is_none() -> None:
+def test_an_address_that_is_none():
     refused(repro("serve", "--host", "256.0.0.1", "--port", "0"), "cannot be listened on")

@@ -1,7 +1,5 @@
 """A card's constants are those its steps were made with; what they give of everything else is a prediction."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,7 @@ SIZES = (1, 16, 64, 256)
 
 
 @given(share=st.floats(0.05, 0.95), overhead_s=st.floats(0.0, 0.05), bandwidth=st.floats(0.5, 1.0))
-def test_a_known_share_and_overhead_are_fitted_back(share: float, overhead_s: float, bandwidth: float) -> None:
+def test_a_known_share_and_overhead_are_fitted_back(share, overhead_s, bandwidth):
     known = replace(
         KNOWN,
         matmul_efficiency=share,
@@ -40,7 +38,7 @@ def test_a_known_share_and_overhead_are_fitted_back(share: float, overhead_s: fl
     assert "that of a timed copy" in found.note
 
 
-def test_constants_lie_between_rows_that_disagree() -> None:
+def test_constants_lie_between_rows_that_disagree():
     rows = [timed("refresh", 256, KNOWN, slower=slower) for slower in (0.9, 1.1)] + [timed("reuse", 1, KNOWN)]
     found = fit(rows, H200)
     assert found.matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=0.03)
@@ -48,7 +46,7 @@ def test_constants_lie_between_rows_that_disagree() -> None:
     assert [name.partition(":")[0] for name in found.fitted_on] == [row.name for row in rows]
 
 
-def test_the_two_ends_are_fitted_and_the_rest_is_predicted() -> None:
+def test_the_two_ends_are_fitted_and_the_rest_is_predicted():
     rows = [timed(kind, size, KNOWN) for size in SIZES for kind in ("refresh", "reuse", "mixed")]
     longer = [timed("refresh", 512, KNOWN, length=2 * LENGTH)]
     chosen = fitted_rows([*rows, *longer])
@@ -60,7 +58,7 @@ def test_the_two_ends_are_fitted_and_the_rest_is_predicted() -> None:
     ]
 
 
-def test_steps_that_cannot_tell_are_refused() -> None:
+def test_steps_that_cannot_tell_are_refused():
     with pytest.raises(UserError, match="1 timed steps cannot fix two constants"):
         fit([timed("reuse", 1, KNOWN)], H200)
     with pytest.raises(UserError, match="none of the timed steps is bound by arithmetic"):
@@ -69,7 +67,7 @@ def test_steps_that_cannot_tell_are_refused() -> None:
         fit([timed("refresh", size, KNOWN, slower=0.3) for size in (16, 256)], H200)
 
 
-def test_a_suite_is_calibrated_by_its_own_runs(tmp_path: Path) -> None:
+def test_a_suite_is_calibrated_by_its_own_runs(tmp_path):
     calibrating = Calibrating()
     assert calibrating(told_suite(tmp_path, {})) == "not run yet"
     assert not (tmp_path / CALIBRATION).exists()
@@ -105,7 +103,7 @@ def fitted(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted, monkeypatch):
     value = read_fit(fitted, "h200")
     assert constants(value).matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
     monkeypatch.setattr("repro.paths.CALIBRATION", fitted / "stored")
@@ -125,19 +123,19 @@ def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted: Path, monke
         ({"calibration": {}}, "calibration has unknown keys"),
     ],
 )
-def test_a_fit_without_its_origin_is_refused(fitted: Path, changes: dict[str, object], says: str) -> None:
+def test_a_fit_without_its_origin_is_refused(fitted, changes, says):
     path = fitted / CALIBRATION
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UserError, match=says):
         read_fit(fitted, "h200")
 
 
-def test_no_fit_says_how_to_get_one(tmp_path: Path) -> None:
+def test_no_fit_says_how_to_get_one(tmp_path):
     with pytest.raises(UserError, match="run 'make gpu-first' on such a card"):
         read_fit(tmp_path, "h200")
 
 
-def test_a_fit_is_a_calibration_that_can_be_stored(tmp_path: Path) -> None:
+def test_a_fit_is_a_calibration_that_can_be_stored(tmp_path):
     found = fit([timed(kind, size, KNOWN) for size in (1, 256) for kind in ("refresh", "reuse")], H200)
     save_calibration(found, tmp_path / "h200.json")
     assert Calibration.load(tmp_path / "h200.json") == found

@@ -1,7 +1,5 @@
 """Checks as runs: what they find is stored like any run, and a fault makes it INVALID."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ def run_of(experiment: Experiment, root: Path) -> StoredRun:
     return Store(root).load(experiment)
 
 
-def test_what_a_check_found_is_stored(tmp_path: Path) -> None:
+def test_what_a_check_found_is_stored(tmp_path):
     run = run_of(told(finds="all is well"), tmp_path)
     assert run.validity.valid
     assert run.summary == {"note": "all is well"}
@@ -37,13 +35,13 @@ def test_what_a_check_found_is_stored(tmp_path: Path) -> None:
     assert run.manifest["facts"]["device"] == "cpu"
 
 
-def test_a_fault_makes_it_invalid(tmp_path: Path) -> None:
+def test_a_fault_makes_it_invalid(tmp_path):
     run = run_of(told(finds="a token", fails=True), tmp_path)
     assert run.validity.reasons == ("a token is wrong",)
     assert run.summary["note"] == "a token"
 
 
-def test_knobs_are_fields_and_part_of_the_key(tmp_path: Path) -> None:
+def test_knobs_are_fields_and_part_of_the_key(tmp_path):
     assert told(finds="a").cell.key != told(finds="b").cell.key
     with pytest.raises(UserError, match=r"check 'told': .*unexpected keyword argument 'colour'"):
         told(colour="red")
@@ -51,17 +49,17 @@ def test_knobs_are_fields_and_part_of_the_key(tmp_path: Path) -> None:
         prepare(check_cell("GOLDENS", "cpu-tiny", cases=3))
 
 
-def test_a_check_says_what_device_it_needs() -> None:
+def test_a_check_says_what_device_it_needs():
     import torch
 
     experiment = prepare(check_cell("GOLDENS", "h200"))
-    assert experiment.deployment.device == "cuda"  # type: ignore[attr-defined]
+    assert experiment.deployment.device == "cuda"
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="device='cuda': this machine has no CUDA device"):
             experiment.deployment.check_machine()
 
 
-def test_the_device_is_free_before_a_check_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_device_is_free_before_a_check_looks(monkeypatch, tmp_path):
     """A model that the last cell has left, and the limit it was held to."""
     limits: list[tuple[str, int | None]] = []
     monkeypatch.setattr(on_torch, "limit_memory", lambda device, limit: limits.append((device.type, limit)))
@@ -88,7 +86,7 @@ def looked(check: checks.Check) -> dict[str, Any]:
     ],
     ids=["passes", "fails", "none"],
 )
-def test_tests_of_a_card(tmp_path: Path, text: str, failed: bool, note: str) -> None:
+def test_tests_of_a_card(tmp_path, text, failed, note):
     path = tmp_path / "test_card.py"
     path.write_text(text)
     found = looked(GpuTests(device="cpu", paths=str(path)))
@@ -98,7 +96,7 @@ def test_tests_of_a_card(tmp_path: Path, text: str, failed: bool, note: str) -> 
     assert not list(tmp_path.glob("**/.pytest_cache"))
 
 
-def test_a_benchmark_leaves_its_rows() -> None:
+def test_a_benchmark_leaves_its_rows():
     found = looked(Benchmark(device="cpu", script="peaks"))
     (row,) = found["rows"]["rows"]
     assert row["flops_per_s"] > 0
@@ -107,7 +105,7 @@ def test_a_benchmark_leaves_its_rows() -> None:
     assert found["failed"] is None
 
 
-def test_a_benchmark_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_that_fails_says_why(tmp_path, monkeypatch):
     """One that imports no torch: what is looked at is how it ends."""
     script = tmp_path / "benchmarks" / "strict.py"
     script.parent.mkdir()
@@ -125,14 +123,14 @@ def test_a_benchmark_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["rows"] is None
 
 
-def test_a_process_of_its_own_ends_with_its_time(tmp_path: Path) -> None:
+def test_a_process_of_its_own_ends_with_its_time(tmp_path):
     path = tmp_path / "test_card.py"
     path.write_text("import pytest, time\n@pytest.mark.gpu\ndef test_it():\n    time.sleep(600)\n")
     with pytest.raises(UserError, match="did not end within 1 s: give it more time"):
         looked(GpuTests(device="cpu", paths=str(path), limit_s=1.0))
 
 
-def test_a_benchmark_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_that_is_cut_off_keeps_its_rows(tmp_path, monkeypatch):
     script = tmp_path / "benchmarks" / "endless.py"
     script.parent.mkdir()
     script.write_text(
@@ -147,7 +145,7 @@ def test_a_benchmark_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch:
     assert "did not end within 3 s" in found["failed"]
 
 
-def test_goldens_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goldens_that_differ_are_named(monkeypatch):
     from repro.checks import goldens
     from repro.checks.goldens import METHODS
 
@@ -175,5 +173,5 @@ def test_goldens_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spoilt["failed"] == (f"1 of {spoilt['cases']} golden cases differ, the first: {wrong[0]}: {difference}")
 
 
-def test_checks_have_no_metrics_of_requests() -> None:
+def test_checks_have_no_metrics_of_requests():
     assert [metric.name for metric in CHECK.all_metrics] == ["note"]

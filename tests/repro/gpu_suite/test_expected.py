@@ -1,10 +1,7 @@
 """What a cell is expected to take is simulated once per code, by datasheet peaks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.cells import a_cell
@@ -20,14 +17,14 @@ def cell(platform: str = "h200", **knobs: int | str) -> Cell:
     return a_cell(platform=platform, num_prompts=2, gen_length=32, steps=32, weights="random", **knobs)
 
 
-def test_what_was_simulated_is_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_simulated_is_not_again(tmp_path, monkeypatch):
     cache = tmp_path / "local" / "expected.json"
     cells = [cell(), cell(max_num_seqs=1)]
     first = expected(cells, cache)
     assert all(each.seconds > PREPARATION_S for each in first)
     assert first[0].seconds < first[1].seconds
     # One request at a time makes fewer tokens a second than two.
-    assert first[0].throughput_tok_s > first[1].throughput_tok_s > 0  # type: ignore[operator]
+    assert first[0].throughput_tok_s > first[1].throughput_tok_s > 0
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["expected.json"]
 
     stored = json.loads(cache.read_text())
@@ -44,19 +41,19 @@ def test_what_was_simulated_is_not_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(cache.read_text()) == stored
 
 
-def test_a_stored_calibration_changes_nothing() -> None:
+def test_a_stored_calibration_changes_nothing():
     for name in ("h200", "l40s"):
         deployment = simulated(cell(name)).deployment
-        assert deployment.calibration == Calibration.datasheet(gpu(name))  # type: ignore[attr-defined]
+        assert deployment.calibration == Calibration.datasheet(gpu(name))
 
 
-def test_what_only_measuring_knows_is_left_out() -> None:
+def test_what_only_measuring_knows_is_left_out():
     knobs = simulated(cell(profile_every=7)).cell.knob_values
     assert not knobs.keys() & {"weights", "profile_every"}
     assert knobs["num_prompts"] == 2
 
 
-def test_what_is_expected_of_a_baseline_is_of_our_implementation() -> None:
+def test_what_is_expected_of_a_baseline_is_of_our_implementation():
     """Which is what the card runs: published code is slower."""
     assert simulated(replace(cell(), system="fast-dllm")).cell.knob_values["reading"] == "efficient"
     assert "reading" not in simulated(cell()).cell.knob_values

@@ -1,7 +1,5 @@
 """What the GPU suite measures, in which order, and how long it expects that to take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -56,7 +54,7 @@ def asked_of(asked: Sequence[Planned], stage: str) -> list[Cell]:
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_stages_come_in_order_of_worth(name: str) -> None:
+def test_stages_come_in_order_of_worth(name):
     asked = stages(scale_of(name))
     expected = ALL if name in CARDS[:4] else tuple(stage for stage in ALL if stage not in LARGE)
     assert tuple(dict.fromkeys(each.stage for each in asked)) == expected
@@ -64,7 +62,7 @@ def test_stages_come_in_order_of_worth(name: str) -> None:
     assert len({each.cell.key for each in asked}) == len(asked)
 
 
-def test_the_small_suite_has_every_stage_but_tests_and_another_shape() -> None:
+def test_the_small_suite_has_every_stage_but_tests_and_another_shape():
     asked = stages(scale_of("cpu-tiny"))
     assert tuple(dict.fromkeys(each.stage for each in asked)) == tuple(
         stage for stage in ALL[1:] if stage not in ("shapes", "paper-length")
@@ -73,7 +71,7 @@ def test_the_small_suite_has_every_stage_but_tests_and_another_shape() -> None:
     assert {cell.knob_values["memory_limit"] for cell in asked_of(asked, "small-card")} == {48 * MIB}
 
 
-def test_everything_can_be_prepared_without_a_card(h200: list[Job]) -> None:
+def test_everything_can_be_prepared_without_a_card(h200):
     assert len(h200) == len(stages(scale_of("h200"))) > 90
     for job in h200:
         assert job.experiment.is_measured
@@ -86,7 +84,7 @@ def test_everything_can_be_prepared_without_a_card(h200: list[Job]) -> None:
 
 
 @pytest.mark.parametrize("name", CARDS[1:])
-def test_other_cards_can_be_prepared_too(name: str) -> None:
+def test_other_cards_can_be_prepared_too(name):
     from repro.runs.experiment import prepare
 
     asked = [prepare(each.cell) for each in stages(scale_of(name)) if each.stage != "figures"]
@@ -100,7 +98,7 @@ def test_other_cards_can_be_prepared_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_scripts_of_prefills_fit_the_card(name: str) -> None:
+def test_scripts_of_prefills_fit_the_card(name):
     for cell in (*asked_of(stages(scale_of(name)), "mixing"), *asked_of(stages(scale_of(name)), "prefill")):
         model = str(cell.knob_values["options"]).split()[1]
         shape = model_shape(model)
@@ -112,19 +110,19 @@ def test_scripts_of_prefills_fit_the_card(name: str) -> None:
     ("name", "batches"),
     [("h200", "1 16 64 256"), ("h100", "1 16 64 256"), ("l40s", "1 16 64 256"), ("rtx4090", "1 16")],
 )
-def test_steps_are_timed_of_batches_that_fit(name: str, batches: str) -> None:
+def test_steps_are_timed_of_batches_that_fit(name, batches):
     """LLaDA-8B: 16 GB of weights, and 75 MB of K/V and 29 MB of activations a request."""
     timed = {cell.knob_values.get("script"): cell for cell in asked_of(stages(scale_of(name)), "step")}
     assert f"--batch {batches} --length" in str(timed["step"].knob_values["options"])
 
 
-def test_a_card_with_less_memory_is_planned_for_what_it_has() -> None:
+def test_a_card_with_less_memory_is_planned_for_what_it_has():
     cells = [each.cell for each in stages(scale_of("h100", 70 * GB)) if each.stage in ("throughput", "small-card")]
     assert [cell.knob_values["memory_limit"] for cell in cells] == [70 * GB] * 5 + [24 * GB] * 5
     assert "memory_limit" not in stages(scale_of("h100", 81_559 * MIB))[2].cell.knob_values
 
 
-def test_all_systems_are_compared_side_by_side(h200: list[Job]) -> None:
+def test_all_systems_are_compared_side_by_side(h200):
     """One after the other on the same load, so that a call that ends early has whole comparisons."""
     throughput = served(h200, "throughput")
     assert [cell.system for cell in throughput] == [*SERVED]
@@ -140,7 +138,7 @@ def test_all_systems_are_compared_side_by_side(h200: list[Job]) -> None:
         assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in cells} == {(dataset, None, 256)}
 
 
-def test_the_first_minutes_decode_fewer_tokens_than_the_paper(h200: list[Job]) -> None:
+def test_the_first_minutes_decode_fewer_tokens_than_the_paper(h200):
     fewer = dict.fromkeys(FIRST, 128) | {"shapes": 64}
     for job in h200:
         if isinstance(deployment := job.experiment.deployment, Deployment) and job.stage != "figures":
@@ -148,33 +146,33 @@ def test_the_first_minutes_decode_fewer_tokens_than_the_paper(h200: list[Job]) -
             assert (generation.gen_length, generation.steps) == (tokens, tokens), job.name
 
 
-def test_the_first_minutes_leave_room_in_half_an_hour(estimated: list[Job]) -> None:
+def test_the_first_minutes_leave_room_in_half_an_hour(estimated):
     """By an estimate that is meant to be too long: a card is often lent for half an hour."""
     assert sum(job.estimate_s for job in estimated if job.stage in FIRST) <= 24 * 60
 
 
-def test_a_single_refresh_is_measured_beside_the_published_two(h200: list[Job]) -> None:
+def test_a_single_refresh_is_measured_beside_the_published_two(h200):
     for stage in ("throughput", "small-card", "shapes", "paper-length", "burst"):
         published, single, *_ = served(h200, stage)
         assert single.knob_values == {**published.knob_values, "refresh_delay": 0}
         assert (title_of(published), title_of(single)) == ("dllm-serve", "dllm-serve, one refresh")
 
 
-def test_laps_takes_at_most_twenty_minutes_and_asks_for_mixing_first(h200: list[Job]) -> None:
+def test_laps_takes_at_most_twenty_minutes_and_asks_for_mixing_first(h200):
     of_laps = [job for job in h200 if job.stage in LARGE]
     assert sum(job.estimate_s for job in of_laps) <= 20 * 60
     assert "--parts kappa" in str(of_laps[0].experiment.cell.knob_values["options"])
     assert all(str(job.experiment.cell.knob_values["script"]).startswith("prefill") for job in of_laps)
 
 
-def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200: list[Job]) -> None:
+def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200):
     small = served(h200, "small-card")
     assert [cell.system for cell in small] == [*SERVED]
     assert {cell.knob_values["memory_limit"] for cell in small} == {24 * GB}
     assert [cell.knob_values.get("max_num_batched_tokens") for cell in small] == [4000, 4000, None, None, None]
 
 
-def test_the_profiled_run_is_one_of_its_own(h200: list[Job]) -> None:
+def test_the_profiled_run_is_one_of_its_own(h200):
     (profiled,) = served(h200, "profile")
     plain = served(h200, "throughput")[0]
     assert profiled.knob_values["profile_every"] == 7
@@ -187,12 +185,12 @@ def test_the_profiled_run_is_one_of_its_own(h200: list[Job]) -> None:
 @pytest.mark.parametrize(
     ("name", "models"), [("h200", ["tiny", "llada-8b"]), ("l40s", ["tiny"]), ("rtx4090", ["tiny"])]
 )
-def test_both_precisions_at_once_only_where_they_fit(name: str, models: list[str]) -> None:
+def test_both_precisions_at_once_only_where_they_fit(name, models):
     cells = asked_of(stages(scale_of(name)), "agreement")
     assert [cell.knob_values["model"] for cell in cells] == models
 
 
-def test_every_benchmark_is_a_script(h200: list[Job]) -> None:
+def test_every_benchmark_is_a_script(h200):
     from repro.paths import REPO
 
     scripts = {job.experiment.cell.knob_values.get("script") for job in h200} - {None}
@@ -200,7 +198,7 @@ def test_every_benchmark_is_a_script(h200: list[Job]) -> None:
     assert all((REPO / "benchmarks" / f"{script}.py").is_file() for script in scripts)
 
 
-def test_figures_begin_with_the_saturated_rate_and_share_runs(h200: list[Job]) -> None:
+def test_figures_begin_with_the_saturated_rate_and_share_runs(h200):
     drawn = {each.name: each for each in figures(scale_of("h200"))}
     assert list(drawn) == ["fig3", "fig4", "fig5", "table4", "fig7", "fig8", "growth"]
     rates = [cell.rate for cell in drawn["fig3"].cells]
@@ -216,7 +214,7 @@ def of_growth(axis: str) -> Callable[[Job], bool]:
     return lambda job: job.stage == "figures" and axis in job.experiment.cell.knob_values
 
 
-def test_estimates_are_of_the_simulated_run_and_grow_with_the_work(estimated: list[Job]) -> None:
+def test_estimates_are_of_the_simulated_run_and_grow_with_the_work(estimated):
     served_jobs = [job for job in estimated if job.experiment.family is not CHECK]
     assert all(PREPARATION_S < job.estimate_s < 900 for job in served_jobs)
     growing = [job for job in estimated if of_growth("max_num_seqs")(job)]

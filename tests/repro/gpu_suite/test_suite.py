@@ -1,7 +1,5 @@
 """How the GPU suite keeps to its budget, goes on where it stopped, and loses nothing when it is ended anywhere."""
 
-from __future__ import annotations
-
 import json
 import signal
 import tarfile
@@ -77,7 +75,7 @@ def state_of(root: Path, job: Job) -> dict[str, Any]:
 # ---- order, budget, estimates -------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_left_for_the_next_call(clock: Clock, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_left_for_the_next_call(clock, tmp_path):
     jobs = [clock.job(name) for name in "abcd"]
     first = clock.suite(jobs, tmp_path).run(35)
     # Those of its kind have taken as long as estimated.
@@ -91,7 +89,7 @@ def test_what_does_not_fit_is_left_for_the_next_call(clock: Clock, tmp_path: Pat
     assert clock.log == ["a", "b", "c", "d"]
 
 
-def test_a_job_that_does_not_fit_is_skipped_and_those_behind_it_are_not(clock: Clock, tmp_path: Path) -> None:
+def test_a_job_that_does_not_fit_is_skipped_and_those_behind_it_are_not(clock, tmp_path):
     jobs = [clock.job("a", estimate=500), clock.job("b"), clock.job("c", estimate=400), clock.job("d")]
     outcome = clock.suite(jobs, tmp_path).run(100)
     assert (clock.log, outcome.left) == (["b", "d"], (jobs[0].name, jobs[2].name))
@@ -99,14 +97,14 @@ def test_a_job_that_does_not_fit_is_skipped_and_those_behind_it_are_not(clock: C
     assert outcome.left_s == pytest.approx(900 * MARGIN)
 
 
-def test_the_budget_counts_from_the_start_of_the_call(clock: Clock, tmp_path: Path) -> None:
+def test_the_budget_counts_from_the_start_of_the_call(clock, tmp_path):
     began = clock()
     clock.time = 20.0
     assert clock.suite([clock.job("a")], tmp_path).run(25, began=began).ran == 0
     assert clock.suite([clock.job("a")], tmp_path).run(25).ran == 1
 
 
-def test_finished_jobs_of_the_kind_correct_the_estimate(clock: Clock, tmp_path: Path) -> None:
+def test_finished_jobs_of_the_kind_correct_the_estimate(clock, tmp_path):
     slow, alike = clock.job("a", takes=30), clock.job("b", estimate=20)
     other, waits = clock.job("c", system=OTHER), clock.job("d", system=OTHER)
     suite = clock.suite([slow, alike, other, waits], tmp_path)
@@ -121,7 +119,7 @@ def test_finished_jobs_of_the_kind_correct_the_estimate(clock: Clock, tmp_path: 
     assert again.expected_s(later) == pytest.approx(10 * 3 * MARGIN)
 
 
-def test_a_job_says_what_it_took(clock: Clock, tmp_path: Path) -> None:
+def test_a_job_says_what_it_took(clock, tmp_path):
     job = clock.job("a", takes=12.345)
     clock.suite([job], tmp_path).run(100)
     found = state_of(tmp_path, job)
@@ -139,7 +137,7 @@ def test_a_job_says_what_it_took(clock: Clock, tmp_path: Path) -> None:
 # ---- failures -----------------------------------------------------------------------------------
 
 
-def test_a_failed_job_does_not_stop_the_others_and_comes_last_next_time(clock: Clock, tmp_path: Path) -> None:
+def test_a_failed_job_does_not_stop_the_others_and_comes_last_next_time(clock, tmp_path):
     broken = [True]
     jobs = [
         clock.job("a", error=lambda: UserError("3 of 4 differ") if broken[0] else None),
@@ -166,18 +164,18 @@ def doubled(record: RunRecord) -> RunRecord:
     return record.with_columns("requests", request_id=[0] * record.num_requests)
 
 
-def test_a_run_that_may_not_be_used_has_failed_and_is_kept(clock: Clock, tmp_path: Path) -> None:
+def test_a_run_that_may_not_be_used_has_failed_and_is_kept(clock, tmp_path):
     job = clock.job("a", after=doubled)
     outcome = clock.suite([job], tmp_path).run(100)
     assert outcome.failed == (job.name,)
     assert state_of(tmp_path, job)["note"].startswith("29 request ids are repeated")
     again = clock.suite([job, clock.job("b")], tmp_path)
-    assert not again.stored(job).validity.valid  # type: ignore[union-attr]
+    assert not again.stored(job).validity.valid
     assert again.run(100).ran == 2
     assert clock.log == ["a", "b", "a"]
 
 
-def test_a_lost_device_ends_the_call(clock: Clock, tmp_path: Path) -> None:
+def test_a_lost_device_ends_the_call(clock, tmp_path):
     jobs = [clock.job("a", error=lambda: RuntimeError("CUDA error: an illegal memory access")), clock.job("b")]
     outcome = clock.suite(jobs, tmp_path).run(100)
     assert (clock.log, outcome.failed, outcome.left) == (["a"], (jobs[0].name,), (jobs[1].name,))
@@ -185,9 +183,7 @@ def test_a_lost_device_ends_the_call(clock: Clock, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "goes_on"), [("TOLD", False), ("TOLD_APART", True)])
-def test_a_device_lost_in_another_process_is_there_in_this_one(
-    clock: Clock, tmp_path: Path, name: str, goes_on: bool
-) -> None:
+def test_a_device_lost_in_another_process_is_there_in_this_one(clock, tmp_path, name, goes_on):
     cell = a_cell(
         f"support.fake_checks:{name}", dataset="none", finds="CUDA error: an illegal memory access, which", fails=True
     )
@@ -197,7 +193,7 @@ def test_a_device_lost_in_another_process_is_there_in_this_one(
     assert (clock.log == ["a"]) == goes_on
 
 
-def test_a_job_over_its_time_is_stopped_and_does_not_lose_the_call(clock: Clock, tmp_path: Path) -> None:
+def test_a_job_over_its_time_is_stopped_and_does_not_lose_the_call(clock, tmp_path):
     slow = [40.0]
     first, endless, other = clock.job("a"), clock.job("b"), clock.job("c")
     endless = replace(
@@ -217,7 +213,7 @@ def test_a_job_over_its_time_is_stopped_and_does_not_lose_the_call(clock: Clock,
     assert state_of(tmp_path, endless)["attempts"] == 0
 
 
-def test_a_check_is_given_the_time_that_is_left(clock: Clock, tmp_path: Path) -> None:
+def test_a_check_is_given_the_time_that_is_left(clock, tmp_path):
     cell = a_cell("support.fake_checks:TOLD", dataset="none")
     jobs = [clock.job("a"), Job(stage="checks", experiment=prepare(cell), estimate_s=20)]
     suite = clock.suite(jobs, tmp_path)
@@ -231,7 +227,7 @@ def test_a_check_is_given_the_time_that_is_left(clock: Clock, tmp_path: Path) ->
 # ---- state --------------------------------------------------------------------------------------
 
 
-def test_a_job_cut_off_is_expected_to_take_twice_as_long(clock: Clock, tmp_path: Path) -> None:
+def test_a_job_cut_off_is_expected_to_take_twice_as_long(clock, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         clock.suite([clock.job("a", error=KeyboardInterrupt)], tmp_path).run(100)
     job = clock.job("a")
@@ -244,20 +240,20 @@ def test_a_job_cut_off_is_expected_to_take_twice_as_long(clock: Clock, tmp_path:
     assert again.run(25).left == ()
 
 
-def test_a_folder_holds_one_platform(clock: Clock, tmp_path: Path) -> None:
+def test_a_folder_holds_one_platform(clock, tmp_path):
     clock.suite([clock.job("a")], tmp_path).run(100)
     with pytest.raises(UserError, match="holds the suite of platform h200: give another folder"):
         clock.suite([], tmp_path, platform="l40s")
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 2, "platform": "h200"}'])
-def test_state_that_cannot_be_read_is_refused(clock: Clock, tmp_path: Path, damage: str) -> None:
+def test_state_that_cannot_be_read_is_refused(clock, tmp_path, damage):
     (tmp_path / STATE).write_text(damage)
     with pytest.raises(UserError, match=r"suite\.json cannot be read .*: delete it, stored runs are kept"):
         clock.suite([], tmp_path)
 
 
-def test_stored_runs_say_what_is_done_and_state_does_not(clock: Clock, tmp_path: Path) -> None:
+def test_stored_runs_say_what_is_done_and_state_does_not(clock, tmp_path):
     jobs = [clock.job(name) for name in "ab"]
     clock.suite(jobs, tmp_path).run(100)
     (tmp_path / STATE).unlink()
@@ -275,7 +271,7 @@ def stored_in(archive: Path, root: str) -> set[str]:
     with tarfile.open(archive) as tar:
         for member in tar:
             if member.isfile():
-                tar.extractfile(member).read()  # type: ignore[union-attr]
+                tar.extractfile(member).read()
         found = {parts[2] for name in tar.getnames() if (parts := Path(name).parts)[:2] == (root, "runs") and parts[2:]}
         return {name.removesuffix(SUFFIX) for name in found}
 
@@ -314,9 +310,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("at", "place", "end"), ENDS)
-def test_ended_at_any_job_it_loses_nothing_and_goes_on(
-    tmp_path: Path, expected: dict[str, dict[str, bytes]], at: int, place: str, end: Callable[[Path, int, str], None]
-) -> None:
+def test_ended_at_any_job_it_loses_nothing_and_goes_on(tmp_path, expected, at, place, end):
     end(tmp_path, at, place)
     jobs = make_jobs()
     done = jobs[:at] if place == "run" else jobs[: at + 1]
@@ -349,7 +343,7 @@ def test_ended_at_any_job_it_loses_nothing_and_goes_on(
         assert make_suite(jobs, root).run(1000.0).stopped == "everything is done"
 
 
-def test_only_the_stages_asked_for_are_run_and_the_others_are_known(clock: Clock, tmp_path: Path) -> None:
+def test_only_the_stages_asked_for_are_run_and_the_others_are_known(clock, tmp_path):
     jobs = [clock.job("a"), replace(clock.job("b"), stage="other")]
     suite = clock.suite(jobs, tmp_path, stages=frozenset({"other"}))
     outcome = suite.run(100)
@@ -360,7 +354,7 @@ def test_only_the_stages_asked_for_are_run_and_the_others_are_known(clock: Clock
     assert clock.suite(jobs, tmp_path).run(100).ran == 1
 
 
-def test_the_archive_leaves_out_what_is_half_written(tmp_path: Path) -> None:
+def test_the_archive_leaves_out_what_is_half_written(tmp_path):
     root = tmp_path / "suite"
     (root / "runs" / ".half.partial-1").mkdir(parents=True)
     (root / "runs" / ".half.partial-1" / "cell.json").write_text("{}")

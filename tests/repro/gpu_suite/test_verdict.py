@@ -1,7 +1,5 @@
 """The verdict says what was found beside its target, and what has not run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,7 @@ def everything(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_nothing_has_run(tmp_path: Path) -> None:
+def test_nothing_has_run(tmp_path):
     text = page(tmp_path, {})
     found = answers(text)
     assert len(found) == 5 + 2 * len(RATIOS)
@@ -67,7 +65,7 @@ def test_nothing_has_run(tmp_path: Path) -> None:
     assert text.count("Not run yet.") == 3
 
 
-def test_what_is_there_is_judged_and_the_rest_has_not_run(tmp_path: Path) -> None:
+def test_what_is_there_is_judged_and_the_rest_has_not_run(tmp_path):
     text = page(tmp_path, everything())
     found = answers(text)
     assert found["tests marked gpu"] == ["57 passed", "-", "all pass", "met"]
@@ -99,14 +97,14 @@ def test_what_is_there_is_judged_and_the_rest_has_not_run(tmp_path: Path) -> Non
     assert "7 met, 4 not run yet." in text
 
 
-def test_everything_has_run(tmp_path: Path) -> None:
+def test_everything_has_run(tmp_path):
     told = everything() | served("small-card", SPEEDS) | served("shapes", SPEEDS, model="dream-7b")
     text = page(tmp_path, told)
     assert "11 met." in text
     assert ratio_of(text, RATIOS[2])[-1] == ratio_of(text, RATIOS[1])[-1] == "met"
 
 
-def test_a_missing_baseline_leaves_the_ratio_open(tmp_path: Path) -> None:
+def test_a_missing_baseline_leaves_the_ratio_open(tmp_path):
     told = everything() | served("throughput", {"dllm-cache": 1e6}, validity=Validity(valid=False))
     found, *_, answer = ratio_of(page(tmp_path, told), RATIOS[0])
     assert found.endswith("without dllm-cache")
@@ -127,18 +125,18 @@ def test_a_missing_baseline_leaves_the_ratio_open(tmp_path: Path) -> None:
     ],
     ids=["ratio", "roofline", "host", "launches"],
 )
-def test_a_target_that_is_missed_is_said(tmp_path: Path, told: dict[str, Any], what: str, answer: str) -> None:
+def test_a_target_that_is_missed_is_said(tmp_path, told, what, answer):
     found = answers(page(tmp_path, everything() | told))
     (row,) = (row for name, row in found.items() if name.startswith(what))
     assert row[-1] == answer
 
 
-def test_tests_that_were_skipped_show_nothing(tmp_path: Path) -> None:
+def test_tests_that_were_skipped_show_nothing(tmp_path):
     found = answers(page(tmp_path, checked("tests", "57 skipped")))
     assert found["tests marked gpu"] == ["57 skipped", "-", "all pass", "not run yet"]
 
 
-def test_rows_of_a_benchmark_that_was_cut_off_are_shown(tmp_path: Path) -> None:
+def test_rows_of_a_benchmark_that_was_cut_off_are_shown(tmp_path):
     cut = Validity(valid=False, reasons=("it did not end",))
     told = checked("step", "steps", script="step", rows=step_rows(sizes=(1, 16)), validity=cut)
     text = page(tmp_path, told)
@@ -146,7 +144,7 @@ def test_rows_of_a_benchmark_that_was_cut_off_are_shown(tmp_path: Path) -> None:
     assert "| refresh | 16 | 512 |" in text
 
 
-def test_a_check_that_failed_is_no_target_met(tmp_path: Path) -> None:
+def test_a_check_that_failed_is_no_target_met(tmp_path):
     suite = told_suite(tmp_path, everything())
     job = next(job for job in first_jobs() if job.stage == "goldens")
     suite.entries[job.name].status, suite.entries[job.name].note = "failed", "1 of 120 golden cases differ | x"

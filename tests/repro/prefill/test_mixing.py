@@ -1,7 +1,5 @@
 """A planted mixing penalty is found, and none is found where there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +25,7 @@ class Planted:
         return [exact * (1 + self.noise * abs(self.random.normal()))]
 
 
-def test_mixes_are_every_combination() -> None:
+def test_mixes_are_every_combination():
     found = mixes((256, 512), (8, 32), (4,))
     assert [(mix.long, mix.short, mix.shorts) for mix in found] == [
         (256, 8, 4),
@@ -39,27 +37,27 @@ def test_mixes_are_every_combination() -> None:
 
 
 @pytest.mark.parametrize("kappa", [-0.1, 0.0, 0.2])
-def test_a_planted_penalty_is_recovered(kappa: float) -> None:
+def test_a_planted_penalty_is_recovered(kappa):
     """By hand: long 256, 8 x 32: parts 30.6 and 30.6 ms, floor 5.1 ms, mixed 56.2 ms (1 + kappa)."""
-    (row,) = penalties(Planted(kappa, 0.0), mixes((256,), (32,), (8,)), rounds=4)  # type: ignore[arg-type]
+    (row,) = penalties(Planted(kappa, 0.0), mixes((256,), (32,), (8,)), rounds=4)
     assert row.kappa_sum == pytest.approx(56.2 * (1 + kappa) / 61.2 - 1)
     assert row.kappa_work == pytest.approx(56.2 * (1 + kappa) / 56.1 - 1)
     assert row.noise == 0
     assert row.kappa_sum_low == pytest.approx(row.kappa_sum) == pytest.approx(row.kappa_sum_high)
 
 
-def test_intervals_hold_the_truth_under_noise() -> None:
+def test_intervals_hold_the_truth_under_noise():
     inside = 0
     for kappa in np.linspace(-0.1, 0.3, 9):
-        (row,) = penalties(Planted(kappa, 0.05), mixes((256,), (32,), (8,)), rounds=30)  # type: ignore[arg-type]
+        (row,) = penalties(Planted(kappa, 0.05), mixes((256,), (32,), (8,)), rounds=30)
         inside += row.kappa_work_low <= 56.2 * (1 + kappa) / 56.1 - 1 <= row.kappa_work_high
         assert row.kappa_work_low < row.kappa_work < row.kappa_work_high
         assert 0 < row.noise < 0.1
     assert inside >= 7
 
 
-def test_an_interval_needs_two_rounds() -> None:
+def test_an_interval_needs_two_rounds():
     with pytest.raises(UserError, match="rounds=1"):
-        next(penalties(Planted(0.0, 0.0), mixes((256,), (32,), (8,)), rounds=1))  # type: ignore[arg-type]
+        next(penalties(Planted(0.0, 0.0), mixes((256,), (32,), (8,)), rounds=1))
     middle, low, high = interval(np.arange(11.0), np.random.default_rng(0))
     assert low < middle == 5.0 < high

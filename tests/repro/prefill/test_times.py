@@ -1,7 +1,5 @@
 """Measured steps of one shape are summed up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ class Timed:
         return [1e-3 * len(self.calls)]
 
 
-def test_step_times_are_summed_up() -> None:
+def test_step_times_are_summed_up():
     shapes = step_shapes((1, 8), ((4, 16),), (0, 100))
     assert [(s.length, s.batch, s.history) for s in shapes] == [
         (1, 1, 0),
@@ -32,7 +30,7 @@ def test_step_times_are_summed_up() -> None:
         (16, 4, 0),
     ]
     timed = Timed()
-    (row,) = step_times(timed, [Shape(length=16, batch=2, history=9, mode=Bucket(16, 2))], repeats=5)  # type: ignore[arg-type]
+    (row,) = step_times(timed, [Shape(length=16, batch=2, history=9, mode=Bucket(16, 2))], repeats=5)
     # Three runs to warm up, then 4 to 8 ms.
     assert (row.min_s, row.median_s) == pytest.approx((4e-3, 6e-3))
     assert row.mode == "bucket 16x2"

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.cells import a_cell
@@ -15,14 +12,14 @@ from repro.paths import RESULTS
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, Role, allowed, count, count_by_role, judge, judge_all
 from repro.reports.claims_file import COLUMNS, as_row, read, save
-from repro.reports.paper import Claim, Direction, Tolerance, load_claims
+from repro.reports.paper import Claim, Tolerance, load_claims
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 CARD, L40S = ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc"), ("l40s/livebench", "l40s/burst", "l40s/osc")
 
 
 def answer(claim: str, value: float | tuple[float, ...], role: Role = "prediction", **more: object) -> Answer:
-    finding = Finding(claim=claim, value=value, obtained="simulated", how="runs", **more)  # type: ignore[arg-type]
+    finding = Finding(claim=claim, value=value, obtained="simulated", how="runs", **more)
     return Answer(finding=finding, roles=(role,) * len(finding.values))
 
 
@@ -77,7 +74,7 @@ def judged(claim: str | Claim, value: float | tuple[float, ...], role: Role = "p
         ("dllm-concurrency-target", 3.0, (), False),
     ],
 )
-def test_verdicts(claim: str, value: float | tuple[float, ...], of: tuple[str, ...], met: bool) -> None:
+def test_verdicts(claim, value, of, met):
     found = judged(claim, value, of=of)
     assert found.verdict == ("reproduced" if met else "not reproduced")
     assert (found.reason is None) == met
@@ -88,7 +85,7 @@ INCREMENTS = CLAIMS["dllm-abl-increments"]
 
 
 @pytest.mark.parametrize(("shift", "met"), [(0.0, True), (0.029, True), (-0.031, False)])
-def test_increments_have_sizes(shift: float, met: bool) -> None:
+def test_increments_have_sizes(shift, met):
     values = INCREMENTS.expected.value
     assert isinstance(values, tuple)
     found = judged(INCREMENTS, (*values[:4], values[4] + shift), of=INCREMENTS.of)
@@ -96,7 +93,7 @@ def test_increments_have_sizes(shift: float, met: bool) -> None:
 
 
 @pytest.mark.parametrize("role", ["fitted", "implied by the fit", "prediction"])
-def test_role_and_verdict_are_apart(role: Role) -> None:
+def test_role_and_verdict_are_apart(role):
     for value, verdict in ((76.6, "reproduced"), (10.0, "not reproduced")):
         found = judged("dllm-4090-burst-peak", value, role)
         assert (found.role, found.verdict) == (role, verdict)
@@ -113,12 +110,12 @@ def test_role_and_verdict_are_apart(role: Role) -> None:
         ("dllm-kv-footprint", 294.0, {"holds": True}),
     ],
 )
-def test_what_no_run_can_change_is_not_reproduced(claim: str, value: float, more: dict[str, bool]) -> None:
+def test_what_no_run_can_change_is_not_reproduced(claim, value, more):
     found = judged(claim, value, "by construction", **more)
     assert (found.role, found.verdict) == ("by construction", "by construction")
 
 
-def test_arithmetic_can_disagree() -> None:
+def test_arithmetic_can_disagree():
     found = judged("dllm-headroom-4090", 7.97, "by construction")
     assert found.verdict == "not reproduced"
     assert found.reason is not None
@@ -126,27 +123,27 @@ def test_arithmetic_can_disagree() -> None:
     assert "16.03 GB" in found.reason
 
 
-def test_where_nothing_is_printed_there_is_nothing_to_test() -> None:
+def test_where_nothing_is_printed_there_is_nothing_to_test():
     for claim in ("dllm-abs-tail-latency", "dllm-abl-scheduler-livebench"):
-        found = judged(claim, CLAIMS[claim].expected.value or 1.5)  # type: ignore[arg-type]
+        found = judged(claim, CLAIMS[claim].expected.value or 1.5)
         assert (found.verdict, found.role) == ("not testable here", None)
         assert found.reason is not None
         assert "print" in found.reason
 
 
-def test_orderings_need_to_be_told() -> None:
+def test_orderings_need_to_be_told():
     assert judged("dllm-in-trend", -0.1, holds=True).verdict == "reproduced"
     assert judged("dllm-in-trend", 0.1, holds=False).verdict == "not reproduced"
     with pytest.raises(ValueError, match="must say whether it holds"):
         judged("dllm-in-trend", -0.1)
 
 
-def test_another_model_is_not_testable_here() -> None:
+def test_another_model_is_not_testable_here():
     found = judged("dllm-gsm-head", 75.1, comparable=False)
     assert (found.verdict, found.role, found.reason) == ("not testable here", None, "runs")
 
 
-def test_both_cards_are_needed_where_both_are_claimed() -> None:
+def test_both_cards_are_needed_where_both_are_claimed():
     claim = CLAIMS["dllm-serve-best-tput"]
     card, other = answer(claim.id, (1.0,) * 3, of=CARD), answer(claim.id, (1.0,) * 3, "implied by the fit", of=L40S)
     alone = judge(claim, [card])
@@ -164,7 +161,7 @@ def test_both_cards_are_needed_where_both_are_claimed() -> None:
     assert judge(cap, parts[:1]).verdict == "not run"
 
 
-def test_counts_of_values_must_agree() -> None:
+def test_counts_of_values_must_agree():
     with pytest.raises(ValueError, match="states one value"):
         judged("dllm-4090-burst-peak", (1.0, 2.0))
     with pytest.raises(ValueError, match="states 3 values"):
@@ -173,13 +170,13 @@ def test_counts_of_values_must_agree() -> None:
         Finding(claim="x", value=(1.0, 2.0), of=("a",), obtained="measured", how="")
 
 
-def test_errors_are_relative_and_only_of_single_numbers() -> None:
+def test_errors_are_relative_and_only_of_single_numbers():
     assert judged("dllm-4090-burst-fast", 21.2).error_percent == pytest.approx(-50)
     assert judged("dllm-abs-tput-4090", (1.6, 1.8, 1.7), of=CARD).error_percent is None
     assert judged("dllm-4090-burst-base-lat", 5000.0).error_percent is None
 
 
-def test_every_claim_gets_a_verdict_and_comparable_findings_win() -> None:
+def test_every_claim_gets_a_verdict_and_comparable_findings_win():
     claims = load_claims("dllm-serve")
     answers = [
         answer("dllm-gsm-head", 90.0, comparable=False),
@@ -198,19 +195,19 @@ def test_every_claim_gets_a_verdict_and_comparable_findings_win() -> None:
         judge_all(claims, [answer("nosuch", 1.0)])
 
 
-def test_not_run_without_a_finding() -> None:
+def test_not_run_without_a_finding():
     found = judge(CLAIMS["dllm-gsm-head"])
     assert (found.verdict, found.role, found.answer) == ("not run", None, None)
 
 
-def test_every_tolerance_says_why() -> None:
+def test_every_tolerance_says_why():
     for claim in CLAIMS.values():
         assert claim.tolerance.why, claim.id
         named = [label for label in claim.of if label is not None]
         assert len(set(named)) == len(named), claim.id
 
 
-def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
+def test_a_row_says_what_it_rests_on(tmp_path):
     cell = a_cell(dataset="burst", platform="rtx4090", executor="roofline", rate=0.5)
     git = {"commit": "0123456789abcdef", "dirty": False}
     first, second = (
@@ -242,7 +239,7 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
     assert kept["ours"] == "70"
 
 
-def test_command_without_runs(tmp_path: Path) -> None:
+def test_command_without_runs(tmp_path):
     where = ["--result-dir", str(tmp_path / "runs"), "--out-dir", str(tmp_path / "out")]
     result = CliRunner().invoke(app, ["claims", *where, "--json"])
     assert result.exit_code == 0, result.output
@@ -260,7 +257,7 @@ def test_command_without_runs(tmp_path: Path) -> None:
     assert max(map(len, tables.splitlines())) <= 80
 
 
-def test_a_fresh_clone_shows_what_is_committed_and_says_so(tmp_path: Path) -> None:
+def test_a_fresh_clone_shows_what_is_committed_and_says_so(tmp_path):
     asked = ["claims", "--paper", "laps", "--result-dir", str(tmp_path / "none")]
     found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
     rows = {row["id"]: row for row in claims_file.read(RESULTS / "claims-laps.csv")}
@@ -291,7 +288,7 @@ def test_a_fresh_clone_shows_what_is_committed_and_says_so(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_reason_names_two_values_and_counts_the_others(values: tuple[float, ...], reason: str | None) -> None:
+def test_a_reason_names_two_values_and_counts_the_others(values, reason):
     claim = replace(CLAIMS["dllm-jitter-others"], gap=None)
     assert judged(claim, values, of=claim.of).reason == reason
     if reason is not None:
@@ -308,13 +305,13 @@ def test_a_reason_names_two_values_and_counts_the_others(values: tuple[float, ..
         ((1.9,), "1.9 for 1.74, 9 % above (5 % allowed)"),
     ],
 )
-def test_one_value_is_held_against_the_nearer_end_of_a_range(values: tuple[float, ...], reason: str | None) -> None:
+def test_one_value_is_held_against_the_nearer_end_of_a_range(values, reason):
     claim = replace(CLAIMS["dllm-abs-tput-l40s"], gap=None, of=())
     found = judged(claim, values[0])
     assert (found.reason, found.error_percent) == (reason, None)
 
 
-def test_tolerances_in_words() -> None:
+def test_tolerances_in_words():
     claim = CLAIMS["dllm-4090-burst-peak"]
     for tolerance, words in (
         (Tolerance(type="relative", value=0.125), "12.5 % allowed"),
@@ -330,7 +327,7 @@ def test_tolerances_in_words() -> None:
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
-def test_a_bound_is_met_on_its_side(direction: Direction) -> None:
+def test_a_bound_is_met_on_its_side(direction):
     claim = replace(CLAIMS["dllm-4090-burst-peak"], tolerance=Tolerance(type="one_sided"), direction=direction)
     for value, verdict in ((76.6, "reproduced"), (80.0, "higher"), (70.0, "lower")):
         found = judged(claim, value)
@@ -338,14 +335,14 @@ def test_a_bound_is_met_on_its_side(direction: Direction) -> None:
         assert found.error_percent is None
 
 
-def test_how_far_one_number_is_off() -> None:
+def test_how_far_one_number_is_off():
     claim = CLAIMS["dllm-4090-burst-peak"]
     assert judged(claim, 76.6 * 1.1).error_percent == pytest.approx(10.0)
     assert judged(claim, 76.6 * 0.5).error_percent == pytest.approx(-50.0)
     assert judged(CLAIMS["dllm-jitter-others"], (56.0, 53.0, 56.0, 53.0)).error_percent is None
 
 
-def test_values_of_one_finding_are_as_many_as_what_they_are_of() -> None:
+def test_values_of_one_finding_are_as_many_as_what_they_are_of():
     for of, fits in (((), True), (("a", "b"), True), (("a",), False), (("a", "b", "c"), False)):
         if fits:
             answer("x", (1.0, 2.0), of=of)
@@ -354,7 +351,7 @@ def test_values_of_one_finding_are_as_many_as_what_they_are_of() -> None:
                 answer("x", (1.0, 2.0), of=of)
 
 
-def test_answers_of_different_things_are_one_and_orderings_hold_together() -> None:
+def test_answers_of_different_things_are_one_and_orderings_hold_together():
     claim = replace(
         CLAIMS["dllm-serve-best-tput"], expected=replace(CLAIMS["dllm-serve-best-tput"].expected, value=None)
     )
@@ -371,7 +368,7 @@ def test_answers_of_different_things_are_one_and_orderings_hold_together() -> No
             judge(claim, parts)
 
 
-def test_a_claim_of_nothing_in_particular_takes_the_first_answer() -> None:
+def test_a_claim_of_nothing_in_particular_takes_the_first_answer():
     claim = replace(CLAIMS["dllm-4090-burst-peak"], of=())
     parts = [answer(claim.id, value, of=of) for value, of in ((76.6, ("a",)), (1.0, ("b",)))]
     assert (judge(claim, parts).verdict, judge(claim, parts[::-1]).verdict) == ("reproduced", "not reproduced")

@@ -1,8 +1,5 @@
 """A figure is there with all its files, or not at all."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ TABLE = figure("ampd/table1")
 VIEW = View(platform=platform("h20x32"), reading="published", num_runs=1)
 
 
-def test_a_figure_and_its_stamp(tmp_path: Path) -> None:
+def test_a_figure_and_its_stamp(tmp_path):
     rendered = draw(TABLE, VIEW, [], tmp_path / "o")
     assert {path.name for path in rendered.files} == {"table1-h20x32.md", "table1-h20x32.csv"}
     assert all(path.is_file() and path.parent == tmp_path / "o" for path in rendered.files)
@@ -26,7 +23,7 @@ def test_a_figure_and_its_stamp(tmp_path: Path) -> None:
     }
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path, monkeypatch):
     draw(TABLE, VIEW, [], tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -42,7 +39,7 @@ def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path: Path, monkeypatch:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_a_folder_in_the_place_of_a_file(tmp_path):
     replace_text(tmp_path / "table1-h20x32.csv" / "x", "mine")
     with pytest.raises(IsADirectoryError) as raised:
         draw(TABLE, VIEW, [], tmp_path)

@@ -1,7 +1,5 @@
 """Every figure's findings can be judged: known claims, the right number of values, orderings that say whether they hold."""
 
-from __future__ import annotations
-
 import pytest
 from support.stored_runs import stored
 
@@ -24,7 +22,7 @@ def speed(cell: Cell) -> float:
 @pytest.mark.parametrize(
     "name", [name for name in FIGURES if name.startswith("dllm-serve/") and name not in WITH_ANSWERS]
 )
-def test_findings_can_be_judged(name: str) -> None:
+def test_findings_can_be_judged(name):
     module = FIGURES[name].load()
     found = []
     for where in map(platform, module.platforms):

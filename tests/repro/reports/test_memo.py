@@ -1,9 +1,6 @@
 """A figure that nothing has changed of stays as it is, and anything that has changed draws it again."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +40,7 @@ def _runs(place: Path) -> list[Any]:
     return [SimpleNamespace(file=file, content=file.read_bytes()) for file in (*files, files[0])]
 
 
-def test_what_was_said_is_known_as_long_as_nothing_changes(place: Path) -> None:
+def test_what_was_said_is_known_as_long_as_nothing_changes(place):
     (place / "runs" / "c.gz").write_text("of another figure")
     assert _memo(place).said() == SAID
     assert _memo(place, "fig", "h200", 3).said() is None, "never asked"
@@ -51,23 +48,23 @@ def test_what_was_said_is_known_as_long_as_nothing_changes(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["code/engine.py", "code/deep/data.yaml", "runs/a.gz", "runs/b.gz", "figures/fig.csv"])
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text(path.read_text().upper())])
-def test_a_file_that_changes_or_goes(place: Path, name: str, change: Callable[[Path], object]) -> None:
+def test_a_file_that_changes_or_goes(place, name, change):
     change(place / name)
     assert _memo(place).said() is None
 
 
 @pytest.mark.parametrize("name", ["code/more.py", "code/deep/more.yaml", "code/empty"])
-def test_a_file_that_comes(place: Path, name: str) -> None:
+def test_a_file_that_comes(place, name):
     (place / name).touch()
     assert _memo(place).said() is None
 
 
-def test_a_file_that_moves(place: Path) -> None:
+def test_a_file_that_moves(place):
     (place / "code" / "engine.py").rename(place / "code" / "motor.py")
     assert _memo(place).said() is None
 
 
-def test_what_python_compiles_is_no_change_and_a_link_to_nothing_no_fault(place: Path) -> None:
+def test_what_python_compiles_is_no_change_and_a_link_to_nothing_no_fault(place):
     (place / "code" / "__pycache__").mkdir()
     (place / "code" / "__pycache__" / "engine.pyc").touch()
     assert _memo(place).said() == SAID
@@ -76,7 +73,7 @@ def test_what_python_compiles_is_no_change_and_a_link_to_nothing_no_fault(place:
 
 
 @pytest.mark.parametrize("name", ["REPRO_DATA_DIR", "MPLCONFIGDIR"])
-def test_an_environment_of_ones_own(place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_environment_of_ones_own(place, monkeypatch, name):
     monkeypatch.setenv(name, str(place))
     assert _memo(place).said() is None
     _memo(place).keep(_runs(place), [], SAID)
@@ -85,7 +82,7 @@ def test_an_environment_of_ones_own(place: Path, monkeypatch: pytest.MonkeyPatch
     assert _memo(place).said() is None, "kept of other data"
 
 
-def test_another_folder_or_library(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_folder_or_library(place, monkeypatch):
     (library := place / "site-packages").mkdir()
     monkeypatch.syspath_prepend(library)
     assert _memo(place).said() == SAID
@@ -96,7 +93,7 @@ def test_another_folder_or_library(place: Path, monkeypatch: pytest.MonkeyPatch)
     assert _memo(place).said() is None
 
 
-def test_a_memo_that_was_edited_or_cannot_be_written(place: Path) -> None:
+def test_a_memo_that_was_edited_or_cannot_be_written(place):
     (path,) = (place / "runs" / "memos").iterdir()
     whole = path.read_text()
     for broken in (whole.replace("Figure 1", "Figure 2"), whole[:40], "[]", ""):
@@ -109,7 +106,7 @@ def test_a_memo_that_was_edited_or_cannot_be_written(place: Path) -> None:
     assert _memo(place).said() is None
 
 
-def test_only_what_is_simulated_by_our_own_code_is_known() -> None:
+def test_only_what_is_simulated_by_our_own_code_is_known():
     def run(obtained: str = "simulated", *modules: str) -> Any:
         code = {"digest": repr(modules), "modules": dict.fromkeys(("engines.ar", *modules), "0")}
         return SimpleNamespace(manifest={"obtained": obtained, "code": code})
@@ -124,7 +121,7 @@ def test_only_what_is_simulated_by_our_own_code_is_known() -> None:
     assert not is_known(ours, [replace(VIEW, platform=replace(VIEW.platform, executor="torch"))], [])
 
 
-def test_the_command_draws_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_draws_once(tmp_path, monkeypatch):
     drawn: list[str] = []
     draw = drawing.draw
 

@@ -1,7 +1,5 @@
 """The table of memory plans: the paper's two cards, and plans that do not fit."""
 
-from __future__ import annotations
-
 from engines.dllm.config import EngineConfig
 from engines.models.shape import LLADA_8B
 from repro.reports.memory import PlanCase, compare_logit_budgets
@@ -16,7 +14,7 @@ def case_of(where: Platform) -> PlanCase:
     return PlanCase(label=where.name, memory_bytes=part.memory_bytes, config=config)
 
 
-def test_paper_cases() -> None:
+def test_paper_cases():
     rows = compare_logit_budgets(LLADA_8B, [case_of(RTX4090), case_of(L40S)])
     table = [(r.label, r.logits, r.logit_rows, r.plan.kv_rows, r.requests, r.verdict) for r in rows]
     assert table == [
@@ -30,7 +28,7 @@ def test_paper_cases() -> None:
     assert {r.obtained for r in rows} == {"simulated"}
 
 
-def test_comparison_says_what_does_not_fit() -> None:
+def test_comparison_says_what_does_not_fit():
     config = EngineConfig(max_num_batched_tokens=16384)
     rows = compare_logit_budgets(LLADA_8B, [PlanCase(label="small", memory_bytes=24 * GB, config=config)])
     assert rows[0].verdict == "fits"

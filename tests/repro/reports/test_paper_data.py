@@ -1,11 +1,8 @@
 """The papers' numbers: complete, consistent with each other, and every stated recomputation redone."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -169,7 +166,7 @@ def test_cells_are_numbers_text_or_nothing():
     assert load_table("dllm_serve/table1.csv")[0]["citation"] == "[14]"
 
 
-def test_bad_input_is_refused(tmp_path: Path):
+def test_bad_input_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"paper='vllm'.*dllm-serve, ampd, laps"):
         load_claims("vllm")
     with pytest.raises(UserError, match=r"'dllm_serve/table9.csv'.*dllm_serve/table4.csv"):

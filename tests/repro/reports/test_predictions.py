@@ -1,10 +1,7 @@
 """Medians over predictions, and the places that quote them."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +17,12 @@ def comparison(error: float | None, unit: str = "tok/s", **other: Any) -> dict[s
     return {**own, "ours": None if error is None else 100 + error, **other}
 
 
-def test_medians_have_two_digits() -> None:
+def test_medians_have_two_digits():
     found = medians([comparison(error) for error in (1.234, 2.3456, -99.0)])
     assert found == {"throughputs": {"count": 3, "median_percent": 2.35}}
 
 
-def test_medians_are_of_predictions_alone() -> None:
+def test_medians_are_of_predictions_alone():
     found = medians(
         [
             comparison(5.0),
@@ -53,7 +50,7 @@ def test_medians_are_of_predictions_alone() -> None:
 
 
 @pytest.mark.parametrize("card", PROTOCOLS)
-def test_stored_reports_call_no_target_a_prediction(card: str) -> None:
+def test_stored_reports_call_no_target_a_prediction(card):
     report = read_report(card)
     assert report is not None
     roles = {each["claim"]: each["role"] for each in report["comparisons"]}
@@ -63,7 +60,7 @@ def test_stored_reports_call_no_target_a_prediction(card: str) -> None:
 
 
 @pytest.mark.parametrize("card", PROTOCOLS)
-def test_no_stored_prediction_is_a_closed_form_of_fitted_numbers(card: str) -> None:
+def test_no_stored_prediction_is_a_closed_form_of_fitted_numbers(card):
     """No formula gives the committed values themselves, to their last digits: throughputs, requests served, and their ratios."""
     report = read_report(card)
     assert report is not None
@@ -80,7 +77,7 @@ def test_no_stored_prediction_is_a_closed_form_of_fitted_numbers(card: str) -> N
             assert each["claim"].removesuffix("-lat") not in systems
 
 
-def test_a_report_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
     assert read_report("l40s") is None
     for text in ('{"held": []}', "{", json.dumps({"schema_version": 2})):

@@ -1,7 +1,5 @@
 """Roles of comparisons, against closed forms of what a fit determines."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -156,7 +154,7 @@ FITS = {
 
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("name", SIMULATED)
-def test_no_prediction_follows_from_fitted_numbers(name: str, fit: str) -> None:
+def test_no_prediction_follows_from_fitted_numbers(name, fit):
     source, fitted = SIMULATED[name], FITS[fit]
     found = by_claim(source, fitted)
     assert found
@@ -168,7 +166,7 @@ def test_no_prediction_follows_from_fitted_numbers(name: str, fit: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_what_no_closed_form_gives_is_a_prediction(name: str) -> None:
+def test_what_no_closed_form_gives_is_a_prediction(name):
     """The other way round, for values that are not the least or largest of several."""
     source = SIMULATED[name]
     found = by_claim(source, ENGINE)
@@ -203,7 +201,7 @@ ONE_CONSTANT = {"l40s": ENGINE, "rtx4090": BURST}
         ("dllm-serve-best-tput", "dllm-serve/table4 l40s", "implied by the fit", "prediction"),
     ],
 )
-def test_roles_that_were_wrong_by_hand(claim: str, where: str, two: str, one: str) -> None:
+def test_roles_that_were_wrong_by_hand(claim, where, two, one):
     """Fast-dLLM is made the best baseline, as it is in the paper."""
     source = SIMULATED[where]
     speed = {(s, d): {"dllm-serve": 90.0, "fast-dllm": 50.0}.get(s, 30.0) + len(s + d) for s, d in speeds(0)}
@@ -218,7 +216,7 @@ def test_roles_that_were_wrong_by_hand(claim: str, where: str, two: str, one: st
 
 
 @pytest.mark.parametrize("card", PROTOCOLS)
-def test_the_stored_fit_is_followed(card: str) -> None:
+def test_the_stored_fit_is_followed(card):
     """Whatever the calibration lists as its targets is fitted, and nothing that follows from it is a prediction."""
     protocol = PROTOCOLS[card]
     fitted = frozenset((SYSTEM, target.dataset) for target in protocol.targets)
@@ -232,7 +230,7 @@ def test_the_stored_fit_is_followed(card: str) -> None:
     assert {claim for claim, role in roles.items() if role == "fitted"} == {t.claim for t in protocol.targets}
 
 
-def test_the_fit_determines_saturated_runs_of_its_targets_alone() -> None:
+def test_the_fit_determines_saturated_runs_of_its_targets_alone():
     protocol = PROTOCOLS["rtx4090"]
     cell = protocol.cell(protocol.targets[0])
     speed = dict.fromkeys(speeds(0), 80.0)
@@ -262,7 +260,7 @@ CELLS = [a_cell(dataset=dataset, platform="rtx4090", executor="roofline", rate=0
 @given(
     numbers=st.lists(st.floats(1, 100), min_size=3, max_size=3), is_held=st.lists(st.booleans(), min_size=3, max_size=3)
 )
-def test_roles_of_simple_functions(numbers: list[float], is_held: list[bool]) -> None:
+def test_roles_of_simple_functions(numbers, is_held):
     runs = [stored(cell, tok_s=number) for cell, number in zip(CELLS, numbers, strict=True)]
     kept = {run.cell.dataset for run, own in zip(runs, is_held, strict=True) if own}
 
@@ -287,7 +285,7 @@ def test_roles_of_simple_functions(numbers: list[float], is_held: list[bool]) ->
         assert found["order"].role != "prediction"
 
 
-def test_a_perturbed_run_keeps_what_was_asked_of_it() -> None:
+def test_a_perturbed_run_keeps_what_was_asked_of_it():
     run = stored(CELLS[0], tok_s=10.0, n=12)
     for size in (NEAR, FAR):
         made = Perturbed(run, size=size, seed=1)

@@ -1,7 +1,5 @@
 """What predictions depend on: counted steps against simulated runs, and the tables made of them."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,7 @@ CASES: list[tuple[str, dict[str, Scalar]]] = [
 
 
 @pytest.mark.parametrize(("system", "knobs"), CASES)
-def test_counted_steps_say_what_a_simulation_says(system: str, knobs: dict[str, Scalar]) -> None:
+def test_counted_steps_say_what_a_simulation_says(system, knobs):
     """Under constants that they were not counted with, as all requests are there from the start."""
     counted = tally("l40s", system, "burst", **SMALL, **knobs)
     cell = a_cell(system, dataset="burst", platform="l40s", executor="roofline", **{**SMALL, **knobs})
@@ -46,10 +44,10 @@ def test_counted_steps_say_what_a_simulation_says(system: str, knobs: dict[str, 
             attention_efficiency=share,
             step_overhead_s=overhead,
         )
-        record = replace(deployment, calibration=calibration).run(workload)  # type: ignore[type-var]
+        record = replace(deployment, calibration=calibration).run(workload)
         assert counted.throughput(calibration) == pytest.approx(throughput_tok_s(record), rel=1e-9)
     assert counted.num_tokens == 9 * 64
-    assert counted.batch_size == deployment.batch_size  # type: ignore[attr-defined]
+    assert counted.batch_size == deployment.batch_size
 
 
 @given(
@@ -58,7 +56,7 @@ def test_counted_steps_say_what_a_simulation_says(system: str, knobs: dict[str, 
     at=st.floats(0, 1),
     lengths=st.lists(st.floats(10, 5000), min_size=2, max_size=6, unique_by=round),
 )
-def test_the_length_of_a_power_law_is_exact(scale: float, power: float, at: float, lengths: list[float]) -> None:
+def test_the_length_of_a_power_law_is_exact(scale, power, at, lengths):
     points = [(length, scale * length**power) for length in lengths]
     length = min(lengths) * (max(lengths) / min(lengths)) ** at
     found = length_for(scale * length**power * (1 - 1e-12), points)
@@ -69,7 +67,7 @@ def test_the_length_of_a_power_law_is_exact(scale: float, power: float, at: floa
 
 
 @pytest.mark.parametrize("card", PROTOCOLS)
-def test_the_tables(card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables(card, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "NUM_REQUESTS", 3)
     monkeypatch.setattr(module, "LENGTH_SCALES", (0.5, 1.0, 2.0))
     protocol, runs = PROTOCOLS[card], []
@@ -122,7 +120,7 @@ def documented(card: str, *begins: str) -> list[str]:
 
 
 @pytest.mark.parametrize("card", PROTOCOLS)
-def test_the_documentation_quotes_what_is_stored(card: str) -> None:
+def test_the_documentation_quotes_what_is_stored(card):
     rows = list(csv.DictReader((CALIBRATION / f"{card}-sensitivity.csv").read_text().splitlines()))
     values = {(row["table"], row["item"], row["setting"]): float(row["value"]) for row in rows}
     for seconds in OVERHEADS_S:
@@ -140,7 +138,7 @@ def test_the_documentation_quotes_what_is_stored(card: str) -> None:
             assert [cell.partition(" ")[0] for cell in cells] == reached
 
 
-def test_the_documentation_quotes_the_lengths_that_would_be_needed() -> None:
+def test_the_documentation_quotes_the_lengths_that_would_be_needed():
     rows = list(csv.DictReader((CALIBRATION / "l40s-sensitivity.csv").read_text().splitlines()))
     needed = {row["item"]: float(row["value"]) for row in rows if row["setting"] == "mean prompt for the paper's"}
     text = Path("docs/semantics.md").read_text()

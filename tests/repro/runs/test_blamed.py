@@ -1,7 +1,5 @@
 """What a system of one's own does wrong is said of it, and never of this program."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path
@@ -51,13 +49,13 @@ def made(root: Path, name: str, service_s: float = 1.0) -> None:
         ("RUNS", 6.0, "1 of 6 requests have an output_len below 0"),
     ],
 )
-def test_what_a_system_does_wrong_is_said_of_it(name: str, service_s: float, said: str, tmp_path: Path) -> None:
+def test_what_a_system_does_wrong_is_said_of_it(name, service_s, said, tmp_path):
     with pytest.raises(RunError, match=re.escape(said)) as failed:
         made(tmp_path, name, service_s)
     assert f"system='support.lying_systems:{name}'" in str(failed.value) or "output_len" in said
 
 
-def test_a_log_keeps_where_a_wrong_run_was_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_keeps_where_a_wrong_run_was_found(tmp_path, caplog):
     experiments = [prepare(asked("RUNS", service_s)) for service_s in (4.0, 7.0)]
     with caplog.at_level(logging.ERROR):
         wrong, unlucky = Sweep(experiments, Store(tmp_path)).run(continue_on_error=True)
@@ -69,7 +67,7 @@ def test_a_log_keeps_where_a_wrong_run_was_found(tmp_path: Path, caplog: pytest.
     assert kinds == [ValueError, KeyError]
 
 
-def test_another_fault_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_fault_is_raised_as_it_is(monkeypatch):
     from repro.systems.dllm.system import DllmSystem
 
     monkeypatch.setattr(DllmSystem, "prepare", lambda self, cell: None)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 
 import repro.runs.cell
 from engines.errors import UserError
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Cell
 
 CELL = Cell(
     figure="fig3",
@@ -29,7 +27,7 @@ scalars = st.one_of(
 knobs = st.dictionaries(st.text(min_size=1).filter(str.strip), scalars, max_size=4)
 
 
-def test_key_is_pinned() -> None:
+def test_key_is_pinned():
     # A change here means that every stored run is orphaned: raise CELL_SCHEMA_VERSION and say so.
     text = (
         '{"dataset":"burst","executor":"roofline","knobs":{"max_num_logits":2048,"retention_ratio":0.5},'
@@ -39,7 +37,7 @@ def test_key_is_pinned() -> None:
     assert CELL.folder_name == f"dllm-serve_burst_rtx4090_roofline_r0.5_s0_{CELL.key}"
 
 
-def test_figures_share_a_run() -> None:
+def test_figures_share_a_run():
     other = replace(CELL, figure="table4")
     assert other.key == CELL.key
     assert other.folder_name == CELL.folder_name
@@ -60,16 +58,16 @@ def test_figures_share_a_run() -> None:
         {"knobs": (("retention_ratio", 0.5), ("max_num_logits", 4096))},
     ],
 )
-def test_everything_else_changes_the_key(change: dict[str, object]) -> None:
+def test_everything_else_changes_the_key(change):
     assert replace(CELL, **change).key != CELL.key
 
 
-def test_schema_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_changes_the_key(monkeypatch):
     monkeypatch.setattr(repro.runs.cell, "CELL_SCHEMA_VERSION", repro.runs.cell.CELL_SCHEMA_VERSION + 1)
     assert replace(CELL).key != CELL.key
 
 
-def test_order_of_knobs_and_way_of_writing_a_number_do_not_matter() -> None:
+def test_order_of_knobs_and_way_of_writing_a_number_do_not_matter():
     assert (
         Cell.from_dict({**CELL.to_dict(), "knobs": {"max_num_logits": 2048.0, "retention_ratio": 0.5}}).key == CELL.key
     )
@@ -77,12 +75,12 @@ def test_order_of_knobs_and_way_of_writing_a_number_do_not_matter() -> None:
     assert CELL.knobs == (("max_num_logits", 2048), ("retention_ratio", 0.5))
 
 
-def test_true_is_not_one() -> None:
+def test_true_is_not_one():
     assert replace(CELL, knobs=(("pack", True),)).key != replace(CELL, knobs=(("pack", 1),)).key
 
 
 @given(knobs)
-def test_round_trip_through_json(values: dict[str, Scalar]) -> None:
+def test_round_trip_through_json(values):
     cell = replace(CELL, knobs=tuple(values.items()))
     again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
     assert again == cell
@@ -91,7 +89,7 @@ def test_round_trip_through_json(values: dict[str, Scalar]) -> None:
 
 
 @given(st.text(min_size=1).filter(str.strip))
-def test_folder_name_is_safe(system: str) -> None:
+def test_folder_name_is_safe(system):
     name = replace(CELL, system=system).folder_name
     assert name.isascii()
     assert "/" not in name
@@ -119,13 +117,13 @@ def test_folder_name_is_safe(system: str) -> None:
         ({"knobs": [["a", 1, 2]]}, "knobs="),
     ],
 )
-def test_bad_input_is_refused_by_name(change: dict[str, object], said: str) -> None:
+def test_bad_input_is_refused_by_name(change, said):
     with pytest.raises(UserError) as caught:
         Cell.from_dict({**CELL.to_dict(), **change})
     assert said in str(caught.value)
 
 
-def test_missing_key_is_refused() -> None:
+def test_missing_key_is_refused():
     values = CELL.to_dict()
     del values["platform"]
     with pytest.raises(UserError, match="'platform' is missing"):

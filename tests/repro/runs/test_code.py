@@ -1,7 +1,5 @@
 """What of an edit makes a run another run: code does, words about it do not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -70,7 +68,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_digest_is_the_same_everywhere(plug: Path) -> None:
+def test_a_digest_is_the_same_everywhere(plug):
     assert now().modules["plug.policy"] == PINNED
 
 
@@ -87,7 +85,7 @@ def test_a_digest_is_the_same_everywhere(plug: Path) -> None:
         ("LIMIT = 4", "LIMIT   =  4"),
     ],
 )
-def test_words_and_layout_change_nothing(plug: Path, old: str, new: str) -> None:
+def test_words_and_layout_change_nothing(plug, old, new):
     before = now()
     edit(plug / "policy.py", old, new)
     assert now() == before
@@ -107,7 +105,7 @@ def test_words_and_layout_change_nothing(plug: Path, old: str, new: str) -> None
         ("__init__.py", "", "import plug.unused"),
     ],
 )
-def test_code_changes_it_wherever_it_is_imported(plug: Path, file: str, old: str, new: str) -> None:
+def test_code_changes_it_wherever_it_is_imported(plug, file, old, new):
     before = now()
     edit(plug / file, old, new)
     after = now()
@@ -115,20 +113,20 @@ def test_code_changes_it_wherever_it_is_imported(plug: Path, file: str, old: str
     assert f"plug.{file.removesuffix('.py')}".removesuffix(".__init__") in after.changed_from(before.modules)
 
 
-def test_what_is_not_imported_does_not_count(plug: Path) -> None:
+def test_what_is_not_imported_does_not_count(plug):
     before = now()
     edit(plug / "unused.py", "2", "3")
     assert now() == before
     assert set(before.modules) == {"plug", "plug.policy", "plug.other", "plug.deep"}
 
 
-def test_what_only_type_checkers_import_does_not_count(plug: Path) -> None:
+def test_what_only_type_checkers_import_does_not_count(plug):
     lines = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from plug import unused\n"
     (plug / "deep.py").write_text(f"{lines}\nvalue = 1\n")
     assert "plug.unused" not in now().modules
 
 
-def test_imports_relative_to_a_package_are_followed(plug: Path) -> None:
+def test_imports_relative_to_a_package_are_followed(plug):
     inner = plug / "inner"
     inner.mkdir()
     (inner / "__init__.py").write_text("from . import near\nfrom ..unused import value\n")
@@ -141,7 +139,7 @@ def cell(system: str, executor: str, platform: str = "l40s") -> Cell:
     return a_cell(system, platform=platform, executor=executor, rate=1.0, num_prompts=4)
 
 
-def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method() -> None:
+def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method():
     modules = prepare(cell("dllm-serve", "roofline")).code.modules
     assert {
         "engines.dllm.scheduling.scheduler",
@@ -156,7 +154,7 @@ def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method() -> None:
     assert not [name for name in modules if name.startswith(kept_out)]
 
 
-def test_a_measured_run_depends_on_what_runs_it() -> None:
+def test_a_measured_run_depends_on_what_runs_it():
     modules = prepare(cell("fast-dllm", "torch", "cpu-tiny")).code.modules
     assert {
         "baselines.dllm.fast_dllm",
@@ -167,14 +165,14 @@ def test_a_measured_run_depends_on_what_runs_it() -> None:
     assert "baselines.dllm.sparse_dllm" not in modules
 
 
-def test_a_scheduler_that_is_not_there_is_refused() -> None:
+def test_a_scheduler_that_is_not_there_is_refused():
     plain = cell("dllm-serve", "roofline")
     knobs = (*plain.knobs, ("scheduler", "plug_scheduler:Own"))
     with pytest.raises(UserError, match=r"plug_scheduler:Own.*there is no module plug_scheduler"):
         prepare(replace(plain, knobs=knobs))
 
 
-def test_a_schedulers_module_is_among_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedulers_module_is_among_them(tmp_path, monkeypatch):
     text = "from engines.dllm.scheduling.scheduler import PhaseScheduler\n\n\nclass Own(PhaseScheduler):\n    pass\n"
     (tmp_path / "plug_scheduler.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -209,7 +207,7 @@ def bench(checkout: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout: Path) -> None:
+def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout):
     scheduler = checkout / "engines" / "dllm" / "scheduling" / "scheduler.py"
     assert "1 run done, 0 reused" in bench(checkout)
     edit(scheduler, '"""The paper\'s scheduler:', '# Charged by phase.\n    """The scheduler of the paper:')

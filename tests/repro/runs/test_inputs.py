@@ -1,7 +1,5 @@
 """A run of a plug-in is bound to what the plug-in reads: its number is not served where that has changed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -145,7 +143,7 @@ def change(folder: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize("what", READS)
-def test_a_run_is_bound_to(what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_bound_to(what, folder, monkeypatch):
     monkeypatch.setenv("PLUG_BETA", "")
     change(folder, "1")
     write(folder, plug=READS[what])
@@ -157,7 +155,7 @@ def test_a_run_is_bound_to(what: str, folder: Path, monkeypatch: pytest.MonkeyPa
     assert not stale(before, codes)
 
 
-def test_a_module_that_was_there_before_it_was_asked_for(folder: Path) -> None:
+def test_a_module_that_was_there_before_it_was_asked_for(folder):
     """A script has imported it; nothing is opened when the plug-in does."""
     change(folder, "1")
     write(folder, plug=READS["a module that it names"])
@@ -167,7 +165,7 @@ def test_a_module_that_was_there_before_it_was_asked_for(folder: Path) -> None:
     assert stale(before, codes)
 
 
-def test_what_nothing_reads_and_words_about_code_do_not_count(folder: Path) -> None:
+def test_what_nothing_reads_and_words_about_code_do_not_count(folder):
     change(folder, "1")
     write(folder, plug="import helper\ndef number(): helper.__doc__\n", finds="import far\n")
     before, codes = run(), code_of(("plug",))
@@ -178,7 +176,7 @@ def test_what_nothing_reads_and_words_about_code_do_not_count(folder: Path) -> N
     assert not stale(before, codes)
 
 
-def test_what_it_writes_is_no_input(folder: Path) -> None:
+def test_what_it_writes_is_no_input(folder):
     """A log grows with every run."""
     write(
         folder,
@@ -191,7 +189,7 @@ def test_what_it_writes_is_no_input(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a file, when it is imported", "a file, when it runs", "a variable"])
-def test_what_changed_under_a_process_binds_to_nothing(what: str, folder: Path) -> None:
+def test_what_changed_under_a_process_binds_to_nothing(what, folder):
     """What it has kept from before cannot be told from what it has read since; a new process makes it again."""
     change(folder, "1")
     write(folder, plug=READS[what])
@@ -204,7 +202,7 @@ def test_what_changed_under_a_process_binds_to_nothing(what: str, folder: Path) 
     assert not stale(fresh, codes)
 
 
-def test_a_module_that_was_edited_after_it_was_imported(folder: Path) -> None:
+def test_a_module_that_was_edited_after_it_was_imported(folder):
     """The number is of the code that was there, whatever the file says now."""
     write(folder, plug="def number(): return 1\n")
     importlib.import_module("plug")
@@ -213,7 +211,7 @@ def test_a_module_that_was_edited_after_it_was_imported(folder: Path) -> None:
     assert stale(before, codes)
 
 
-def test_what_was_read_before_anybody_looked_is_not_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_before_anybody_looked_is_not_known(folder, monkeypatch):
     """The script imports its plug-in first; ``helper`` is about to import us, and reads what it reads later."""
     change(folder, "1")
     write(folder, plug="import helper\nfrom other import deep\ndef number(): pass\n")
@@ -230,9 +228,7 @@ def test_what_was_read_before_anybody_looked_is_not_known(folder: Path, monkeypa
     assert not stale(run(), codes)
 
 
-def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(folder, monkeypatch):
     script = types.ModuleType("__main__")
     exec("from engines.dllm.scheduling.scheduler import PhaseScheduler\nclass Own(PhaseScheduler): pass", vars(script))
     monkeypatch.setitem(sys.modules, "__main__", script)
@@ -247,7 +243,7 @@ def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(
     assert code_of(("__main__",)).changed_from(first.modules) == ("__main__",)
 
 
-def test_a_name_is_the_same_on_another_machine_and_holds_no_folder_of_this(folder: Path) -> None:
+def test_a_name_is_the_same_on_another_machine_and_holds_no_folder_of_this(folder):
     change(folder, "1")
     write(
         folder,
@@ -258,11 +254,11 @@ def test_a_name_is_the_same_on_another_machine_and_holds_no_folder_of_this(folde
     assert not [name for name in names if str(folder) in name]
 
 
-def test_of_two_processes_that_saw_different_things_neither_counts() -> None:
+def test_of_two_processes_that_saw_different_things_neither_counts():
     assert merged({"a": "1", "b": "1"}, {"a": "1", "b": None, "c": "3"}) == {"a": "1", "b": inputs.TWO, "c": "3"}
 
 
-def test_nothing_is_kept_of_our_own_systems() -> None:
+def test_nothing_is_kept_of_our_own_systems():
     assert inputs_of(code_of(("repro.runs.cell",))) == {}
 
 
@@ -283,7 +279,7 @@ class Own(PhaseScheduler):
 BENCH = ("bench", "--platform", "l40s", "--request-rate", 1, "--num-prompts", 2, "--json")
 
 
-def test_a_stale_number_is_not_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_number_is_not_served(folder, monkeypatch):
     """Through the command line, with a file that a helper found at run time reads."""
     (folder / "src" / "data.txt").write_text("1")
     write(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -16,29 +14,29 @@ from repro.systems.dllm.family import DLLM
 ANY = Family(name="any")
 
 
-def test_one_request() -> None:
+def test_one_request():
     summary = ANY.summarize(record_of(requests_table((2.0, 2.0, 3.0, 6.0, 32, "ok"))))
     assert summary["throughput_tok_s"] == 8.0
     assert summary["e2el_s"] == stats(1, 4.0, None, 4.0, 4.0, None)
 
 
-def test_a_window_of_no_length_has_no_rate() -> None:
+def test_a_window_of_no_length_has_no_rate():
     summary = ANY.summarize(record_of(requests_table((2.0, 2.0, 2.0, 2.0, 32, "ok"))))
     assert summary["window_s"] is summary["throughput_tok_s"] is summary["request_throughput"] is None
 
 
-def test_a_failed_request_has_no_latency_even_with_stamps() -> None:
+def test_a_failed_request_has_no_latency_even_with_stamps():
     record = record_of(requests_table((0.0, 0.0, 1.0, None, 8, "failed"), (0.0, 0.0, 2.0, 3.0, 8, "ok")))
     assert request_times(record, "ttft_s").tolist() == [2.0]
 
 
-def test_a_stamp_nobody_saw_meets_no_limit() -> None:
+def test_a_stamp_nobody_saw_meets_no_limit():
     record = record_of(requests_table((0.0, None, None, 3.0, 8, "ok")))
     assert goodput(record, Slo(name="a", limits=(("ttft_s", 100.0),)))["num_good"] == 0
     assert goodput(record, Slo(name="a", limits=(("e2el_s", 3.0),)))["num_good"] == 1
 
 
-def test_percentiles_appear_with_enough_samples_and_interpolate() -> None:
+def test_percentiles_appear_with_enough_samples_and_interpolate():
     def shown(n: int) -> list[str]:
         return [k for k, v in distribution(list(range(n))).items() if k.startswith("p") and v is not None]
 
@@ -49,7 +47,7 @@ def test_percentiles_appear_with_enough_samples_and_interpolate() -> None:
     assert distribution(list(range(100)))["p99"] == pytest.approx(98.01)
 
 
-def test_ties_at_a_percentile_edge() -> None:
+def test_ties_at_a_percentile_edge():
     # 100 values: p99 lies between the 99th and the 100th, equal here, so the outlier below must not matter.
     values = [1.0] * 98 + [5.0] * 2
     summary = distribution(values)
@@ -61,7 +59,7 @@ def test_ties_at_a_percentile_edge() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=150))
-def test_distribution_is_ordered(values: list[float]) -> None:
+def test_distribution_is_ordered(values):
     summary = distribution(values)
     known = [summary[k] for k in ("min", "p50", "p90", "p95", "p99", "max") if summary[k] is not None]
     assert known == sorted(known)
@@ -69,12 +67,12 @@ def test_distribution_is_ordered(values: list[float]) -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_nan_is_refused() -> None:
+def test_nan_is_refused():
     with pytest.raises(ValueError, match="finite"):
         distribution([1.0, float("nan")])
 
 
-def test_every_metric_is_documented_once() -> None:
+def test_every_metric_is_documented_once():
     metrics = DLLM.all_metrics
     assert set(METRICS) < set(metrics)
     names = [metric.name for metric in metrics]
@@ -83,12 +81,12 @@ def test_every_metric_is_documented_once() -> None:
 
 
 @pytest.mark.parametrize("limits", [(), (("ttft", 1.0),), (("e2el_s", 0.0),), (("e2el_s", float("nan")),)])
-def test_bad_slo_is_refused(limits: tuple[tuple[str, float], ...]) -> None:
+def test_bad_slo_is_refused(limits):
     with pytest.raises(UserError, match="slo 'x'"):
         Slo(name="x", limits=limits)
 
 
-def test_metrics_of_every_run_need_no_table_but_its_requests() -> None:
+def test_metrics_of_every_run_need_no_table_but_its_requests():
     table = requests_table((0.0, 1.0, 2.0, 4.0, 8, "ok"), (1.0, None, None, None, 8, "failed"))
     record = RunRecord(tables={"requests": {column.name: table[column.name] for column in REQUEST_COLUMNS}})
     assert ANY.summarize(record).keys() == {metric.name for metric in METRICS}

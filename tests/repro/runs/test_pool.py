@@ -1,14 +1,12 @@
 """Runs by workers that may be lost, units on machines, and what is refused: all of it without Ray."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +72,7 @@ def run(
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(-1, 3)), max_size=5), st.integers(1, 3))
-def test_every_run_is_made_once_or_failed_after_two_losses(deaths: list[int | None], num: int) -> None:
+def test_every_run_is_made_once_or_failed_after_two_losses(deaths, num):
     cluster = FakeCluster(deaths)
     try:
         heard = run(cluster, num=num)
@@ -88,7 +86,7 @@ def test_every_run_is_made_once_or_failed_after_two_losses(deaths: list[int | No
     assert all(begun.count(seed) == 2 for seed in heard.failed)
 
 
-def test_a_lost_worker_costs_nothing_and_its_run_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_worker_costs_nothing_and_its_run_is_named(caplog):
     cluster = FakeCluster([2])
     heard = run(cluster, num=1)
     assert (sorted(heard.done), heard.failed) == (list(range(6)), {})
@@ -97,13 +95,13 @@ def test_a_lost_worker_costs_nothing_and_its_run_is_named(caplog: pytest.LogCapt
     assert f"the worker on node 0 was lost while it made {name}, which is made again" in caplog.text
 
 
-def test_a_run_that_takes_two_workers_with_it_fails_with_its_node() -> None:
+def test_a_run_that_takes_two_workers_with_it_fails_with_its_node():
     heard = run(FakeCluster([2, 0]), num=1)
     assert sorted(heard.done) == [0, 1, 3, 4, 5]
     assert str(heard.failed[2]) == "the worker on node 1 was lost; it was tried 2 times"
 
 
-def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch):
     monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.01)
     heard = Heard()
     cluster = FakeCluster([2], gone={1: "node 10.0.0.7 (b) died"})
@@ -114,13 +112,13 @@ def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("gone", [{1: "node b died"}, {0: "node a died"}, {2: "node c died"}])
-def test_runs_of_a_node_that_died_are_made_by_the_others(gone: dict[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_node_that_died_are_made_by_the_others(gone, monkeypatch):
     monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.01)
     heard = run(FakeCluster([1], gone=gone))
     assert (sorted(heard.done), heard.failed) == (list(range(6)), {})
 
 
-def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished() -> None:
+def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished():
     broken = [breaking(EXPERIMENTS[0].cell, UserError("unlucky")), *EXPERIMENTS[1:]]
     cluster = FakeCluster()
     with pytest.raises(UserError, match="unlucky"):
@@ -128,7 +126,7 @@ def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished() 
     assert len(cluster.log) in (2, 3), "one each was under way, and one more where the other was looked at first"
 
 
-def test_an_error_while_a_run_is_stored_ends_the_sweep() -> None:
+def test_an_error_while_a_run_is_stored_ends_the_sweep():
     heard = Heard(goes_on=False)
 
     def full(experiment: Experiment, _: Packed) -> None:
@@ -139,12 +137,12 @@ def test_an_error_while_a_run_is_stored_ends_the_sweep() -> None:
     assert list(heard.failed) == [0, 1], "the next was in hand"
 
 
-def test_workers_that_never_begin_are_given_up() -> None:
+def test_workers_that_never_begin_are_given_up():
     with pytest.raises(RunError, match="was lost: nothing is left to make the other runs"):
         run(FakeCluster([-1] * 4))
 
 
-def test_repeats_of_a_cell_stay_with_a_worker_that_has_their_like() -> None:
+def test_repeats_of_a_cell_stay_with_a_worker_that_has_their_like():
     cells = [prepare(fake_cell(rate=rate, seed=seed, num_prompts=2)) for seed in range(3) for rate in (1.0, 2.0)]
     groups = by_repeats(cells)
     assert [[each.cell.rate for each in group] for group in groups] == [[1.0] * 3, [2.0] * 3]
@@ -186,7 +184,7 @@ def measure(cluster: FakeCluster, size: int, locks: Units, num: int = 2) -> Hear
     return heard
 
 
-def test_a_unit_is_made_by_one_worker() -> None:
+def test_a_unit_is_made_by_one_worker():
     cluster = FakeCluster()
     heard = measure(cluster, 2, Units())
     assert sorted(heard.done) == list(range(6))
@@ -194,7 +192,7 @@ def test_a_unit_is_made_by_one_worker() -> None:
     assert {worker for worker, seed in cluster.log if seed in (2, 3)} == {"node 1"}
 
 
-def test_a_unit_is_locked_as_long_as_it_is_made() -> None:
+def test_a_unit_is_locked_as_long_as_it_is_made():
     locks = Units()
     assignment = Assignment([EXPERIMENTS[:2], EXPERIMENTS[2:4]], locks.lock)
     assert [assignment.take(0), assignment.take(1)] == [EXPERIMENTS[0], EXPERIMENTS[2]]
@@ -207,7 +205,7 @@ def test_a_unit_is_locked_as_long_as_it_is_made() -> None:
     assert locks.held == set()
 
 
-def test_a_unit_whose_worker_is_lost_is_made_again_whole() -> None:
+def test_a_unit_whose_worker_is_lost_is_made_again_whole():
     """Its runs would be of two sittings."""
     cluster = FakeCluster([1])
     heard = measure(cluster, 3, Units(), num=1)
@@ -216,17 +214,17 @@ def test_a_unit_whose_worker_is_lost_is_made_again_whole() -> None:
     assert {worker for worker, _ in cluster.log[2:]} == {"node 1"}
 
 
-def test_a_unit_that_takes_two_workers_with_it_fails() -> None:
+def test_a_unit_that_takes_two_workers_with_it_fails():
     heard = measure(FakeCluster([1, 1]), 3, Units(), num=1)
     assert sorted(heard.failed) == [1, 2]
     assert heard.done[-3:] == [3, 4, 5]
 
 
-def test_units_of_others_are_left_to_them() -> None:
+def test_units_of_others_are_left_to_them():
     assert sorted(measure(FakeCluster(), 2, Units(busy=[0])).done) == [2, 3, 4, 5]
 
 
-def test_an_interrupt_unlocks_every_unit() -> None:
+def test_an_interrupt_unlocks_every_unit():
     locks = Units()
 
     def stop(*_: object) -> None:
@@ -241,7 +239,7 @@ def test_an_interrupt_unlocks_every_unit() -> None:
 # -- locks ------------------------------------------------------------------------------------------------
 
 
-def test_locks_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
+def test_locks_of_one_process_end_each_by_itself(tmp_path):
     """Closing one file that has locks would end those of the others too."""
     paths = [tmp_path / f".{name}.lock" for name in "abc"]
     with held(paths[0]), held(paths[1]):
@@ -251,9 +249,7 @@ def test_locks_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
     assert others_find(paths) == [True, True, True]
 
 
-def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_go(tmp_path, monkeypatch):
     """As two containers see it, or two users: neither the name nor TMPDIR is theirs alone."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "also").symlink_to("runs")
@@ -265,7 +261,7 @@ def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_g
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path: Path) -> None:
+def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path):
     """Though the file it waited for is removed with it: no two ever have the unit."""
     in_it, twice = [0], []
 
@@ -286,13 +282,13 @@ def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_a_dead_process_left_behind_is_free(tmp_path: Path) -> None:
+def test_a_lock_that_a_dead_process_left_behind_is_free(tmp_path):
     (tmp_path / ".a.lock").write_text("left")
     assert others_find([tmp_path / ".a.lock"]) == [True]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path: Path) -> None:
+def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path):
     """Nor do two cells without a comparison share one."""
     store = Store(tmp_path)
     compared = [
@@ -342,7 +338,7 @@ def listening(path: Path) -> None:
         (listening, "No such device or address"),
     ],
 )
-def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path: Path, put: Callable[[Path], None], why: str) -> None:
+def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path, put, why):
     put(tmp_path / ".a.lock")
     with pytest.raises(RunError, match=rf"\.lock cannot be locked in .* \({why}\): remove it, or give another"):
         locked(tmp_path / ".a.lock", wait=False)
@@ -350,9 +346,7 @@ def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path: Path, put: Cal
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -398,7 +392,7 @@ CPU, GPU, TWO_GPUS = (
 )
 
 
-def test_measured_runs_ask_for_the_gpus_of_their_platform() -> None:
+def test_measured_runs_ask_for_the_gpus_of_their_platform():
     def measured(**knobs: Any) -> Needs:
         experiment = prepare(fake_cell(executor="torch"))
         cell = fake_cell(executor="torch", **knobs)
@@ -418,7 +412,7 @@ def test_measured_runs_ask_for_the_gpus_of_their_platform() -> None:
     assert prepare(fake_cell()).num_gpus == 0
 
 
-def test_nodes_that_can_measure() -> None:
+def test_nodes_that_can_measure():
     head, small, large = node("head", cpus=2), node("small", gpus=1), node("large", gpus=8)
     assert measuring([head, small, large], CPU) == [head, small, large]
     assert measuring([head, small, large], GPU) == [small, large]
@@ -427,7 +421,7 @@ def test_nodes_that_can_measure() -> None:
         measuring([head], GPU)
 
 
-def test_nodes_that_share_a_machine_do_not_measure() -> None:
+def test_nodes_that_share_a_machine_do_not_measure():
     shared = [node("a", "m"), node("b", "m")]
     with pytest.raises(UserError, match="2 nodes of this cluster share m: measure with --pool local"):
         measuring(shared, CPU)
@@ -436,7 +430,7 @@ def test_nodes_that_share_a_machine_do_not_measure() -> None:
     assert measuring([node("head", "m", cpus=0), node("b", "m"), node("c")], CPU) == [node("c")]
 
 
-def test_machines_that_are_alike() -> None:
+def test_machines_that_are_alike():
     nodes = [node(name) for name in "abcd"]
     old, new = {"gpu": "H100"}, {"gpu": "H200"}
     assert alike(nodes, [old, new, new, old], here={"gpu": None}) == (old, [nodes[0], nodes[3]])
@@ -444,19 +438,19 @@ def test_machines_that_are_alike() -> None:
     assert alike(nodes, [old, new, old, old], here=new) == (old, [nodes[0], *nodes[2:]])
 
 
-def test_nodes_that_are_dead_are_none() -> None:
+def test_nodes_that_are_dead_are_none():
     told = {"NodeID": "a", "NodeManagerHostname": "m", "Resources": {"CPU": 2.0}}
     assert nodes_of([{**told, "Alive": True}, {**told, "Alive": False}]) == [node("a", "m", cpus=2.0)]
 
 
-def test_nodes_that_died_are_named() -> None:
+def test_nodes_that_died_are_named():
     a, b, c = (replace(node(name), address=f"10.0.0.{place}") for place, name in enumerate("abc"))
     assert died([a, b], [b, a, c]) is None
     assert died([a, b], [c]) == "node 10.0.0.0 (a) and node 10.0.0.1 (b) died"
     assert died([b, b, c], [a, c]) == "node 10.0.0.1 (b) died"
 
 
-def test_a_node_that_dies_before_it_answers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_dies_before_it_answers_is_named(tmp_path, monkeypatch):
     """What is asked of it waits for ever, where no GPU of its own was free."""
     monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
     pool = RayPool("auto")
@@ -473,26 +467,24 @@ def test_a_node_that_dies_before_it_answers_is_named(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:", "http://head:8265", ""])
-def test_addresses_that_are_none(address: str) -> None:
+def test_addresses_that_are_none(address):
     with pytest.raises(UserError, match="no address of a cluster: give auto or host:port"):
         check_address(address)
 
 
-def test_addresses() -> None:
+def test_addresses():
     for address in ("auto", "10.0.0.1:6379", "head:6379", "[::1]:6379"):
         check_address(address)
 
 
-def test_what_workers_get_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_workers_get_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = {"REPRO_DATA_DIR": "data", "REPRO_COMMIT": "abc", "OMP_NUM_THREADS": "2", "HF_TOKEN": "secret", "HOME": "/"}
     assert passed_on(told) == {"REPRO_DATA_DIR": str(tmp_path / "data"), "REPRO_COMMIT": "abc", "OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.parametrize("system", ["openai-http", "vllm", "dynamo", "ampd-live"])
-def test_runs_against_real_servers_are_refused_before_anything_starts(
-    system: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_against_real_servers_are_refused_before_anything_starts(system, monkeypatch):
     monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
     monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
     with mock_server(MockOpenAI()) as url:
@@ -514,7 +506,7 @@ def test_runs_against_real_servers_are_refused_before_anything_starts(
 # -- the code on the workers ----------------------------------------------------------------------------------
 
 
-def test_plug_ins_are_sent_along(tmp_path: Path) -> None:
+def test_plug_ins_are_sent_along(tmp_path):
     experiment = prepare(fake_cell())
     gather([experiment], tmp_path)
     assert (tmp_path / "support" / "fake_system.py").is_file()
@@ -537,7 +529,7 @@ def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
     return worker.make(pickle.dumps(experiment), **asked)
 
 
-def test_a_worker_with_another_environment_refuses(worker: RayWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_another_environment_refuses(worker, monkeypatch):
     """Workers get few variables: the plug-in would make another number there."""
     monkeypatch.setenv("SUPPORT_ALPHA", "1")
     here = replace(EXPERIMENTS[0], inputs={"$SUPPORT_ALPHA": _state("$SUPPORT_ALPHA", ())})
@@ -548,7 +540,7 @@ def test_a_worker_with_another_environment_refuses(worker: RayWorker, monkeypatc
     assert "(gpu-07) has another value of the environment variable SUPPORT_ALPHA, which a plug-in names" in str(refusal)
 
 
-def test_what_was_read_here_counts_where_another_process_makes_the_run(tmp_path: Path) -> None:
+def test_what_was_read_here_counts_where_another_process_makes_the_run(tmp_path):
     """What a plug-in has read while its cell was prepared went there as a value."""
     sent = replace(EXPERIMENTS[0], inputs={"table.json": "of before"})
     (done,) = Sweep([sent], Store(tmp_path)).run()
@@ -557,7 +549,7 @@ def test_what_was_read_here_counts_where_another_process_makes_the_run(tmp_path:
     assert Store(tmp_path).find(sent).reason == "what its plug-in reads has changed, or is not known: table.json"
 
 
-def test_a_pool_is_told_what_was_read_so_far(tmp_path: Path) -> None:
+def test_a_pool_is_told_what_was_read_so_far(tmp_path):
     class Told(LocalPool):
         def simulate(self, experiments: Sequence[Experiment], *_: Any) -> None:
             assert [each.inputs for each in experiments] == [EXPERIMENTS[0].inputs_now()]
@@ -568,7 +560,7 @@ def test_a_pool_is_told_what_was_read_so_far(tmp_path: Path) -> None:
         Sweep(EXPERIMENTS[:1], Store(tmp_path), pool=Told()).run()
 
 
-def test_a_worker_makes_the_same_run_and_says_where(worker: RayWorker) -> None:
+def test_a_worker_makes_the_same_run_and_says_where(worker):
     found = made(worker, EXPERIMENTS[0])
     here = PACKING.make(EXPERIMENTS[0])
     told, expected = (parts_of(packed.content) for packed in (found, here))
@@ -577,21 +569,21 @@ def test_a_worker_makes_the_same_run_and_says_where(worker: RayWorker) -> None:
     assert found.provenance["command"] == ["repro", "bench"]
 
 
-def test_a_worker_with_other_code_refuses(worker: RayWorker) -> None:
+def test_a_worker_with_other_code_refuses(worker):
     modules = {**EXPERIMENTS[0].code.modules, "engines.errors": "edited"}
     error = made(worker, EXPERIMENTS[0], digest="edited", modules=modules)
     assert isinstance(error, RunError)
     assert str(error).startswith("node 10.0.0.7 (gpu-07) has other code than this sweep (first: engines.errors)")
 
 
-def test_a_worker_on_another_machine_refuses_to_measure(worker: RayWorker) -> None:
+def test_a_worker_on_another_machine_refuses_to_measure(worker):
     from dataclasses import replace
 
     measured = replace(prepare(fake_cell(executor="torch")), place={"cpu": "another"})
     assert "is not the machine" in str(made(worker, measured))
 
 
-def test_errors_come_back_with_their_traceback(worker: RayWorker) -> None:
+def test_errors_come_back_with_their_traceback(worker):
     error = made(worker, breaking(EXPERIMENTS[0].cell, ZeroDivisionError("a bug")))
     assert isinstance(error, ZeroDivisionError)
     assert "fail_with" in error.__notes__[0]
@@ -633,7 +625,7 @@ class ScriptedPool(LocalPool):
         run_by_workers(Assignment(together(experiments), locks.take), self.cluster.starts(2), hooks)
 
 
-def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path: Path) -> None:
+def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path):
     systems = ("support.fake_system:FAKE", "support.fake_system:OTHER")
     knobs = {COMPARISON: "rates", "num_prompts": 2}
     experiments = [
@@ -660,7 +652,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_ray_one_line_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_one_line_names_the_extra(command, monkeypatch):
     monkeypatch.setattr("repro.runs.ray_cluster.find_spec", lambda _: None)
     monkeypatch.setattr("repro.runs.experiment.prepare", lambda _: pytest.fail("cells were prepared"))
     said = refused(repro(*COMMANDS[command], "--pool", "ray"), "pip install 'dllm-serve-repro[ray]'")

@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import logging
 from io import StringIO
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 from support.fake_system import breaking, fake_cell
 
@@ -18,7 +14,7 @@ GOOD = prepare(fake_cell(seed=0))
 BAD = breaking(prepare(fake_cell(seed=1)).cell, UserError("seed=1 is unlucky: use another"))
 
 
-def test_progress_off_a_terminal_is_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_off_a_terminal_is_log_lines(tmp_path, caplog):
     out = StringIO()
     with caplog.at_level(logging.INFO), sweep_progress(2, Console(file=out)) as progress:
         Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=progress.on_event, continue_on_error=True)
@@ -33,7 +29,7 @@ def test_progress_off_a_terminal_is_log_lines(tmp_path: Path, caplog: pytest.Log
     assert [entry.levelname for entry in caplog.records] == ["INFO", "INFO", "INFO", "ERROR"]
 
 
-def test_progress_on_a_terminal_draws_and_tells_failures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_on_a_terminal_draws_and_tells_failures(tmp_path, caplog):
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=200)
     with caplog.at_level(logging.INFO, logger="repro.runs.progress"), sweep_progress(2, console) as progress:
@@ -43,7 +39,7 @@ def test_progress_on_a_terminal_draws_and_tells_failures(tmp_path: Path, caplog:
     assert [entry for entry in caplog.records if entry.name == "repro.runs.progress"] == []
 
 
-def test_what_is_left_follows_the_runs_that_were_made() -> None:
+def test_what_is_left_follows_the_runs_that_were_made():
     """Ten were stored, and took no time; one and a half of those made since took a minute."""
     now = [0.0]
     left = Left(lambda: now[0])
@@ -55,9 +51,7 @@ def test_what_is_left_follows_the_runs_that_were_made() -> None:
     assert left.said(200) == "2:13:20 left"
 
 
-def test_a_bar_says_which_figure_it_is_of_and_how_long_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_says_which_figure_it_is_of_and_how_long_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_PROGRESS", "figure 3 of 14")
     out = StringIO()
     with sweep_progress(2, Console(file=out, force_terminal=True, width=200)) as progress:

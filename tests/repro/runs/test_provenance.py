@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.store_cases import make_provenance
@@ -13,7 +10,7 @@ from repro.paths import REPO
 from repro.runs.provenance import GitState, Timing, clean_command, collect, git_state
 
 
-def test_secrets_and_machine_paths_leave_the_command() -> None:
+def test_secrets_and_machine_paths_leave_the_command():
     home = Path.home()
     argv = [
         *("/usr/local/bin/repro", "bench", "--api-key", "abc123", "--hf-token=xyz", "--seed", "7", "--header"),
@@ -32,16 +29,16 @@ def test_secrets_and_machine_paths_leave_the_command() -> None:
     ]
 
 
-def test_a_secret_flag_without_a_value_does_not_eat_the_next_flag() -> None:
+def test_a_secret_flag_without_a_value_does_not_eat_the_next_flag():
     assert clean_command(["repro", "--token", "--seed", "1"]) == ["repro", "--token", "--seed", "1"]
 
 
 @given(st.lists(st.text(max_size=30), max_size=6))
-def test_any_command_is_accepted(argv: list[str]) -> None:
+def test_any_command_is_accepted(argv):
     assert len(clean_command(argv)) == len(argv)
 
 
-def test_provenance_names_no_machine_path_and_is_json() -> None:
+def test_provenance_names_no_machine_path_and_is_json():
     provenance = make_provenance()
     text = json.dumps(provenance, allow_nan=False)
     assert str(REPO) not in text
@@ -52,12 +49,12 @@ def test_provenance_names_no_machine_path_and_is_json() -> None:
     assert "calibration" not in collect(obtained="measured", timing=timing, argv=[])
 
 
-def test_provenance_sees_a_gpu_only_where_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_sees_a_gpu_only_where_torch_is_loaded(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert make_provenance()["gpu"] is None
     assert "torch" not in sys.modules
 
 
-def test_git_state_of_a_folder_inside_another_checkout_is_unknown(tmp_path: Path) -> None:
+def test_git_state_of_a_folder_inside_another_checkout_is_unknown(tmp_path):
     assert git_state(tmp_path) == GitState(commit=None, dirty=None)
     assert git_state(REPO / "repro") == GitState(commit=None, dirty=None)

@@ -1,7 +1,5 @@
 """Sweeps on a real Ray cluster of this machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -47,7 +45,7 @@ def sweep_on_ray(experiments: Sequence[Experiment], root: Path) -> list[CellOutc
 
 
 @pytest.mark.parametrize("num_deaths", [0, 1, 9])
-def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
+def test_the_same_bytes_whatever_dies(num_deaths, expected, tmp_path):
     (deaths := tmp_path / "deaths").mkdir()
     experiments = [*EXPERIMENTS]
     experiments[3] = deployed(EXPERIMENTS[3], before=partial(die_until, deaths, num_deaths))
@@ -65,15 +63,13 @@ def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, dict[
     assert contents(tmp_path / "runs") == expected
 
 
-def test_an_address_where_nothing_is(tmp_path: Path) -> None:
+def test_an_address_where_nothing_is(tmp_path):
     with pytest.raises(UserError, match="no Ray cluster answers there"), RayPool("auto") as pool:
         Sweep(EXPERIMENTS[:1], Store(tmp_path), pool=pool).check()
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_a_node_that_dies_is_named_or_replaced(
-    num_nodes: int, expected: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_dies_is_named_or_replaced(num_nodes, expected, tmp_path, monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.5)
@@ -114,7 +110,7 @@ def command(*arguments: object, **how: object) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        **how,  # type: ignore[call-overload]
+        **how,
     )
 
 
@@ -131,7 +127,7 @@ def of_ray() -> set[int]:
     return found
 
 
-def test_figure_3_gives_the_same_bytes_and_leaves_nothing(tmp_path: Path) -> None:
+def test_figure_3_gives_the_same_bytes_and_leaves_nothing(tmp_path):
     for name, how in (("local", ()), ("ray", ("--pool", "ray"))):
         process = command(*FIG3, *how, "--result-dir", tmp_path / name, "--out-dir", tmp_path / "figures")
         _, said = process.communicate()
@@ -142,7 +138,7 @@ def test_figure_3_gives_the_same_bytes_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_cluster_too(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_a_signal_ends_the_cluster_too(number, code, tmp_path):
     process = command(*FIG3, "--pool", "ray", "--result-dir", tmp_path / "runs", "--out-dir", tmp_path / "figures")
     while process.poll() is None and not (tmp_path / "runs").is_dir():
         time.sleep(0.05)

@@ -1,7 +1,5 @@
 """How a measured run says that the machine was busy; every clock is scripted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -53,11 +51,11 @@ def load(
         (None, ()),
     ],
 )
-def test_signs_of_contention(readings: dict[str, float | None] | None, said: tuple[str, ...]) -> None:
+def test_signs_of_contention(readings, said):
     assert contention(readings) == said
 
 
-def test_a_busy_start_is_held_against_the_sittings_best() -> None:
+def test_a_busy_start_is_held_against_the_sittings_best():
     loops = [0.06] * (WARM_UP - 1) + [0.05, 0.11, 0.04, 0.05]
     sitting = Sitting(loop=scripted(loops), cpu=scripted([1.0, 4.0, 5.0, 6.0]), wall=scripted([0.0, 2.0, 2.0, 3.0]))
     result, first = sitting.measure(lambda: "done")
@@ -73,8 +71,8 @@ def test_a_busy_start_is_held_against_the_sittings_best() -> None:
     ids=["quiet a moment ago", "busy a moment ago", "quiet long ago"],
 )
 def test_a_loop_that_found_the_machine_quiet_a_moment_ago_is_not_repeated(
-    between_s: float, after_first: float, before_second: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    between_s, after_first, before_second, monkeypatch
+):
     monkeypatch.setattr("repro.runs.sitting.time.monotonic", lambda: now)
     sitting = Sitting(loop=scripted([1.0] * WARM_UP + [after_first, 1.1, 1.1]))
     now = 0.0
@@ -84,7 +82,7 @@ def test_a_loop_that_found_the_machine_quiet_a_moment_ago_is_not_repeated(
     assert (second.loop_before_s, second.loop_after_s) == (before_second, 1.1)
 
 
-def test_the_loop_does_some_work() -> None:
+def test_the_loop_does_some_work():
     assert calibration_loop() > 0
 
 
@@ -97,7 +95,7 @@ def measured(tmp_path: Path, loops: Iterable[float]) -> StoredRun:
     return Store(tmp_path).load(prepare(cell))
 
 
-def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
+def test_a_contended_run_is_valid_and_says_so(tmp_path):
     run = measured(tmp_path, [0.05] * WARM_UP + [0.1])
     assert run.validity.valid
     assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the sitting's best",)
@@ -112,7 +110,7 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path: Path) -> None:
+def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path):
     run = measured(tmp_path, [0.05] * (WARM_UP - 1) + [0.1, 0.1, 0.05])
     assert (run.validity.warnings, run.obtained) == (
         ("contended: the calibration loop took 2.00 times the sitting's best",),
@@ -120,12 +118,12 @@ def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
+def test_a_quiet_run_says_nothing(tmp_path):
     run = measured(tmp_path, [0.05] * (WARM_UP + 1))
     assert (run.validity.warnings, run.obtained) == ((), "measured")
 
 
-def test_the_tests_find_every_machine_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_find_every_machine_quiet(tmp_path, monkeypatch):
     """However long the loop takes, and however late requests go in, unless a test says so itself."""
     monkeypatch.setattr("repro.runs.sitting.calibration_loop", scripted(2.0**i for i in range(99)))
 
@@ -143,13 +141,13 @@ def test_the_tests_find_every_machine_quiet(tmp_path: Path, monkeypatch: pytest.
     assert (busy.obtained, busy.validity.valid) == ("measured, contended", False)
 
 
-def test_a_simulated_run_has_no_session(tmp_path: Path) -> None:
+def test_a_simulated_run_has_no_session(tmp_path):
     (outcome,) = Sweep([prepare(fake_cell(num_prompts=3))], Store(tmp_path)).run(sitting=Sitting(loop=lambda: 1.0))
     assert outcome.run is not None
     assert not {"sitting", "load"} & outcome.run.provenance.keys()
 
 
-def test_tables_and_captions_count_contended_runs() -> None:
+def test_tables_and_captions_count_contended_runs():
     cell = a_cell(dataset="burst", rate=4.0)
     quiet = stored(cell, tok_s=10.0)
     busy = changed(quiet, provenance={**quiet.provenance, "load": load(slowdown=3.0)})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -11,7 +9,7 @@ from engines.errors import UserError
 from repro.runs.statistics import discordance, mean_interval, student_t_two_sided, wilson_interval
 
 
-def test_wilson_interval() -> None:
+def test_wilson_interval():
     low, high = wilson_interval(90, 100)
     assert (low, high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
     assert wilson_interval(0, 10)[0] == 0.0
@@ -19,7 +17,7 @@ def test_wilson_interval() -> None:
 
 
 @given(n=st.integers(1, 2000), data=st.data())
-def test_wilson_interval_holds_the_share_and_mirrors(n: int, data: st.DataObject) -> None:
+def test_wilson_interval_holds_the_share_and_mirrors(n, data):
     k = data.draw(st.integers(0, n))
     low, high = wilson_interval(k, n)
     assert 0 <= low <= k / n + 1e-12
@@ -27,7 +25,7 @@ def test_wilson_interval_holds_the_share_and_mirrors(n: int, data: st.DataObject
     assert wilson_interval(n - k, n) == (pytest.approx(1 - high), pytest.approx(1 - low))
 
 
-def test_discordance_counts_pairs() -> None:
+def test_discordance_counts_pairs():
     found = discordance([True, True, False, False, True], [True, False, True, False, False])
     assert (found.n, found.only_first, found.only_second) == (5, 2, 1)
     assert found.p_value == 1.0
@@ -36,7 +34,7 @@ def test_discordance_counts_pairs() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (3, 3), (9, 1), (0, 8), (2, 5)])
-def test_mcnemar_is_the_two_sided_coin(first: int, second: int) -> None:
+def test_mcnemar_is_the_two_sided_coin(first, second):
     """By enumerating every outcome of the discordant problems."""
     found = discordance([True] * first + [False] * second, [False] * first + [True] * second)
     n = first + second
@@ -61,12 +59,12 @@ def test_mcnemar_is_the_two_sided_coin(first: int, second: int) -> None:
         (120, 1.980, 2.617),
     ],
 )
-def test_student_t(degrees: int, at_95: float, at_99: float) -> None:
+def test_student_t(degrees, at_95, at_99):
     assert student_t_two_sided(0.95, degrees) == pytest.approx(at_95, abs=6e-4)
     assert student_t_two_sided(0.99, degrees) == pytest.approx(at_99, abs=6e-4)
 
 
-def test_interval() -> None:
+def test_interval():
     # mean 2, s = 1, n = 3: 4.3027 / sqrt(3)
     interval = mean_interval([1.0, 2.0, 3.0])
     assert (interval.mean, interval.n) == (2.0, 3)
@@ -77,7 +75,7 @@ def test_interval() -> None:
         mean_interval([1.0, 2.0], confidence=1.0)
 
 
-def test_interval_covers_as_often_as_it_says() -> None:
+def test_interval_covers_as_often_as_it_says():
     rng = np.random.default_rng(11)
     covered = 0
     for sample in rng.normal(5.0, 2.0, size=(2000, 4)):
@@ -89,6 +87,6 @@ def test_interval_covers_as_often_as_it_says() -> None:
     assert abs(covered - 1800) < 54
 
 
-def test_an_interval_of_what_is_not_finite_is_refused() -> None:
+def test_an_interval_of_what_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="finite"):
         mean_interval([1.0, float("inf")])

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +33,7 @@ def save(store: Store, record: RunRecord, experiment: Experiment = EXPERIMENT) -
     return store.put(pack(experiment, record, make_provenance())).file
 
 
-def test_round_trip(store: Store) -> None:
+def test_round_trip(store):
     record = make_record()
     file = save(store, record)
     assert file == store.root / f"{CELL.folder_name}.jsonl.gz"
@@ -56,7 +53,7 @@ def test_round_trip(store: Store) -> None:
     assert list(store.root.iterdir()) == [file]
 
 
-def test_its_file_is_lines_of_json_that_any_tool_reads(store: Store) -> None:
+def test_its_file_is_lines_of_json_that_any_tool_reads(store):
     path = save(store, make_record())
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     names = ["cell", "manifest", "summary", "requests", "steps", "provenance", "seal"]
@@ -65,14 +62,14 @@ def test_its_file_is_lines_of_json_that_any_tool_reads(store: Store) -> None:
     assert list(lines[3]["requests"]) == sorted(column.name for column in DLLM.columns["requests"])
 
 
-def test_nothing_stored(store: Store) -> None:
+def test_nothing_stored(store):
     assert store.find(EXPERIMENT).run is None
     assert store.find(EXPERIMENT).reason == "not stored"
     with pytest.raises(StoreError, match="not stored"):
         store.load(EXPERIMENT)
 
 
-def test_an_empty_run_is_stored_and_is_invalid(store: Store) -> None:
+def test_an_empty_run_is_stored_and_is_invalid(store):
     save(store, drive([], 1.0).with_manifest(obtained="measured"))
     run = store.load(EXPERIMENT)
     assert (
@@ -81,7 +78,7 @@ def test_an_empty_run_is_stored_and_is_invalid(store: Store) -> None:
     assert store.find(EXPERIMENT).reason.endswith("; INVALID: there are no requests")
 
 
-def test_lines_do_not_depend_on_when_or_how_it_ran(tmp_path: Path) -> None:
+def test_lines_do_not_depend_on_when_or_how_it_ran(tmp_path):
     first, second = Store(tmp_path / "a"), Store(tmp_path / "b")
     one = first.put(pack(EXPERIMENT, make_record(), make_provenance())).file
     two = second.put(pack(EXPERIMENT, make_record(), make_provenance("2026-01-01T00:00:00Z"))).file
@@ -89,7 +86,7 @@ def test_lines_do_not_depend_on_when_or_how_it_ran(tmp_path: Path) -> None:
     assert one.read_bytes() != two.read_bytes()
 
 
-def test_a_figure_reuses_another_figures_run(store: Store) -> None:
+def test_a_figure_reuses_another_figures_run(store):
     asked, drawn, another = (
         prepare(replace(CELL, **change)) for change in ({"figure": "fig3"}, {"figure": "fig4"}, {"seed": 1})
     )
@@ -99,7 +96,7 @@ def test_a_figure_reuses_another_figures_run(store: Store) -> None:
     assert store.find(another).run is None
 
 
-def test_saving_again_replaces(store: Store) -> None:
+def test_saving_again_replaces(store):
     save(store, make_record(0.25))
     file = save(store, make_record(2.0))
     assert whole_record(store.load(EXPERIMENT)) == make_record(2.0)
@@ -128,7 +125,7 @@ def compress_anew(path: Path) -> None:
         lambda path: path.write_text("[" * 100_000),
     ],
 )
-def test_a_damaged_file_is_not_trusted(store: Store, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_file_is_not_trusted(store, damage):
     damage(save(store, make_record()))
     assert store.find(EXPERIMENT).reason == "incomplete: it is not as it was written"
     with pytest.raises(StoreError, match="incomplete"):
@@ -151,12 +148,12 @@ def to_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [to_folder, to_link, to_pipe])
-def test_what_is_no_plain_file_is_no_run(store: Store, change: Callable[[Path], None]) -> None:
+def test_what_is_no_plain_file_is_no_run(store, change):
     change(save(store, make_record()))
     assert store.find(EXPERIMENT).reason == "incomplete: it is no plain file"
 
 
-def test_a_folder_in_the_place_of_a_run_is_said(store: Store) -> None:
+def test_a_folder_in_the_place_of_a_run_is_said(store):
     to_folder(save(store, make_record()))
     with pytest.raises(
         RunError, match=r"\.jsonl\.gz could not be stored in .*: make room, or give another --result-dir"
@@ -178,7 +175,7 @@ EDITS: list[tuple[str, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), EDITS)
-def test_an_edited_value_is_seen(store: Store, name: str, change: dict[str, object]) -> None:
+def test_an_edited_value_is_seen(store, name, change):
     """In a file whose seal was left as it was."""
     path = save(store, make_record())
     content = path.read_bytes()
@@ -198,7 +195,7 @@ def lines_of(whole: dict[str, Any]) -> list[bytes]:
 @pytest.mark.parametrize(
     "key", ["schema_version", "key", "machine", "validity", "code", "finished_utc", "inputs", "facts"]
 )
-def test_a_part_without_a_key(store: Store, name: str, key: str) -> None:
+def test_a_part_without_a_key(store, name, key):
     """As another version may have written and sealed it."""
     path = save(store, make_record())
     whole = parts(path)
@@ -212,7 +209,7 @@ def test_a_part_without_a_key(store: Store, name: str, key: str) -> None:
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_whatever_becomes_of_its_bytes_a_run_is_as_it_was_or_none(store: Store, data: st.DataObject) -> None:
+def test_whatever_becomes_of_its_bytes_a_run_is_as_it_was_or_none(store, data):
     path = store.file(CELL) if store.file(CELL).exists() else save(store, make_record())
     whole = path.read_bytes()
     start = data.draw(st.integers(0, len(whole)))
@@ -225,7 +222,7 @@ def test_whatever_becomes_of_its_bytes_a_run_is_as_it_was_or_none(store: Store, 
         path.write_bytes(whole)
 
 
-def test_every_byte_counts(store: Store) -> None:
+def test_every_byte_counts(store):
     path = save(store, drive([0.0], 1.0))
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -234,16 +231,16 @@ def test_every_byte_counts(store: Store) -> None:
             assert store.find(EXPERIMENT).run is None, place
 
 
-def test_a_provenance_with_keys_that_json_turns_into_text_can_be_read(store: Store) -> None:
+def test_a_provenance_with_keys_that_json_turns_into_text_can_be_read(store):
     store.put(pack(EXPERIMENT, make_record(), {**make_provenance(), "dataset": {10: "a", 9: ("b",)}}))
     assert store.load(EXPERIMENT).provenance["dataset"] == {"10": "a", "9": ["b"]}
 
 
-def test_a_root_that_cannot_be_looked_at_holds_no_run(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_looked_at_holds_no_run(tmp_path):
     assert Store(tmp_path / ("x" * 300)).find(EXPERIMENT).reason.startswith("incomplete: it cannot be read (OSError: ")
 
 
-def test_a_run_of_an_older_form_is_said_and_made_again(store: Store) -> None:
+def test_a_run_of_an_older_form_is_said_and_made_again(store):
     older = store.root / CELL.folder_name
     older.mkdir(parents=True)
     (older / "manifest.json").write_text('{"schema_version": 7}')
@@ -252,21 +249,21 @@ def test_a_run_of_an_older_form_is_said_and_made_again(store: Store) -> None:
     assert list(store.root.iterdir()) == [file]
 
 
-def test_a_new_schema_asks_for_a_new_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_schema_asks_for_a_new_run(store, monkeypatch):
     save(store, make_record())
     monkeypatch.setattr(repro.runs.store, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     assert store.find(EXPERIMENT).run is None
     assert store.find(EXPERIMENT).reason == f"schema {SCHEMA_VERSION} -> {SCHEMA_VERSION + 1}"
 
 
-def test_a_run_moved_under_another_name_is_not_that_cell(store: Store) -> None:
+def test_a_run_moved_under_another_name_is_not_that_cell(store):
     other = prepare(replace(CELL, seed=1))
     save(store, make_record()).rename(store.file(other.cell))
     assert store.find(other).reason == f"another cell: the file holds {CELL.key}, not {other.cell.key}"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_refused_and_leave_nothing(store: Store, value: float) -> None:
+def test_values_that_are_not_finite_are_refused_and_leave_nothing(store, value):
     record = make_record()
     num_steps = len(record.tables["steps"]["step"])
     with pytest.raises(ValueError, match="forward_s"):
@@ -276,14 +273,14 @@ def test_values_that_are_not_finite_are_refused_and_leave_nothing(store: Store, 
     assert not store.root.exists()
 
 
-def test_a_record_must_say_how_it_was_obtained(store: Store) -> None:
+def test_a_record_must_say_how_it_was_obtained(store):
     with pytest.raises(ValueError, match="obtained"):
         save(store, replace(make_record(), manifest={}))
     with pytest.raises(ValueError, match="obtained='guessed'"):
         make_record().with_manifest(obtained="guessed")
 
 
-def test_tables_are_checked_before_anything_is_kept(store: Store) -> None:
+def test_tables_are_checked_before_anything_is_kept(store):
     record = make_record()
     with pytest.raises(ValueError, match="'extra' is unknown"):
         save(store, record.with_columns("requests", extra=[0] * 4))
@@ -295,9 +292,7 @@ def interrupt(*_: object) -> None:
 
 
 @pytest.mark.parametrize("where", [(Family, "summarize"), (Path, "write_bytes"), (Path, "replace")])
-def test_an_interrupt_while_writing_leaves_the_old_run(
-    store: Store, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str]
-) -> None:
+def test_an_interrupt_while_writing_leaves_the_old_run(store, monkeypatch, where):
     file = save(store, make_record(0.25))
     with monkeypatch.context() as patched:
         patched.setattr(*where, interrupt)
@@ -307,7 +302,7 @@ def test_an_interrupt_while_writing_leaves_the_old_run(
     assert whole_record(store.load(EXPERIMENT)) == make_record(0.25)
 
 
-def test_what_a_killed_process_left_half_written_is_no_run(store: Store) -> None:
+def test_what_a_killed_process_left_half_written_is_no_run(store):
     file = save(store, make_record(0.25))
     dead, alive = (store.root / f".{file.name}.partial-{pid}" for pid in (2, 3))
     file.rename(dead)
@@ -324,7 +319,7 @@ def test_what_a_killed_process_left_half_written_is_no_run(store: Store) -> None
 # -- what is read, and when -------------------------------------------------------------------------------
 
 
-def test_what_is_read_is_what_was_found_to_be_whole(store: Store) -> None:
+def test_what_is_read_is_what_was_found_to_be_whole(store):
     file = save(store, make_record())
     run = store.load(EXPERIMENT)
     file.unlink()
@@ -344,9 +339,7 @@ def simulated(store: Store, experiment: Experiment = SIMULATED) -> StoredRun:
     return store.load(experiment)
 
 
-def test_a_simulated_run_keeps_its_numbers_and_makes_its_tables_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulated_run_keeps_its_numbers_and_makes_its_tables_again(store, monkeypatch):
     run, made = simulated(store), []
     assert list(parts(run.file)) == ["cell", "manifest", "summary", "provenance"]
     once = Experiment.run
@@ -360,7 +353,7 @@ def test_a_simulated_run_keeps_its_numbers_and_makes_its_tables_again(
     assert made == [SIMULATED.cell]
 
 
-def test_tables_of_numbers_that_are_no_longer_made_are_refused(store: Store) -> None:
+def test_tables_of_numbers_that_are_no_longer_made_are_refused(store):
     later = deployed(SIMULATED, after=lambda record: record.with_columns("requests", output_len=[1] * 4))
     run = simulated(store, later)
     with pytest.raises(StoreError, match=r"its numbers were made of other data: make it anew with --force"):
@@ -370,13 +363,13 @@ def test_tables_of_numbers_that_are_no_longer_made_are_refused(store: Store) -> 
         by_other_code.record.requests  # noqa: B018
 
 
-def test_tables_of_a_workload_that_is_gone_are_refused(store: Store) -> None:
+def test_tables_of_a_workload_that_is_gone_are_refused(store):
     run = replace(simulated(store), cell=replace(SIMULATED.cell, seed=2))
     with pytest.raises(StoreError, match="its numbers were made of other data"):
         run.table("steps")
 
 
-def test_a_run_that_was_just_saved_is_the_one_that_is_loaded(store: Store) -> None:
+def test_a_run_that_was_just_saved_is_the_one_that_is_loaded(store):
     saved = store.put(pack(EXPERIMENT, make_record(), make_provenance()))
     loaded = store.load(EXPERIMENT)
     assert isinstance(saved, StoredRun)
@@ -392,6 +385,6 @@ def test_a_run_that_was_just_saved_is_the_one_that_is_loaded(store: Store) -> No
         ({"obtained": "measured"}, "measured"),
     ],
 )
-def test_how_a_run_was_obtained(store: Store, facts: dict[str, object], says: str) -> None:
+def test_how_a_run_was_obtained(store, facts, says):
     save(store, make_record().with_manifest(**facts))
     assert store.load(EXPERIMENT).obtained == says

@@ -1,7 +1,5 @@
 """Sweeps of a system without a model: what is stored is not run again, and a stop loses only what is in flight."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -80,7 +78,7 @@ def workers_can_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
-def test_runs_then_reuses(store: Store, expected: Contents) -> None:
+def test_runs_then_reuses(store, expected):
     counted = Counted()
     first = run(store, counted.experiments)
     assert [(o.cell, o.status, o.reason) for o in first] == [(cell, "ran", "not stored") for cell in CELLS]
@@ -95,7 +93,7 @@ def test_runs_then_reuses(store: Store, expected: Contents) -> None:
     assert files[0] == files[1] == [store.file(cell) for cell in CELLS]
 
 
-def test_force_runs_again(store: Store) -> None:
+def test_force_runs_again(store):
     run(store, EXPERIMENTS[:1])
     counted = Counted(EXPERIMENTS[:1])
     (outcome,) = run(store, counted.experiments, force=True)
@@ -103,7 +101,7 @@ def test_force_runs_again(store: Store) -> None:
     assert outcome.reason.startswith("forced (done: same cell")
 
 
-def test_a_cell_asked_for_twice_runs_once(store: Store) -> None:
+def test_a_cell_asked_for_twice_runs_once(store):
     counted = Counted()
     other = replace(counted.experiments[0], cell=replace(CELLS[0], figure="another"))
     sweep = Sweep([*counted.experiments[:2], other], store)
@@ -115,7 +113,7 @@ def test_a_cell_asked_for_twice_runs_once(store: Store) -> None:
     assert outcomes[2].run.file == outcomes[0].run.file
 
 
-def test_a_corrupt_file_is_run_again(store: Store, expected: Contents) -> None:
+def test_a_corrupt_file_is_run_again(store, expected):
     run(store)
     store.file(CELLS[1]).write_bytes(b"PAR1")
     store.file(CELLS[4]).unlink()
@@ -127,7 +125,7 @@ def test_a_corrupt_file_is_run_again(store: Store, expected: Contents) -> None:
     assert contents(store.root) == expected
 
 
-def test_a_stored_run_that_cannot_be_loaded_is_run_again(store: Store, expected: Contents) -> None:
+def test_a_stored_run_that_cannot_be_loaded_is_run_again(store, expected):
     run(store)
     whole = parts(store.file(CELLS[1]))
     store.file(CELLS[1]).write_bytes(encoded({**whole, "manifest": {"schema_version": SCHEMA_VERSION}}))
@@ -140,7 +138,7 @@ def test_a_stored_run_that_cannot_be_loaded_is_run_again(store: Store, expected:
 
 
 @pytest.mark.parametrize("k", range(len(CELLS)))
-def test_an_interrupted_sweep_continues_to_the_same_bytes(store: Store, expected: Contents, k: int) -> None:
+def test_an_interrupted_sweep_continues_to_the_same_bytes(store, expected, k):
     interrupted = [*EXPERIMENTS]
     interrupted[k] = deployed(EXPERIMENTS[k], before=partial(signal.raise_signal, signal.SIGINT))
 
@@ -176,9 +174,7 @@ Sweep(experiments, Store(Path(sys.argv[1]))).run()
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
-def test_a_process_that_is_ended_loses_the_run_in_flight_alone(
-    store: Store, expected: Contents, name: str, workers_can_import: None
-) -> None:
+def test_a_process_that_is_ended_loses_the_run_in_flight_alone(store, expected, name, workers_can_import):
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(store.root), "3", name], check=False, stderr=subprocess.DEVNULL
     )
@@ -190,7 +186,7 @@ def test_a_process_that_is_ended_loses_the_run_in_flight_alone(
     assert contents(store.root) == expected
 
 
-def test_an_error_ends_the_sweep(store: Store) -> None:
+def test_an_error_ends_the_sweep(store):
     events: list[CellEvent] = []
     with pytest.raises(UserError, match="seed=1 is unlucky"):
         run(store, UNLUCKY, on_event=events.append)
@@ -200,7 +196,7 @@ def test_an_error_ends_the_sweep(store: Store) -> None:
     assert [is_done(store, each) for each in EXPERIMENTS] == [True] + [False] * 5
 
 
-def test_continue_on_error(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_continue_on_error(store, caplog):
     broken = [
         breaking(each.cell, ZeroDivisionError("a bug")) if each.cell.seed == 2 else unlucky
         for each, unlucky in zip(EXPERIMENTS, UNLUCKY, strict=True)
@@ -219,13 +215,13 @@ def without_manifest(record: RunRecord) -> RunRecord:
     return replace(record, manifest={})
 
 
-def test_a_record_that_cannot_be_stored_is_a_failure(store: Store) -> None:
+def test_a_record_that_cannot_be_stored_is_a_failure(store):
     (outcome,) = run(store, [deployed(EXPERIMENTS[0], after=without_manifest)], continue_on_error=True)
     assert outcome.status == "failed"
     assert "obtained" in outcome.reason
 
 
-def test_measured_runs_come_after_the_simulated_ones_and_in_order(store: Store) -> None:
+def test_measured_runs_come_after_the_simulated_ones_and_in_order(store):
     counted = Counted()
     mixed = [
         deployed(each, obtained="measured") if each.cell.seed == 0 else each for each in reversed(counted.experiments)
@@ -235,7 +231,7 @@ def test_measured_runs_come_after_the_simulated_ones_and_in_order(store: Store) 
     assert [o.cell for o in outcomes] == CELLS[::-1]
 
 
-def test_steps_of_a_run_are_told_as_they_are_taken(store: Store) -> None:
+def test_steps_of_a_run_are_told_as_they_are_taken(store):
     heard: list[tuple[str, DriveProgress]] = []
     run(store, EXPERIMENTS[:2], on_step=lambda experiment, step: heard.append((experiment.cell.key, step)))
     for cell in CELLS[:2]:
@@ -243,7 +239,7 @@ def test_steps_of_a_run_are_told_as_they_are_taken(store: Store) -> None:
         assert closed == list(range(1, 31))
 
 
-def test_what_a_machine_lacks_is_said_before_any_run(store: Store) -> None:
+def test_what_a_machine_lacks_is_said_before_any_run(store):
     run(store, EXPERIMENTS[:1])
     lacking = [deployed(each, lacks="accelerator") for each in EXPERIMENTS[:2]]
     Sweep(lacking[:1], store).check()  # stored: nothing is needed to reuse it
@@ -251,7 +247,7 @@ def test_what_a_machine_lacks_is_said_before_any_run(store: Store) -> None:
         Sweep(lacking, store).check()
 
 
-def test_a_root_that_cannot_be_written_is_refused_before_any_run(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_written_is_refused_before_any_run(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="result_dir="):
         Sweep(EXPERIMENTS[:1], Store(tmp_path / "file")).check()
@@ -260,7 +256,7 @@ def test_a_root_that_cannot_be_written_is_refused_before_any_run(tmp_path: Path)
 # -- what a sweep has -------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_and_why(store: Store) -> None:
+def test_what_is_missing_and_why(store):
     run(store, EXPERIMENTS[:2])
     sweep = Sweep(EXPERIMENTS, store)
     assert sweep.missing == CELLS[2:]
@@ -273,14 +269,14 @@ def test_what_is_missing_and_why(store: Store) -> None:
     assert [stored.cell for stored in sweep.runs] == CELLS
 
 
-def test_a_run_that_failed_is_missing(store: Store) -> None:
+def test_a_run_that_failed_is_missing(store):
     sweep = Sweep(UNLUCKY, store)
     sweep.run(continue_on_error=True)
     assert sweep.missing == [CELLS[1], CELLS[4]]
     assert len(sweep.runs) == 4
 
 
-def test_runs_by_grid(store: Store) -> None:
+def test_runs_by_grid(store):
     run(store, EXPERIMENTS[:4])
     grids = [CELLS[:3], CELLS[3:], [], [CELLS[0]]]
     sweep = Sweep([*EXPERIMENTS, EXPERIMENTS[0]], store)
@@ -292,7 +288,7 @@ def test_runs_by_grid(store: Store) -> None:
     assert again == first[:1]
 
 
-def test_the_store_is_asked_once_for_each_cell(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_asked_once_for_each_cell(store, monkeypatch):
     run(store, EXPERIMENTS[:3])
     asked: list[Cell] = []
     find = Store.find
@@ -308,14 +304,14 @@ def test_the_store_is_asked_once_for_each_cell(store: Store, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("workers_can_import")
-def test_processes_give_the_same_bytes_in_the_same_order(store: Store, expected: Contents) -> None:
+def test_processes_give_the_same_bytes_in_the_same_order(store, expected):
     outcomes = run(store, jobs=2)
     assert [(o.cell, o.status) for o in outcomes] == [(cell, "ran") for cell in CELLS]
     assert contents(store.root) == expected
 
 
 @pytest.mark.usefixtures("workers_can_import")
-def test_processes_report_errors(store: Store) -> None:
+def test_processes_report_errors(store):
     outcomes = run(store, UNLUCKY, jobs=2, continue_on_error=True)
     assert [o.status for o in outcomes] == ["ran", "failed", "ran"] * 2
     with pytest.raises(UserError, match="seed=1 is unlucky"):
@@ -323,7 +319,7 @@ def test_processes_report_errors(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("workers_can_import")
-def test_processes_interrupted_keep_what_is_stored(store: Store, expected: Contents) -> None:
+def test_processes_interrupted_keep_what_is_stored(store, expected):
     def stop(event: CellEvent) -> None:
         if event.kind == "ran":
             raise KeyboardInterrupt
@@ -340,7 +336,7 @@ def note_process(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("workers_can_import")
-def test_few_cells_run_here_and_measured_ones_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_cells_run_here_and_measured_ones_always(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "usable_cores", lambda: 2)
     monkeypatch.setattr(pool, "CELLS_PER_WORKER", CELLS_PER_WORKER)
     many = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(2 * CELLS_PER_WORKER)]
@@ -359,12 +355,12 @@ def test_few_cells_run_here_and_measured_ones_always(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("jobs", [0, -1, 10**9, 2.0, "2", True])
-def test_jobs_are_checked(store: Store, jobs: Any) -> None:
+def test_jobs_are_checked(store, jobs):
     with pytest.raises(UserError, match=f"^jobs={jobs!r} "):
         run(store, jobs=jobs)
 
 
-def test_no_more_workers_are_begun_than_there_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_workers_are_begun_than_there_are_runs(tmp_path, monkeypatch):
     begun: list[int] = []
     monkeypatch.setattr(pool, "run_by_workers", lambda assignment, starts, hooks: begun.append(len(starts)))
     monkeypatch.setattr(pool, "run_here", lambda *asked: begun.append(1))

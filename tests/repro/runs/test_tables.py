@@ -1,7 +1,5 @@
 """Tables as they are stored: plain values that come back as they went."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Any
@@ -30,7 +28,7 @@ def column(kind: Any) -> list[Column]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.data())
-def test_values_come_back_as_they_went(kind: str, data: st.DataObject) -> None:
+def test_values_come_back_as_they_went(kind, data):
     values = data.draw(st.lists(st.none() | KINDS[kind], max_size=20))
     plain = plain_table("t", {"c": values}, column(kind))
     assert json.loads(json.dumps(plain)) == plain == {"c": values}
@@ -41,7 +39,7 @@ def test_values_come_back_as_they_went(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("kind", "value"), [("int", 1.5), ("int", "1"), ("bool", 1), ("float", "1"), ("str", 1), ("float", 1j)]
 )
-def test_a_value_of_another_kind_is_not_stored_as_one_like_it(kind: Any, value: object) -> None:
+def test_a_value_of_another_kind_is_not_stored_as_one_like_it(kind, value):
     with pytest.raises(TypeError, match=f"table t: column 'c' holds a value that is no {kind}"):
         plain_table("t", {"c": [value]}, column(kind))
 
@@ -49,7 +47,7 @@ def test_a_value_of_another_kind_is_not_stored_as_one_like_it(kind: Any, value: 
 @pytest.mark.parametrize(
     ("values", "is_finite"), [([1e308, 1e308], True), ([None, 1.0], True), ([1.0, float("inf")], False)]
 )
-def test_numbers_are_finite(values: list[float | None], is_finite: bool) -> None:
+def test_numbers_are_finite(values, is_finite):
     if is_finite:
         check_table("t", {"c": values}, column("float"))
     else:
@@ -57,7 +55,7 @@ def test_numbers_are_finite(values: list[float | None], is_finite: bool) -> None
             check_table("t", {"c": values}, column("float"))
 
 
-def test_columns_are_read_off_the_rows_of_a_table() -> None:
+def test_columns_are_read_off_the_rows_of_a_table():
     """A field is a column; the text below it, on one line, is what it means."""
     found = {column.name: column for column in columns_of(TaskRow)}
     assert list(found) == [field.name for field in fields(TaskRow)]
@@ -70,7 +68,7 @@ def test_columns_are_read_off_the_rows_of_a_table() -> None:
     assert all(column.meaning for row in (RoundRow, TaskRow, StepRow) for column in columns_of(row))
 
 
-def test_a_table_is_its_rows_turned() -> None:
+def test_a_table_is_its_rows_turned():
     rows = [WorkerRow(3, "decode", 8, 0), WorkerRow(4, "prefill", 1, 2, num_prefills=7)]
     table = table_of(WorkerRow, rows)
     assert (table["worker_id"], table["num_prefills"], table["kv_peak"]) == ([3, 4], [0, 7], [None, None])

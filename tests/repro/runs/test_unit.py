@@ -1,7 +1,5 @@
 """Measured cells that are compared are made in one sitting, taking turns, and reused only together."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +64,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_systems_take_turns_and_another_begins_in_every_repeat(store: Store) -> None:
+def test_systems_take_turns_and_another_begins_in_every_repeat(store):
     made, _ = run(store, grid())
     names = {SYSTEMS[0]: "A", SYSTEMS[1]: "B"}
     assert [(cell.seed, cell.rate, names[cell.system]) for cell in made] == [
@@ -76,7 +74,7 @@ def test_systems_take_turns_and_another_begins_in_every_repeat(store: Store) -> 
     ]
 
 
-def test_a_whole_unit_is_reused(store: Store) -> None:
+def test_a_whole_unit_is_reused(store):
     _, outcomes = run(store, grid())
     sittings = {outcome.run.provenance["sitting"] for outcome in outcomes if outcome.run is not None}
     assert len(sittings) == 1
@@ -85,7 +83,7 @@ def test_a_whole_unit_is_reused(store: Store) -> None:
     assert {outcome.status for outcome in outcomes} == {"reused"}
 
 
-def test_what_is_missing_of_a_unit_is_made_again_with_the_rest_of_it(store: Store) -> None:
+def test_what_is_missing_of_a_unit_is_made_again_with_the_rest_of_it(store):
     run(store, grid())
     gone = prepare(grid(seeds=[1])[0])
     store.file(gone.cell).unlink()
@@ -96,7 +94,7 @@ def test_what_is_missing_of_a_unit_is_made_again_with_the_rest_of_it(store: Stor
     assert reasons == {"not stored", "made again with the other runs of its comparison, of which 1 are missing"}
 
 
-def test_runs_of_two_sessions_are_made_again_together(store: Store) -> None:
+def test_runs_of_two_sessions_are_made_again_together(store):
     half = [cell for cell in grid(seeds=[0]) if cell.system == SYSTEMS[0]]
     other = [cell for cell in grid(seeds=[0]) if cell.system == SYSTEMS[1]]
     run(store, half)
@@ -109,14 +107,14 @@ def test_runs_of_two_sessions_are_made_again_together(store: Store) -> None:
     assert run(store, grid(seeds=[0]))[0] == []
 
 
-def test_another_repeat_leaves_those_that_are_there(store: Store) -> None:
+def test_another_repeat_leaves_those_that_are_there(store):
     run(store, grid(seeds=[0, 1]))
     made, _ = run(store, grid(seeds=[0, 1, 2]))
     assert {cell.seed for cell in made} == {2}
 
 
 @pytest.mark.parametrize("stopped_at", [0, 3, 5, 8, 11])
-def test_an_interrupted_sweep_makes_only_unfinished_units_again(store: Store, stopped_at: int) -> None:
+def test_an_interrupted_sweep_makes_only_unfinished_units_again(store, stopped_at):
     with pytest.raises(KeyboardInterrupt):
         run(store, grid(), breaks_at=stopped_at)
     made, outcomes = run(store, grid())
@@ -126,14 +124,14 @@ def test_an_interrupted_sweep_makes_only_unfinished_units_again(store: Store, st
     assert len(outcomes) == len(grid())
 
 
-def test_comparisons_do_not_share_runs(store: Store) -> None:
+def test_comparisons_do_not_share_runs(store):
     run(store, grid("rates"))
     made, _ = run(store, grid("ladder"))
     assert len(made) == len(grid())
     assert run(store, grid("rates"))[0] == []
 
 
-def test_simulated_runs_and_single_ones_have_no_unit(store: Store) -> None:
+def test_simulated_runs_and_single_ones_have_no_unit(store):
     for cells in (grid(executor="virtual"), grid(None)):
         assert {unit_of(prepare(cell)) for cell in cells} == {None}
         run(store, cells[:-1])
@@ -141,7 +139,7 @@ def test_simulated_runs_and_single_ones_have_no_unit(store: Store) -> None:
         assert [cell.key for cell in made] == [prepare(cells[-1]).cell.key]
 
 
-def test_the_comparison_is_part_of_the_key_and_no_system_sees_it() -> None:
+def test_the_comparison_is_part_of_the_key_and_no_system_sees_it():
     alone, compared = (prepare(fake_cell(executor="real", **knobs)) for knobs in ({}, {COMPARISON: "rates"}))
     assert alone.cell.key != compared.cell.key
     assert compared.cell.comparison == "rates"

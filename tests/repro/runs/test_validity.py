@@ -1,7 +1,5 @@
 """What is checked of every run, whatever its family records besides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +30,7 @@ def record(**changed: list[object]) -> RunRecord:
     return made
 
 
-def test_a_good_run_is_valid() -> None:
+def test_a_good_run_is_valid():
     assert ANY.assess(record()).reasons == ()
     assert ANY.assess(record()).valid
 
@@ -55,17 +53,17 @@ def test_a_good_run_is_valid() -> None:
         ({"first_output_s": [2.0, 4.5]}, "1 requests have finished_s before first_output_s"),
     ],
 )
-def test_each_fault_is_the_only_reason(changed: dict[str, list[object]], said: str) -> None:
+def test_each_fault_is_the_only_reason(changed, said):
     validity = ANY.assess(record(**changed))
     assert not validity.valid
     assert validity.reasons == (said,)
 
 
-def test_a_stamp_no_driver_saw_is_no_fault() -> None:
+def test_a_stamp_no_driver_saw_is_no_fault():
     assert ANY.assess(record(admitted_s=[None, None], first_output_s=[None, None])).valid
 
 
-def test_a_submission_may_be_as_late_as_one_per_cent_of_the_mean_latency() -> None:
+def test_a_submission_may_be_as_late_as_one_per_cent_of_the_mean_latency():
     # Latencies are 2 and 3 s: 25 ms.
     assert list(late_submissions(record(submit_lag_s=[0.0, 0.02]))) == []
     assert list(late_submissions(record(submit_lag_s=[0.0, 0.03]))) == [
@@ -73,17 +71,17 @@ def test_a_submission_may_be_as_late_as_one_per_cent_of_the_mean_latency() -> No
     ]
 
 
-def test_lateness_counts_from_when_a_submission_was_possible() -> None:
+def test_lateness_counts_from_when_a_submission_was_possible():
     late = record(submit_lag_s=[0.0, 0.5])
     assert list(late_submissions(late, floats([0.0, 1.5]))) == []
     assert len(list(late_submissions(late, floats([0.0, 1.4])))) == 1
 
 
-def test_what_was_never_submitted_is_not_late() -> None:
+def test_what_was_never_submitted_is_not_late():
     assert list(late_submissions(record(submit_lag_s=[None, None]))) == []
 
 
-def test_a_familys_own_checks_come_on_top() -> None:
+def test_a_familys_own_checks_come_on_top():
     def odd(made: RunRecord) -> Iterator[str]:
         yield f"{made.num_requests} is odd enough"
 

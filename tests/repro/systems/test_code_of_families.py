@@ -1,7 +1,5 @@
 """Runs of one family do not rest on the code of another: an edit of AMPD leaves stored runs of dLLM-Serve as they are."""
 
-from __future__ import annotations
-
 import pytest
 from support.cells import a_cell
 
@@ -31,13 +29,13 @@ def modules_of(system: str) -> set[str]:
     ("system", "family"),
     [("dllm-serve", "dllm"), ("sparse-dllm", "dllm"), ("ampd", "ar"), ("vllm-sim", "ar"), (PLANNER_SYSTEM, "ar")],
 )
-def test_code_of_another_family_decides_nothing(system: str, family: str) -> None:
+def test_code_of_another_family_decides_nothing(system, family):
     found = modules_of(system)
     assert f"repro.systems.{family}.platforms" in found
     others = tuple(name for other, names in FAMILIES.items() if other != family for name in names)
     assert sorted(name for name in found if f"{name}.".startswith(tuple(f"{other}." for other in others))) == []
 
 
-def test_only_systems_that_plan_rest_on_the_planner() -> None:
+def test_only_systems_that_plan_rest_on_the_planner():
     assert "repro.systems.ar.planning" not in modules_of("ampd")
     assert "engines.ampd.planner.planner" in modules_of("ampd")

@@ -1,14 +1,11 @@
 """Servers that redirect, lie, break off, or never end: each a sentence in bounded time, and nothing of theirs is a number."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +61,7 @@ PATHS = {"get /v1/models": "answers /v1/models with", "post /v1/": "", "get /met
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308, 399])
-def test_no_redirect_is_followed(path: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_redirect_is_followed(path, status, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     other = MockOpenAI()
     with mock_server(other) as elsewhere:
@@ -98,7 +95,7 @@ def test_no_redirect_is_followed(path: str, status: int, monkeypatch: pytest.Mon
         (None, "nowhere"),
     ],
 )
-def test_where_a_redirect_leads_is_told_without_passwords(location: str | None, told: str) -> None:
+def test_where_a_redirect_leads_is_told_without_passwords(location, told):
     said = asking.redirect(302, location)
     assert f"a redirect to {told}" in said
     assert len(said) < 200
@@ -134,7 +131,7 @@ PAGES: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 
 
 @pytest.mark.parametrize("what", PAGES)
-def test_a_page_that_is_not_whole_is_none(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_not_whole_is_none(what, monkeypatch):
     pieces, sentence = PAGES[what]
     monkeypatch.setattr(asking, "MOST_BYTES", 10**6)
     monkeypatch.setattr(asking, "ASK_S", 0.3 if "within" in sentence else 30.0)
@@ -147,7 +144,7 @@ def test_a_page_that_is_not_whole_is_none(what: str, monkeypatch: pytest.MonkeyP
     assert sentence in str(refused.value)
 
 
-def test_two_cards_of_one_name_are_refused() -> None:
+def test_two_cards_of_one_name_are_refused():
     for other, is_refused in (("b", True), ("a", False)):
         cards = json.dumps({"data": [{"id": "m", "root": root, "created": i} for i, root in enumerate(("a", other))]})
         with mock_server(MockOpenAI(raw={"get /v1/models": says(sized(cards.encode()))})) as url:
@@ -213,7 +210,7 @@ ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_an_answer_that_is_not_whole_is_none(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_not_whole_is_none(what, monkeypatch):
     pieces, sentence = ANSWERS[what]
     monkeypatch.setattr(endpoint, "LONGEST_ANSWER", 10**6)
     with mock_server(MockOpenAI(raw={"post /v1/": pieces})) as url:
@@ -224,7 +221,7 @@ def test_an_answer_that_is_not_whole_is_none(what: str, monkeypatch: pytest.Monk
     assert not HTTP.assess(record).valid
 
 
-def test_a_mark_of_the_byte_order_is_no_part_of_the_first_piece() -> None:
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_piece():
     """Nor is an event that has a kind an error."""
     answer = b"\xef\xbb\xbf" + EVENT + b"event: usage\n" + END
     with mock_server(
@@ -236,7 +233,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_piece() -> None:
 
 
 @pytest.mark.parametrize(("told", "context"), [("1", 1), ("64", 64), ("true", 768), ("null", 768)])
-def test_a_prompt_is_not_cut_to_nothing(told: str, context: int) -> None:
+def test_a_prompt_is_not_cut_to_nothing(told, context):
     """By what an endpoint says of its context, or by what it is taken to hold where it says nothing that is a number."""
     cards = f'{{"data": [{{"id": "m", "max_model_len": {told}}}]}}'.encode()
     with mock_server(MockOpenAI(raw={"get /v1/models": says(sized(cards))})) as url:
@@ -247,7 +244,7 @@ def test_a_prompt_is_not_cut_to_nothing(told: str, context: int) -> None:
         assert prepare(cell(url, input_len=None, gen_length=max(64, context), max_prompt_len=9)).workload.num_turns == 1
 
 
-def test_a_bomb_is_never_unpacked() -> None:
+def test_a_bomb_is_never_unpacked():
     """768 kB that are 768 MB: the answer is refused for what its head says."""
     bomb = gzip.compress(b"data: {}\n\n" * 100_000)
     for path, run in (
@@ -264,7 +261,7 @@ def _metrics_of(url: str) -> str:
     return str(refused.value)
 
 
-def test_what_fails_the_warm_up_is_said() -> None:
+def test_what_fails_the_warm_up_is_said():
     raw = {"post /v1/": says(page(b"", "Location: http://evil.example/", status="307 X"))}
     with (
         mock_server(MockOpenAI(raw=raw)) as url,
@@ -283,7 +280,7 @@ def reasons(mock: MockOpenAI, **knobs: Any) -> tuple[str, RunRecord]:
 
 
 @pytest.mark.parametrize("told", [0, 1, 7, 9, 315])
-def test_a_prompt_is_as_long_as_it_was_sent(told: int) -> None:
+def test_a_prompt_is_as_long_as_it_was_sent(told):
     wanted = f"in 12 answers the endpoint counts other prompt tokens (usage) than it got, the first {told} of the 8 that were sent"
     assert reasons(MockOpenAI(prompt_tokens=told))[0] == wanted
 
@@ -291,7 +288,7 @@ def test_a_prompt_is_as_long_as_it_was_sent(told: int) -> None:
 @pytest.mark.parametrize(
     ("told", "is_so"), [(None, True), (1, False), (15, False), (10**6, False), (400, True), (1300, True)]
 )
-def test_a_text_has_as_many_tokens_as_a_tokenizer_and_a_template_make_of_it(told: int | None, is_so: bool) -> None:
+def test_a_text_has_as_many_tokens_as_a_tokenizer_and_a_template_make_of_it(told, is_so):
     said, record = reasons(MockOpenAI(prompt_tokens=told), api="chat", input_len=200)
     assert ("counts other prompt tokens" not in said) is is_so, record.requests["least_prompt"]
     assert all(15 < least < 60 for least in record.requests["least_prompt"])
@@ -308,12 +305,12 @@ def test_a_text_has_as_many_tokens_as_a_tokenizer_and_a_template_make_of_it(told
     ],
 )
 @pytest.mark.parametrize("api", ["completions", "chat"])
-def test_an_answer_has_the_tokens_that_are_counted(mock: MockOpenAI, sentence: str, api: str) -> None:
+def test_an_answer_has_the_tokens_that_are_counted(mock, sentence, api):
     found, _ = reasons(replace(mock), api=api, ignore_eos=False)
     assert f"12 answers have not the tokens that the endpoint counts (usage), {sentence}" in found
 
 
-def test_tokens_that_nothing_shows_are_told_and_no_fault() -> None:
+def test_tokens_that_nothing_shows_are_told_and_no_fault():
     found, record = reasons(MockOpenAI(has_ids=False, word="", gap_s=0.0))
     assert found == ""
     assert record.facts["warnings"] == [
@@ -353,22 +350,20 @@ def test_tokens_that_nothing_shows_are_told_and_no_fault() -> None:
         ("", 'a{x="1" 5\n', None, "is not used: "),
     ],
 )
-def test_what_a_server_counts(before: str, after: str, counted: dict[str, float] | None, warning: str) -> None:
+def test_what_a_server_counts(before, after, counted, warning):
     found, warnings = change(Page(text=before), Page(text=after))
     assert found == counted
     assert (warning in warnings[0]) if warning else not warnings
 
 
-def test_pages_that_are_none_are_told_apart() -> None:
+def test_pages_that_are_none_are_told_apart():
     assert change(Page(), Page()) == (None, [])
     whole = Page(text="a_total 1\n")
     for faulty in ((Page(fault="it broke off"), whole), (whole, Page(fault="it broke off"))):
         assert change(*faulty) == (None, ["the server's /metrics is not used: it broke off"])
 
 
-def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(tmp_path, monkeypatch, capsys):
     cut = says(sized(b"vllm:generation_tokens_total 12\n", 5))
     with mock_server(MockOpenAI(raw={"get /metrics": cut}, gap_s=0.002)) as url:
         words = f"repro bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir {tmp_path}"
@@ -407,14 +402,14 @@ def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(
         ("extra_body", "it is no field of a request"),
     ],
 )
-def test_extra_sets_nothing_that_the_benchmark_sets(names: str, fix: str) -> None:
+def test_extra_sets_nothing_that_the_benchmark_sets(names, fix):
     for name in names.split():
         for extra in ({name: None}, {"top_k": 3, name: 1}, {"nvext": {name: 1}}):
             with pytest.raises(UserError, match=rf"extra: {name} is not for it to set: .*{fix}"):
                 prepare(cell("http://127.0.0.1:9", extra=json.dumps(extra)))
 
 
-def test_extra_adds_all_else() -> None:
+def test_extra_adds_all_else():
     mock = MockOpenAI()
     with mock_server(mock) as url:
         prepare(cell(url, extra='{"top_k": 3, "nvext": {"extra_fields": ["completion_token_ids"]}}')).run()

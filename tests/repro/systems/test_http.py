@@ -1,7 +1,5 @@
 """An endpoint as a system: what is sent, what is read off the stamps, and when a run does not count."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -9,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +66,7 @@ def steady(num: int = 12, gap_s: float = 1.0) -> list[Exchange]:
     ]
 
 
-def test_golden_times() -> None:
+def test_golden_times():
     summary = HTTP.summarize(record_of(steady(), requested_rate=1.0, goodput={"ttft": 0.25, "tpot": 0.1}))
     assert summary["ttft_s"]["mean"] == summary["ttft_sent_s"]["p90"] == 0.25
     assert summary["tpot_s"]["max"] == summary["itl_s"]["mean"] == summary["icl_s"]["min"] == 0.125
@@ -88,13 +85,13 @@ def test_golden_times() -> None:
     [([0.5], 8, None, 0, 0), ([0.5], 1, None, 0, 0), ([0.5, 1.5], 9, 0.125, 0, 1), ([0.5, 0.75, 1.0], 3, 0.25, 2, 2)],
     ids=["all in one piece", "one token", "blocks", "tokens"],
 )
-def test_times_of_odd_answers(chunks_s: list[float], tokens: int, tpot: float | None, itl_n: int, icl_n: int) -> None:
+def test_times_of_odd_answers(chunks_s, tokens, tpot, itl_n, icl_n):
     summary = HTTP.summarize(record_of([exchange(0.0, chunks_s, tokens)], goodput={"tpot": 0.3}))
     assert (summary["tpot_s"]["mean"], summary["itl_s"]["n"], summary["icl_s"]["n"]) == (tpot, itl_n, icl_n)
     assert summary["goodput_http"]["num_good"] == 1, "what has no time per token breaks no limit of it"
 
 
-def test_gaps_are_within_an_answer_and_of_whole_ones() -> None:
+def test_gaps_are_within_an_answer_and_of_whole_ones():
     broken = exchange(0.0, [1.0, 9.0], 2, session_id=1, error="broke off")
     summary = HTTP.summarize(
         record_of([exchange(0.0, [1.0, 2.0], 2), broken, exchange(0.0, [5.0, 6.0], 2, session_id=2)])
@@ -103,7 +100,7 @@ def test_gaps_are_within_an_answer_and_of_whole_ones() -> None:
     assert summary["num_requests"] == {"ok": 2, "failed": 1, "unfinished": 0}
 
 
-def test_the_wait_for_a_place_is_told_apart() -> None:
+def test_the_wait_for_a_place_is_told_apart():
     held = [replace(e, sent_s=e.due_s + 2.0) for e in steady()]
     held = [
         replace(e, queued_s=e.due_s + 0.5, reply=replace(e.reply, chunks_s=[e.due_s + 3.0 + k for k in range(10)]))
@@ -123,11 +120,11 @@ def reasons(exchanges: Sequence[Exchange], **facts: Any) -> str:
     return "; ".join(HTTP.assess(record_of(exchanges, **facts)).reasons)
 
 
-def test_a_good_run_is_valid() -> None:
+def test_a_good_run_is_valid():
     assert reasons(steady(40), requested_rate=1.0) == ""
 
 
-def test_reasons_not_to_use_a_run() -> None:
+def test_reasons_not_to_use_a_run():
     late = [replace(e, queued_s=e.due_s + 0.1, sent_s=e.due_s + 0.1) for e in steady()]
     assert "submitted more than" in reasons(late)
     assert "too few" in reasons(steady(9))
@@ -166,7 +163,7 @@ def test_reasons_not_to_use_a_run() -> None:
     assert "cache" not in reasons(later), "its own history may be cached"
 
 
-def test_a_rate_that_is_not_served_is_seen_in_the_waits() -> None:
+def test_a_rate_that_is_not_served_is_seen_in_the_waits():
     waits = [exchange(float(i), [i + 0.2 + 0.1 * i] * 2, 2, session_id=i) for i in range(40)]
     assert "the wait for the first output grew" in reasons(waits, requested_rate=1.0)
     assert reasons(waits) == "", "all at once, they wait as long as they must"
@@ -180,7 +177,7 @@ def cell(url: str, dataset: str = "osc", rate: float | None = None, **knobs: Any
     return a_cell("openai-http", dataset=dataset, platform=PLATFORM, executor="http", rate=rate, **own)
 
 
-def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes() -> None:
+def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes():
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     mock = MockOpenAI(has_ids=False)
     with mock_server(mock) as url:
@@ -205,7 +202,7 @@ def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes() -> None:
     assert first.facts["prefix_nonce"] != second.facts["prefix_nonce"]
 
 
-def test_prompts_are_of_any_checkpoint_s_tokenizer(tmp_path: Path) -> None:
+def test_prompts_are_of_any_checkpoint_s_tokenizer(tmp_path):
     """A model's that has no mask, too."""
     folder = write_tiny(tmp_path / "model")
     own, embedded = tokenizer_of(str(folder)), tokenizer_of("tiny")
@@ -218,7 +215,7 @@ def test_prompts_are_of_any_checkpoint_s_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("api", "has_ids"), [("completions", True), ("completions", False), ("chat", True)])
-def test_sessions_repeat_their_history(api: str, has_ids: bool) -> None:
+def test_sessions_repeat_their_history(api, has_ids):
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     mock = MockOpenAI(has_ids=has_ids)
     with mock_server(mock) as url:
@@ -253,7 +250,7 @@ def test_sessions_repeat_their_history(api: str, has_ids: bool) -> None:
     assert record.facts["history"] == ("token ids as answered" if has_ids else "text as answered")
 
 
-def test_failures_are_told_and_make_the_run_invalid() -> None:
+def test_failures_are_told_and_make_the_run_invalid():
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     with mock_server(MockOpenAI(fails_every=4)) as url:
         record = prepare(cell(url, num_warmups=0)).run()
@@ -266,7 +263,7 @@ def test_failures_are_told_and_make_the_run_invalid() -> None:
     assert set(record.requests["error"]) == {"the endpoint does not say how many tokens the answer has (usage)"}
 
 
-def test_an_answer_of_tokens_without_text_is_one() -> None:
+def test_an_answer_of_tokens_without_text_is_one():
     """As of ends of text that are ignored."""
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     with mock_server(MockOpenAI(word="", has_ids=False)) as url:
@@ -276,7 +273,7 @@ def test_an_answer_of_tokens_without_text_is_one() -> None:
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
-def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api: str) -> None:
+def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api):
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     mock = MockOpenAI(gap_s=0.01, num_silent=2)
     with mock_server(mock) as url:
@@ -286,9 +283,7 @@ def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api: str) -
     assert all(end > last for end, last in zip(record.requests["finished_s"], arrived, strict=True))
 
 
-def test_bench_drives_an_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_drives_an_url(tmp_path, monkeypatch, capsys):
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     monkeypatch.chdir(tmp_path)
     with mock_server(MockOpenAI(ttft_s=0.002)) as url:
@@ -366,7 +361,7 @@ def server() -> Iterator[Any]:
     made.server_close()
 
 
-def test_an_answer_of_another_shape_fails_its_request_alone(server: Any) -> None:
+def test_an_answer_of_another_shape_fails_its_request_alone(server):
     pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     experiment = prepare(cell(server.url, num_prompts=1, num_warmups=0))
     for name, (events, says) in STREAMS.items():
@@ -375,7 +370,7 @@ def test_an_answer_of_another_shape_fails_its_request_alone(server: Any) -> None
         assert says in error, name
 
 
-def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_never_ends_is_none(server, monkeypatch):
     monkeypatch.setattr(asking, "ASK_S", 60.0)
     assert fetch(server.url, {}) == Page(text='{"data": [{"id": "m"}]}')
     cards = (b'{"id": "m", "root": NaN}', b'{"id": "m", "root": 1e999}', b'{"id": "\\ud800"}', b'{"id"')
@@ -407,19 +402,19 @@ def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyP
         ({"extra": "[1]"}, "is no JSON object"),
     ],
 )
-def test_knobs_are_refused_in_a_sentence(knobs: dict[str, Any], sentence: str) -> None:
+def test_knobs_are_refused_in_a_sentence(knobs, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         resolve("openai-http", {"url": "http://127.0.0.1:1", **knobs})
 
 
 @pytest.mark.parametrize("key", ["a\nb", "é", "a b"])
-def test_a_key_that_is_none_is_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_none_is_not_shown(key, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(UserError, match=r"^OPENAI_API_KEY must be printable ASCII"):
         prepare(cell("http://127.0.0.1:9"))
 
 
-def test_an_endpoint_that_does_not_answer_is_refused_before_anything_runs() -> None:
+def test_an_endpoint_that_does_not_answer_is_refused_before_anything_runs():
     with pytest.raises(UserError, match=r"does not answer .*start the server"):
         prepare(cell("http://127.0.0.1:9"))
     with mock_server(MockOpenAI()) as url:

@@ -1,7 +1,5 @@
 """Tasks and their graders."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -51,7 +49,7 @@ def write_jsonl(path: Path, *rows: Mapping[str, object]) -> Path:
 
 
 @pytest.mark.parametrize("make", [mini_gsm_task, mini_code_task])
-def test_references_are_right_and_numbers_apart_are_not(make: Any) -> None:
+def test_references_are_right_and_numbers_apart_are_not(make):
     task = make(TaskOptions(num_problems=20, seed=5))
     references = [problem.reference for problem in task.problems]
     assert task.grade_all(task.problems, references) == [RIGHT] * 20
@@ -61,7 +59,7 @@ def test_references_are_right_and_numbers_apart_are_not(make: Any) -> None:
     assert task.grade(task.problems[0], "") == WRONG
 
 
-def test_mini_code_is_judged_by_what_it_computes() -> None:
+def test_mini_code_is_judged_by_what_it_computes():
     task = mini_code_task(TaskOptions(num_problems=1, seed=5))
     (problem,) = task.problems
     same = problem.reference.replace("return x", "y = x\n    return y")
@@ -71,7 +69,7 @@ def test_mini_code_is_judged_by_what_it_computes() -> None:
 
 
 @given(seed=st.integers(0, 10**6), x=st.integers(-50, 50))
-def test_the_expected_value_is_the_references(seed: int, x: int) -> None:
+def test_the_expected_value_is_the_references(seed, x):
     (problem,) = mini_code.generate(seed, 1, "heldout", num_facts=4, num_distractors=0)
     scope: dict[str, Any] = {}
     exec(problem.prompt + problem.answer, scope)
@@ -79,14 +77,14 @@ def test_the_expected_value_is_the_references(seed: int, x: int) -> None:
     assert len(set(INPUTS)) >= 2
 
 
-def test_mini_gsm_without_its_mark_counts_by_the_last_number() -> None:
+def test_mini_gsm_without_its_mark_counts_by_the_last_number():
     task = mini_gsm_task(TaskOptions(num_problems=1, seed=5))
     (problem,) = task.problems
     final = problem.reference.rsplit("#### ", 1)[1]
     assert task.grade(problem, f" It is {final}.") == Grade(correct=True, strict=False)
 
 
-def test_generated_problems_are_heldout_and_share_their_beginning() -> None:
+def test_generated_problems_are_heldout_and_share_their_beginning():
     few, many = (mini_gsm_task(TaskOptions(num_problems=num, seed=5)) for num in (3, 6))
     assert many.prompts() == [problem.prompt for problem in mini_gsm.generate(5, 6, "heldout")]
     assert few.problems == many.problems[:3]
@@ -94,7 +92,7 @@ def test_generated_problems_are_heldout_and_share_their_beginning() -> None:
     assert few.digest != many.digest
 
 
-def test_gsm8k_prompt_is_lm_evals(tmp_path: Path) -> None:
+def test_gsm8k_prompt_is_lm_evals(tmp_path):
     path = write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", *QUESTIONS)
     task = gsm8k_task(TaskOptions(num_problems=2, num_fewshot=0), data_dir=tmp_path)
     assert task is not None
@@ -112,7 +110,7 @@ def test_gsm8k_prompt_is_lm_evals(tmp_path: Path) -> None:
         gsm8k_task(TaskOptions(num_problems=1, num_fewshot=10), data_dir=tmp_path)
 
 
-def test_gsm8k_has_examples_of_its_own(tmp_path: Path) -> None:
+def test_gsm8k_has_examples_of_its_own(tmp_path):
     path = write_jsonl(tmp_path / "some.jsonl", *QUESTIONS)
     task = gsm8k_task(TaskOptions(num_problems=1, source="local", dataset_path=str(path)))
     assert task is not None
@@ -127,7 +125,7 @@ def test_gsm8k_has_examples_of_its_own(tmp_path: Path) -> None:
             assert eval(formula) == int(value)
 
 
-def test_gsm8k_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gsm8k_from_the_hub(monkeypatch):
     asked = []
 
     def load(hub: HubReference, columns: Sequence[str]) -> Mapping[str, Sequence[object]]:
@@ -159,11 +157,11 @@ def test_gsm8k_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("... 4 ,", "[invalid]", "4"),
     ],
 )
-def test_find_number(text: str, strict: str, flexible: str) -> None:
+def test_find_number(text, strict, flexible):
     assert find_number(text) == (strict, flexible)
 
 
-def test_gsm8k_grades_normalized_numbers(tmp_path: Path) -> None:
+def test_gsm8k_grades_normalized_numbers(tmp_path):
     write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", *QUESTIONS)
     task = gsm8k_task(TaskOptions(num_problems=2, num_fewshot=0), data_dir=tmp_path)
     assert task is not None
@@ -178,7 +176,7 @@ def test_gsm8k_grades_normalized_numbers(tmp_path: Path) -> None:
     st.text(alphabet="ab #$-.,0159\n", max_size=30)
     | st.builds(lambda a, n, b: f"{a}#### {n}{b}", st.text(max_size=5), st.integers(), st.text(max_size=5))
 )
-def test_numbers_are_found_as_lm_eval_finds_them(text: str) -> None:
+def test_numbers_are_found_as_lm_eval_finds_them(text):
     extraction = pytest.importorskip("lm_eval.filters.extraction")
     metrics = pytest.importorskip("lm_eval.api.metrics")
     strict = extraction.RegexFilter(regex_pattern=r"#### (\-?[0-9\.\,]+)")
@@ -193,7 +191,7 @@ def test_numbers_are_found_as_lm_eval_finds_them(text: str) -> None:
         assert ours == bool(theirs["exact_match"])
 
 
-def test_humaneval_runs_the_tests(tmp_path: Path) -> None:
+def test_humaneval_runs_the_tests(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
     task = humaneval_task(TaskOptions(num_problems=164), data_dir=tmp_path)
     assert task is not None
@@ -204,7 +202,7 @@ def test_humaneval_runs_the_tests(tmp_path: Path) -> None:
     assert task.grade(problem, "    return (") == Grade(correct=False)
 
 
-def test_humaneval_in_a_conversation(tmp_path: Path) -> None:
+def test_humaneval_in_a_conversation(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
     task = humaneval_task(TaskOptions(num_problems=1, chat=True), data_dir=tmp_path)
     assert task is not None
@@ -217,7 +215,7 @@ def test_humaneval_in_a_conversation(tmp_path: Path) -> None:
 
 
 @needs_data
-def test_published_answers_are_right() -> None:
+def test_published_answers_are_right():
     assert REAL_DATA is not None
     gsm = gsm8k_task(TaskOptions(num_problems=1319), data_dir=Path(REAL_DATA))
     code = humaneval_task(TaskOptions(num_problems=164), data_dir=Path(REAL_DATA))
@@ -230,7 +228,7 @@ def test_published_answers_are_right() -> None:
 
 
 @given(text=st.text(alphabet="ab\n", max_size=12), until=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=3)))
-def test_cut_at_ends_before_the_first_stop(text: str, until: list[str]) -> None:
+def test_cut_at_ends_before_the_first_stop(text, until):
     cut = cut_at(text, until)
     assert text.startswith(cut)
     assert not any(stop in cut for stop in until)
@@ -248,11 +246,11 @@ def test_cut_at_ends_before_the_first_stop(text: str, until: list[str]) -> None:
         ("gsm8k", {"source": "local"}, "source='local': no file for dataset 'gsm8k'"),
     ],
 )
-def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_options_are_refused(name, options, message):
     with pytest.raises(UserError, match=re.escape(message)):
         load_task(name, TaskOptions(**options))
 
 
-def test_no_real_problems_no_task() -> None:
+def test_no_real_problems_no_task():
     assert load_task("gsm8k", TaskOptions()) is None
     assert load_task("humaneval", TaskOptions(source="embedded")) is None

@@ -1,7 +1,5 @@
 """A program cannot make its own verdict: whatever it does, it has to answer what its judge asks."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Iterator
@@ -177,14 +175,14 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_attack_makes_a_verdict(sandbox: Sandbox, name: str) -> None:
+def test_no_attack_makes_a_verdict(sandbox, name):
     result = run(sandbox, ATTACKS[name])
     assert not result.passed
     assert result.reason not in ("ok", "")
     assert run(sandbox, "f = lambda x: x + 1") == SandboxResult(passed=True, reason="ok")
 
 
-def test_the_tests_are_nowhere_in_the_program(sandbox: Sandbox) -> None:
+def test_the_tests_are_nowhere_in_the_program(sandbox):
     program = """
         import gc, sys
         seen, frame = [], sys._getframe()
@@ -239,13 +237,13 @@ def test_the_tests_are_nowhere_in_the_program(sandbox: Sandbox) -> None:
         ("def f(x):\n  while True: pass", "f(2)", "timed out after 1 s"),
     ],
 )
-def test_verdicts_are_the_tests(sandbox: Sandbox, program: str, tests: str, reason: str) -> None:
+def test_verdicts_are_the_tests(sandbox, program, tests, reason):
     limit_s = 1.0 if reason.startswith("timed out") else 20.0
     result = sandbox.run(program, Check(entry="f", tests=tests), timeout_s=limit_s, memory_bytes=256 << 20)
     assert result == SandboxResult(passed=reason == "ok", reason=reason)
 
 
-def test_tests_may_use_what_the_problem_defines_and_the_program_cannot_change_it() -> None:
+def test_tests_may_use_what_the_problem_defines_and_the_program_cannot_change_it():
     given = 'def helper(x):\n    return x * 2\n\ndef f(x):\n    """Halve, so that helper gives it back."""\n'
     problem = TaskProblem(
         problem_id="x",

@@ -1,7 +1,5 @@
 """What generated code must not be able to do. A program below passes exactly if its attack works."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -53,7 +51,7 @@ def run(sandbox: Sandbox, program: str, timeout_s: float = 60.0, memory_bytes: i
 
 def processes_of(sandbox: Sandbox) -> set[int]:
     """The server and its descendants, which all show its command line."""
-    folder = sandbox._server.args[-1 - len(sandbox._without)].encode()  # type: ignore[union-attr,index]
+    folder = sandbox._server.args[-1 - len(sandbox._without)].encode()
     return processes_with(folder)
 
 
@@ -97,7 +95,7 @@ WRITES = {
 
 @needs_isolation
 @pytest.mark.parametrize("name", WRITES)
-def test_nothing_outside_the_folder_can_be_changed(sandbox: Sandbox, tmp_path: Path, name: str) -> None:
+def test_nothing_outside_the_folder_can_be_changed(sandbox, tmp_path, name):
     secret, target = tmp_path / "secret", tmp_path / "written"
     secret.write_text("password")
     os.chmod(secret, 0o600)
@@ -123,7 +121,7 @@ def test_nothing_outside_the_folder_can_be_changed(sandbox: Sandbox, tmp_path: P
         *("REPO", "REPO/README.md", "SECRET"),
     ],
 )
-def test_only_the_python_installation_can_be_read(sandbox: Sandbox, tmp_path: Path, path: str) -> None:
+def test_only_the_python_installation_can_be_read(sandbox, tmp_path, path):
     (tmp_path / "secret").write_text("password")
     shown = path.replace("REPO", str(REPO)).replace("SECRET", str(tmp_path / "secret"))
     shown = os.path.expanduser(shown)
@@ -151,7 +149,7 @@ def listing_of(path: str) -> set[str]:
 
 
 @needs_isolation
-def test_the_project_and_the_environment_are_not_there(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_and_the_environment_are_not_there(sandbox, monkeypatch):
     for name in ("repro", "engines", "numpy", "torch"):
         assert not run(sandbox, f"import {name}").passed
     monkeypatch.setenv("REPRO_SECRET_TOKEN", "x")
@@ -161,7 +159,7 @@ def test_the_project_and_the_environment_are_not_there(sandbox: Sandbox, monkeyp
 
 
 @needs_isolation
-def test_disk_is_bounded_and_given_back(sandbox: Sandbox) -> None:
+def test_disk_is_bounded_and_given_back(sandbox):
     one_file = "f = open('a', 'wb')\nfor _ in range(10_000): f.write(bytes(1 << 20))"
     assert not run(sandbox, one_file).passed
     many = """
@@ -177,7 +175,7 @@ def test_disk_is_bounded_and_given_back(sandbox: Sandbox) -> None:
 
 
 @needs_isolation
-def test_a_deep_or_locked_tree_is_removed(sandbox: Sandbox) -> None:
+def test_a_deep_or_locked_tree_is_removed(sandbox):
     program = """
         import os
         os.mkdir('locked'); os.mkdir('locked/inner'); open('locked/inner/file', 'w').close()
@@ -196,10 +194,10 @@ def test_a_deep_or_locked_tree_is_removed(sandbox: Sandbox) -> None:
 
 
 @needs_isolation
-def test_what_is_left_by_a_server_that_was_killed_is_removed() -> None:
+def test_what_is_left_by_a_server_that_was_killed_is_removed():
     """Also where it lies on this machine's disk, deeper than a path may be long or a recursion deep."""
     with Sandbox(without=(NAMESPACES,), accept_gaps=True) as opened:
-        folder = Path(opened._server.args[-2])  # type: ignore[index,arg-type]
+        folder = Path(opened._server.args[-2])
         opened._server.kill()
         opened._server.wait()
         place = os.open(folder, os.O_RDONLY)
@@ -214,7 +212,7 @@ def test_what_is_left_by_a_server_that_was_killed_is_removed() -> None:
 
 
 @needs_isolation
-def test_a_tree_that_is_walked_may_not_be_deep(sandbox: Sandbox) -> None:
+def test_a_tree_that_is_walked_may_not_be_deep(sandbox):
     if PRIVATE_ROOT in sandbox.support.layers:
         pytest.skip("the number of files bounds it there")
     program = "import os, time\nfor _ in range(300): os.mkdir('d'); os.chdir('d')\ntime.sleep(59)"
@@ -222,7 +220,7 @@ def test_a_tree_that_is_walked_may_not_be_deep(sandbox: Sandbox) -> None:
 
 
 @needs_isolation
-def test_many_files_are_too_many(sandbox: Sandbox) -> None:
+def test_many_files_are_too_many(sandbox):
     program = "import time\nfor i in range(5000): open(f'file{i}', 'w').close()\ntime.sleep(59)"
     result = run(sandbox, program)
     assert not result.passed
@@ -233,7 +231,7 @@ def test_many_files_are_too_many(sandbox: Sandbox) -> None:
 
 
 @needs_isolation
-def test_there_is_no_network(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_there_is_no_network(sandbox, tmp_path):
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
@@ -286,7 +284,7 @@ DAEMON = """
 @needs_isolation
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("ending", ["", "while True: pass", "import os; os._exit(0)", "import os; os.abort()"])
-def test_nothing_outlives_its_program(sandbox: Sandbox, ending: str) -> None:
+def test_nothing_outlives_its_program(sandbox, ending):
     before = processes_of(sandbox)
     assert 1 <= len(before) <= 2
     run(sandbox, textwrap.dedent(DAEMON) + ending, timeout_s=0.5)
@@ -303,12 +301,12 @@ def test_nothing_outlives_its_program(sandbox: Sandbox, ending: str) -> None:
         "import sys, os; os.execv(sys.executable, [sys.executable, '-c', ''])",
     ],
 )
-def test_no_program_can_be_started(sandbox: Sandbox, program: str) -> None:
+def test_no_program_can_be_started(sandbox, program):
     assert not run(sandbox, program).passed
 
 
 @needs_isolation
-def test_no_process_can_be_made(sandbox: Sandbox) -> None:
+def test_no_process_can_be_made(sandbox):
     if SECCOMP not in sandbox.support.layers and os.getuid() == 0:
         pytest.skip("without seccomp there is a limit on processes only, which does not bind root")
     for call in ("os.fork()", "os.posix_spawn('/bin/true', ['true'], {})", "__import__('pty').fork()"):
@@ -317,7 +315,7 @@ def test_no_process_can_be_made(sandbox: Sandbox) -> None:
 
 @needs_isolation
 @pytest.mark.skipif(sys.platform != "linux" or landlock.abi() < 6, reason="needs Landlock of ABI 6 (Linux 6.12)")
-def test_landlock_alone_closes_tcp_abstract_sockets_and_signals() -> None:
+def test_landlock_alone_closes_tcp_abstract_sockets_and_signals():
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     with (
         Sandbox(without=(NAMESPACES, SECCOMP), accept_gaps=True) as landlocked,
@@ -340,7 +338,7 @@ def test_landlock_alone_closes_tcp_abstract_sockets_and_signals() -> None:
 
 
 @needs_isolation
-def test_no_process_can_be_signalled(sandbox: Sandbox) -> None:
+def test_no_process_can_be_signalled(sandbox):
     targets = [os.getpid(), os.getppid(), sandbox._server.pid]
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
@@ -374,7 +372,7 @@ def test_no_process_can_be_signalled(sandbox: Sandbox) -> None:
         "resource.setrlimit(resource.RLIMIT_CPU, (999, 999))",
     ],
 )
-def test_no_limit_can_be_undone(sandbox: Sandbox, call: str) -> None:
+def test_no_limit_can_be_undone(sandbox, call):
     program = f"""
         import ctypes, os, resource
         libc = ctypes.CDLL(None, use_errno=True)
@@ -386,7 +384,7 @@ def test_no_limit_can_be_undone(sandbox: Sandbox, call: str) -> None:
 
 @needs_isolation
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux system calls")
-def test_a_nested_user_namespace_gives_no_write_access(sandbox: Sandbox) -> None:
+def test_a_nested_user_namespace_gives_no_write_access(sandbox):
     program = """
         import ctypes, os
         libc = ctypes.CDLL(None, use_errno=True)
@@ -401,7 +399,7 @@ def test_a_nested_user_namespace_gives_no_write_access(sandbox: Sandbox) -> None
 
 @needs_isolation
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_killed_harness_takes_the_program_along(tmp_path: Path) -> None:
+def test_a_killed_harness_takes_the_program_along(tmp_path):
     code = (
         "from repro.tasks.sandbox.client import Sandbox\n"
         "with Sandbox() as opened: opened.run('while True: pass', timeout_s=3000, memory_bytes=1 << 28)"
@@ -416,7 +414,7 @@ def test_a_killed_harness_takes_the_program_along(tmp_path: Path) -> None:
     wait_until(lambda: not processes_with(word))
 
 
-def wait_until(condition) -> None:  # type: ignore[no-untyped-def]
+def wait_until(condition) -> None:
     for _ in range(6000):
         if condition():
             return
@@ -442,7 +440,7 @@ def wait_until(condition) -> None:  # type: ignore[no-untyped-def]
         "class E(Exception):\n  def __str__(self):\n    while True: pass\nraise E",
     ],
 )
-def test_time_ends(usual: Sandbox, program: str) -> None:
+def test_time_ends(usual, program):
     result = run(usual, program, timeout_s=0.3)
     assert result == SandboxResult(passed=False, reason="timed out after 0.3 s")
 
@@ -451,18 +449,18 @@ def test_time_ends(usual: Sandbox, program: str) -> None:
 @pytest.mark.parametrize(
     "program", ["bytearray(10**10)", "x = []\nwhile True: x.append(bytes(1 << 20))", "x = 'a'\nwhile True: x += x"]
 )
-def test_memory_ends(sandbox: Sandbox, program: str) -> None:
+def test_memory_ends(sandbox, program):
     assert run(sandbox, program).reason == "out of memory: more than 256 MiB"
 
 
 @needs_isolation
-def test_memory_files_count_too(usual: Sandbox) -> None:
+def test_memory_files_count_too(usual):
     program = "import os\nfds = [os.memfd_create('a') for _ in range(40)]\nfor fd in fds: os.write(fd, bytes(15 << 20))"
     assert not run(usual, program).passed or SECCOMP not in usual.support.layers
 
 
 @needs_isolation
-def test_a_crash_is_named(usual: Sandbox) -> None:
+def test_a_crash_is_named(usual):
     assert run(usual, "import ctypes; ctypes.string_at(0)").reason == "killed by SIGSEGV"
     deep = "f = lambda: f()\ndef g(): g()\ng()"
     assert run(usual, deep).reason.startswith("RecursionError")
@@ -491,14 +489,14 @@ def test_a_crash_is_named(usual: Sandbox) -> None:
         ("raise type('a' * 5000, (Exception,), {})", "a" * 200),
     ],
 )
-def test_failures_say_why(usual: Sandbox, program: str, reason: str) -> None:
+def test_failures_say_why(usual, program, reason):
     result = usual.run(program, timeout_s=60, memory_bytes=256 * MIB)
     assert not result.passed
     assert result.reason == reason or (reason.startswith("SyntaxError") and "null bytes" in result.reason)
 
 
 @needs_isolation
-def test_writing_to_every_descriptor_is_no_verdict(usual: Sandbox) -> None:
+def test_writing_to_every_descriptor_is_no_verdict(usual):
     forge = "import os\nfor fd in range(64):\n  try: os.write(fd, b'1ok')\n  except OSError: pass\n"
     assert not run(usual, forge + "os._exit(0)").passed
     assert not run(usual, forge + "raise ValueError").passed
@@ -508,7 +506,7 @@ def test_writing_to_every_descriptor_is_no_verdict(usual: Sandbox) -> None:
 
 
 @needs_isolation
-def test_correct_programs_pass(sandbox: Sandbox) -> None:
+def test_correct_programs_pass(sandbox):
     programs = [
         "",
         "import math, re, json, random, hashlib, itertools, functools, collections, typing, decimal, fractions, datetime",
@@ -531,7 +529,7 @@ def test_correct_programs_pass(sandbox: Sandbox) -> None:
 
 
 @needs_isolation
-def test_threads_work_where_seccomp_tells_them_from_processes(usual: Sandbox) -> None:
+def test_threads_work_where_seccomp_tells_them_from_processes(usual):
     if SECCOMP not in usual.support.layers:
         pytest.skip("without seccomp the limit on processes counts threads")
     program = "import threading; x = []; t = threading.Thread(target=x.append, args=(1,)); t.start(); t.join(); assert x == [1]"
@@ -539,13 +537,13 @@ def test_threads_work_where_seccomp_tells_them_from_processes(usual: Sandbox) ->
 
 
 @needs_isolation
-def test_the_order_of_sets_is_the_same_in_every_run() -> None:
+def test_the_order_of_sets_is_the_same_in_every_run():
     program = "raise Exception(list({'a', 'b', 'c', 'd', 'e', 'f'}))"
     assert len({result.reason for _ in range(3) for result in run_many([program], [NO_CHECK])}) == 1
 
 
 @needs_isolation
-def test_programs_do_not_meet(sandbox: Sandbox) -> None:
+def test_programs_do_not_meet(sandbox):
     run(
         sandbox,
         "import builtins, math, os, sys; builtins.len = math.pi = sys.x = 1; os.environ['X'] = '1'; open('a', 'w')",
@@ -558,7 +556,7 @@ def test_programs_do_not_meet(sandbox: Sandbox) -> None:
 
 
 @needs_isolation
-def test_many_keep_their_order() -> None:
+def test_many_keep_their_order():
     programs = [f"assert {number} % 3" for number in range(30)]
     results = run_many(programs, [NO_CHECK] * 30)
     assert [result.passed for result in results] == [number % 3 != 0 for number in range(30)]
@@ -568,7 +566,7 @@ def test_many_keep_their_order() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------
 
 
-def test_without_isolation_nothing_is_run_unless_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_isolation_nothing_is_run_unless_accepted(monkeypatch, tmp_path):
     monkeypatch.delenv(ACCEPT_VARIABLE, raising=False)
     with pytest.raises(UserError, match=f"read and change your files.*{ACCEPT_VARIABLE}=1"):
         Sandbox(without=LAYERS).__enter__()
@@ -592,20 +590,20 @@ def test_without_isolation_nothing_is_run_unless_accepted(monkeypatch: pytest.Mo
         ((PRIVATE_ROOT, LANDLOCK), "read and change your files"),
     ],
 )
-def test_half_an_isolation_is_none(without: tuple[str, ...], gap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_isolation_is_none(without, gap, monkeypatch):
     monkeypatch.delenv(ACCEPT_VARIABLE, raising=False)
     with pytest.raises(UserError, match=gap):
         Sandbox(without=without).__enter__()
 
 
-def test_a_system_that_cannot_fork_is_refused_whatever_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_cannot_fork_is_refused_whatever_is_accepted(monkeypatch):
     monkeypatch.setenv(ACCEPT_VARIABLE, "1")
     monkeypatch.delattr(os, "fork")
     with pytest.raises(UserError, match="use Linux, WSL 2 or a container"):
         run_many(["x = 1"], [NO_CHECK])
 
 
-def test_a_broken_server_is_an_error_and_not_a_verdict() -> None:
+def test_a_broken_server_is_an_error_and_not_a_verdict():
     with Sandbox(accept_gaps=True) as opened:
         timer = threading.Timer(0.2, opened._server.send_signal, (signal.SIGKILL,))
         timer.start()
@@ -615,7 +613,7 @@ def test_a_broken_server_is_an_error_and_not_a_verdict() -> None:
 
 
 @needs_isolation
-def test_lower_limits_of_the_session_stay() -> None:
+def test_lower_limits_of_the_session_stay():
     program = "import resource; raise Exception(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_AS)[1])"
     lowered = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); resource.setrlimit(resource.RLIMIT_AS, (1 << 28,) * 2)"
     code = (
@@ -633,7 +631,7 @@ def test_lower_limits_of_the_session_stay() -> None:
 
 
 @needs_isolation
-def test_a_program_that_cannot_be_confined_is_an_error_and_not_a_verdict() -> None:
+def test_a_program_that_cannot_be_confined_is_an_error_and_not_a_verdict():
     with Sandbox() as opened, pytest.raises(RuntimeError, match="no program was run: OverflowError"):
         opened.run("x = 1", timeout_s=1, memory_bytes=1 << 70)
 
@@ -672,7 +670,7 @@ EPERM, ENOSYS = seccomp.FAIL | 1, seccomp.FAIL | 38
 
 
 @pytest.mark.parametrize("name", seccomp.ARCHITECTURES)
-def test_the_filter_decides_by_call_and_argument(name: str) -> None:
+def test_the_filter_decides_by_call_and_argument(name):
     machine = seccomp.ARCHITECTURES[name]
     # read, socket, connect, execve, kill, ptrace, mount, unshare, fchmodat
     numbers = {"x86_64": (0, 41, 42, 59, 62, 101, 165, 272, 268), "aarch64": (63, 198, 203, 221, 129, 117, 40, 97, 53)}
@@ -698,7 +696,7 @@ def test_the_filter_decides_by_call_and_argument(name: str) -> None:
             assert [decide(machine, call, value) for value in flags] == [seccomp.ALLOW, seccomp.ALLOW, EPERM]
 
 
-def test_the_architectures_differ_only_in_numbers() -> None:
+def test_the_architectures_differ_only_in_numbers():
     x86, arm = (set(machine.allowed()) for machine in seccomp.ARCHITECTURES.values())
     legacy = {row["name"] for row in seccomp._ALLOWED if not row["aarch64"]}
     assert len(x86) == len(seccomp._ALLOWED)

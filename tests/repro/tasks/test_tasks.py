@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -11,7 +9,7 @@ from repro.tasks.problem import Problem, extract_flexible, extract_strict, grade
 
 
 @pytest.mark.parametrize("task", GENERATORS)
-def test_same_seed_gives_same_problems_and_another_seed_others(task: str) -> None:
+def test_same_seed_gives_same_problems_and_another_seed_others(task):
     generate = GENERATORS[task]
     assert generate(3, 20) == generate(3, 20)
     assert generate(3, 20) != generate(4, 20)
@@ -19,7 +17,7 @@ def test_same_seed_gives_same_problems_and_another_seed_others(task: str) -> Non
 
 
 @pytest.mark.parametrize("task", GENERATORS)
-def test_splits_are_disjoint_by_content(task: str) -> None:
+def test_splits_are_disjoint_by_content(task):
     generate = GENERATORS[task]
     # Few facts make repeats across seeds likely, which is what could leak.
     train = {
@@ -36,14 +34,14 @@ def test_splits_are_disjoint_by_content(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", GENERATORS)
-def test_split_ignores_order_and_distractors(task: str) -> None:
+def test_split_ignores_order_and_distractors(task):
     problem = GENERATORS[task](0, 1)[0]
     shuffled = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
     shuffled |= {"facts": problem.facts[::-1], "num_distractors": 0, "prompt": ""}
     assert Problem(**shuffled).key == problem.key
 
 
-def test_mini_gsm_answers_are_right() -> None:
+def test_mini_gsm_answers_are_right():
     kinds = set()
     for problem in mini_gsm.generate(1, 400, listing_share=0.1, drill_share=0.1):
         counts = {name: int(value) for name, value in re.findall(r"(\w+) has (\d) \w+\.", problem.prompt)}
@@ -67,7 +65,7 @@ def test_mini_gsm_answers_are_right() -> None:
     assert kinds == {"total", "difference", "listing", "drill"}
 
 
-def test_mini_code_answers_run_and_agree_with_the_glossary() -> None:
+def test_mini_code_answers_run_and_agree_with_the_glossary():
     for problem in mini_code.generate(2, 200):
         scope: dict = {}
         exec(problem.prompt + problem.answer, scope)
@@ -83,7 +81,7 @@ def test_mini_code_answers_run_and_agree_with_the_glossary() -> None:
 
 
 @pytest.mark.parametrize("task", GENERATORS)
-def test_default_problems_need_several_of_many_facts(task: str) -> None:
+def test_default_problems_need_several_of_many_facts(task):
     for problem in GENERATORS[task](0, 100, "heldout"):
         assert 8 <= problem.num_facts <= 12
         assert 6 <= problem.num_distractors <= 20
@@ -92,23 +90,23 @@ def test_default_problems_need_several_of_many_facts(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", GENERATORS)
-def test_bad_arguments_are_refused(task: str) -> None:
+def test_bad_arguments_are_refused(task):
     with pytest.raises(UserError, match="split='test'"):
-        GENERATORS[task](0, 1, "test")  # type: ignore[arg-type]
+        GENERATORS[task](0, 1, "test")
     with pytest.raises(UserError, match="num_facts"):
         GENERATORS[task](0, 1, num_facts=(5, 3))
     with pytest.raises(UserError, match="num_used"):
         GENERATORS[task](0, 1, num_used=99)
 
 
-def test_extraction() -> None:
+def test_extraction():
     assert extract_strict(" 3 + 4 = 7. #### 7") == "7"
     assert extract_strict(" it is 7") is None
     assert extract_flexible(" it is -7 apples") == "-7"
     assert extract_flexible("no number") is None
 
 
-def test_grades() -> None:
+def test_grades():
     gsm = next(p for p in mini_gsm.generate(0, 50) if p.kind == "total-2")
     assert grade(gsm, gsm.answer + " ").exact
     only_final = grade(gsm, f"#### {gsm.final}")

@@ -1,7 +1,5 @@
 """Cards of all kinds and the distributions on them, read strictly."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from statistics import NormalDist
@@ -35,7 +33,7 @@ KINDS: dict[str, type] = {
 
 @given(mean=st.floats(20, 5000), spread=st.floats(0.05, 1.5))
 @settings(max_examples=50, deadline=None)
-def test_fits_return_what_a_log_normal_was_made_of(mean: float, spread: float) -> None:
+def test_fits_return_what_a_log_normal_was_made_of(mean, spread):
     mu, sigma = math.log(mean), spread
     true_mean = math.exp(mu + sigma**2 / 2)
     true_std = true_mean * math.sqrt(math.expm1(sigma**2))
@@ -50,7 +48,7 @@ def test_fits_return_what_a_log_normal_was_made_of(mean: float, spread: float) -
 
 
 @pytest.mark.parametrize("bad", [{"mean": 3.0}, {"mean": 3.0, "median": 4.0}, {"mean": 0.0, "std": 1.0}, {}])
-def test_statistics_that_determine_nothing_are_refused(bad: dict) -> None:
+def test_statistics_that_determine_nothing_are_refused(bad):
     with pytest.raises(UserError):
         fit_statistics(bad)
 
@@ -67,14 +65,14 @@ def quantile_of(dist: LogNormalLengths, share: float) -> float:
     return dist.offset + math.exp(dist.mu + dist.sigma * NormalDist().inv_cdf(share))
 
 
-def test_log_normal_draws_stay_in_bounds_and_reach_them() -> None:
+def test_log_normal_draws_stay_in_bounds_and_reach_them():
     dist = LogNormalLengths(mu=5.0, sigma=1.0, low=100, high=300)
     draws = dist.draw(2000, np.random.default_rng(0))
     assert (draws.min(), draws.max()) == (100, 300)
     assert (draws == 300).mean() == pytest.approx(0.2407, abs=4 * math.sqrt(0.24 * 0.76 / 2000))
 
 
-def test_empirical_draws_only_observed_values_evenly() -> None:
+def test_empirical_draws_only_observed_values_evenly():
     dist = EmpiricalLengths(values=(9, 5, 7))
     draws = dist.draw(3000, np.random.default_rng(0))
     values, counts = np.unique(draws, return_counts=True)
@@ -83,7 +81,7 @@ def test_empirical_draws_only_observed_values_evenly() -> None:
 
 
 @pytest.mark.parametrize("options", [{"low": 0, "high": 9}, {"low": 9, "high": 8}, {"low": 5, "high": 9, "offset": 5}])
-def test_length_bounds_are_checked(options: dict) -> None:
+def test_length_bounds_are_checked(options):
     with pytest.raises(UserError, match=r"low=0 must be at least 1|need offset=. < low <= high"):
         LogNormalLengths(mu=1.0, sigma=1.0, **options)
 
@@ -91,16 +89,16 @@ def test_length_bounds_are_checked(options: dict) -> None:
 # Cards ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_cards_folder_is_no_package() -> None:
+def test_the_cards_folder_is_no_package():
     assert not (CARDS_DIR / "__init__.py").exists(), "it would hide the Hugging Face library"
 
 
-def test_known_datasets() -> None:
+def test_known_datasets():
     assert known_datasets() == ("burst", "gsm8k", "humaneval", "livebench", "osc")
 
 
 @pytest.mark.parametrize("name", known_datasets())
-def test_card_is_complete(name: str) -> None:
+def test_card_is_complete(name):
     card = load_card(name)
     assert card.embedded.sources
     assert card.defects
@@ -108,12 +106,12 @@ def test_card_is_complete(name: str) -> None:
     assert card.embedded.basis == ("assumed" if name == "livebench" else "fitted")
 
 
-def test_derived_trace_sizes() -> None:
+def test_derived_trace_sizes():
     assert [load_card(name).paper_run.num_requests for name in PAPER_DATASETS] == [128, 2000, 2000]
 
 
 @pytest.mark.parametrize("name", known_datasets())
-def test_embedded_lengths_have_the_card_s_statistics(name: str) -> None:
+def test_embedded_lengths_have_the_card_s_statistics(name):
     """Mean and median of 20,000 draws, within four standard errors of what the card was fitted to."""
     card = load_card(name)
     dist, stats, n = card.embedded.lengths, dict(card.embedded.statistics), 20_000
@@ -132,7 +130,7 @@ def test_embedded_lengths_have_the_card_s_statistics(name: str) -> None:
         assert draws.std() == pytest.approx(stats["std"], rel=0.06)
 
 
-def test_burst_card_quotes_its_own_distribution() -> None:
+def test_burst_card_quotes_its_own_distribution():
     """The held-out figures and the clipping named in burst.yaml."""
     dist = load_card("burst").embedded.lengths
     assert isinstance(dist, LogNormalLengths)
@@ -143,14 +141,14 @@ def test_burst_card_quotes_its_own_distribution() -> None:
     assert quantile_of(dist, 1 - 0.158) == pytest.approx(1023, rel=0.01)
 
 
-def test_sourced_cards() -> None:
+def test_sourced_cards():
     assert known_session_cards() == ("dureader", "gaia", "hotpotqa", "toolbench")
     assert known_conversation_cards() == ("lmsys-chat-1m", "sharegpt")
     card = load_conversation_card("LMSYS-Chat-1M")
     assert card.roles["first.short_share"] == card.roles["later.short_share"] == "stated"
 
 
-def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_names_list_the_known_ones(tmp_path):
     for load, message in (
         (load_card, "dataset='x' is unknown: use one of burst, gsm8k, humaneval, livebench, osc"),
         (load_session_card, "trace='x' is unknown: use one of dureader, gaia, hotpotqa, toolbench"),
@@ -163,7 +161,7 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
             load("osc", tmp_path)
 
 
-def test_a_card_has_the_name_of_its_file(tmp_path: Path) -> None:
+def test_a_card_has_the_name_of_its_file(tmp_path):
     (tmp_path / "other.yaml").write_text((CARDS_DIR / "osc.yaml").read_text(encoding="utf-8"))
     with pytest.raises(UserError, match=r"other.yaml: name='osc' must be the file's own name, 'other'"):
         load_card("other", tmp_path)
@@ -222,7 +220,7 @@ def raw_card(name: str) -> dict[str, Any]:
         ("conversations/sharegpt", "title", 3, "title=3 must be a text"),
     ],
 )
-def test_cards_are_read_strictly(name: str, place: str, value: object, message: str) -> None:
+def test_cards_are_read_strictly(name, place, value, message):
     raw = raw_card(name)
     assert built(KINDS[name], raw, "card").name == Path(name).name
     *way, key = place.split(".")

@@ -1,7 +1,5 @@
 """Conversations: the published shares by construction, real files in every format there is, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -32,16 +30,16 @@ def prompts(conversations: Conversations) -> list[int]:
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
 @pytest.mark.parametrize("num_turns", [1, 50, 3000])
-def test_every_sample_has_the_papers_shares_to_one_prompt(num_turns: int, seed: int) -> None:
+def test_every_sample_has_the_papers_shares_to_one_prompt(num_turns, seed):
     conversations = drawn(num_turns=num_turns, seed=seed)
     stated = {claim.id: claim.expected.value for claim in load_claims("laps")}
     expected = {"first": stated["laps-first-turn-short"], "later": stated["laps-later-turn-short"]}
     counts = {"first": len(conversations.sessions), "later": conversations.num_turns - len(conversations.sessions)}
     for name, share in conversations.provenance.shares.items():
-        assert abs(100 * share - float(str(expected[name]))) <= 100 / counts[name]  # type: ignore[arg-type]
+        assert abs(100 * share - float(str(expected[name]))) <= 100 / counts[name]
 
 
-def test_prompts_above_1000_tokens_are_as_rare_as_the_card_says() -> None:
+def test_prompts_above_1000_tokens_are_as_rare_as_the_card_says():
     sessions = drawn(num_turns=8000).sessions
     first = np.array([session.rounds[0].prefill_tokens for session in sessions])
     later = np.array([turn.prefill_tokens for session in sessions for turn in session.rounds[1:]])
@@ -53,14 +51,14 @@ def test_prompts_above_1000_tokens_are_as_rare_as_the_card_says() -> None:
     assert first.max() <= 8192
 
 
-def test_turns_are_geometric() -> None:
+def test_turns_are_geometric():
     counts = np.array([len(session.rounds) for session in drawn(num_turns=8000).sessions])
     assert counts.mean() == pytest.approx(2.0, abs=1e-3)
     for turns in (1, 2, 3, 4):
         assert (counts == turns).mean() == pytest.approx(0.5**turns, abs=0.02)
 
 
-def test_samples_of_two_seeds_differ_in_order_and_hardly_in_load() -> None:
+def test_samples_of_two_seeds_differ_in_order_and_hardly_in_load():
     one, other = (prompts(drawn(num_turns=1000, seed=seed)) for seed in (1, 2))
     assert one != other
     assert sum(one) == pytest.approx(sum(other), rel=0.03)
@@ -68,21 +66,21 @@ def test_samples_of_two_seeds_differ_in_order_and_hardly_in_load() -> None:
     assert iid.std() / iid.mean() > 0.04, "independent draws would differ by more"
 
 
-def test_think_time_is_of_every_turn_and_changes_no_length() -> None:
+def test_think_time_is_of_every_turn_and_changes_no_length():
     quick, slow = drawn(), drawn(think_s=0.5)
     assert prompts(quick) == prompts(slow)
     assert {turn.delay_s for session in slow.sessions for turn in session.rounds} == {0.5}
 
 
 @given(low=st.integers(1, 900), width=st.integers(0, 4000), seed=st.integers(0, 99))
-def test_a_band_holds_prompts_of_it_alone_and_no_history(low: int, width: int, seed: int) -> None:
+def test_a_band_holds_prompts_of_it_alone_and_no_history(low, width, seed):
     conversations = drawn(num_turns=30, seed=seed, low=low, high=low + width)
     bounds = load_conversation_card("lmsys-chat-1m").bounds
     assert all(max(low, bounds.low) <= tokens <= max(low + width, bounds.low) for tokens in prompts(conversations))
     assert {len(session.rounds) for session in conversations.sessions} == {1}
 
 
-def test_same_seed_same_conversations() -> None:
+def test_same_seed_same_conversations():
     assert drawn() == drawn()
     assert drawn().provenance.checksum != drawn(seed=2).provenance.checksum
 
@@ -122,7 +120,7 @@ def lengths(path: Path) -> list[list[tuple[int, int | None]]]:
     return [[(turn.prefill_tokens, turn.decode_tokens) for turn in chat] for chat in read_chats([path])]
 
 
-def test_lmsys_rows_of_a_parquet_shard(tmp_path: Path) -> None:
+def test_lmsys_rows_of_a_parquet_shard(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -132,7 +130,7 @@ def test_lmsys_rows_of_a_parquet_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("indent", "suffix"), [(None, ".json"), (2, ".json"), (None, ".json.gz")])
-def test_sharegpt_rows_of_one_array(tmp_path: Path, indent: int | None, suffix: str) -> None:
+def test_sharegpt_rows_of_one_array(tmp_path, indent, suffix):
     path = tmp_path / f"split{suffix}"
     text = json.dumps([*SHAREGPT_ROWS, *SHAREGPT_ROWS], indent=indent)
     if suffix.endswith(".gz"):
@@ -143,21 +141,21 @@ def test_sharegpt_rows_of_one_array(tmp_path: Path, indent: int | None, suffix: 
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
-def test_an_array_is_read_in_pieces(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_is_read_in_pieces(tmp_path, size, monkeypatch):
     monkeypatch.setattr("repro.workloads.rows._CHUNK", size)
     path = tmp_path / "split.json"
     path.write_text(" \n" + json.dumps([*SHAREGPT_ROWS, *LMSYS_ROWS], indent=1) + "\n")
     assert lengths(path) == [SHAREGPT_TURNS, LMSYS_TURNS, [(2, None)]]
 
 
-def test_rows_as_lines_of_any_kind(tmp_path: Path) -> None:
+def test_rows_as_lines_of_any_kind(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [*LMSYS_ROWS, *SHAREGPT_ROWS, {"rounds": [[7, 3], [2, 1]]}]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert lengths(path) == [LMSYS_TURNS, [(2, None)], SHAREGPT_TURNS, [(7, 3), (2, 1)]]
 
 
-def test_a_file_of_ones_own_is_served_again_and_again(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_served_again_and_again(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"rounds": [[7, 3], [2, 1]]}\n{"rounds": [[5, 9]]}\n')
     found = drawn(num_turns=30, source="local", path=str(path))
@@ -168,7 +166,7 @@ def test_a_file_of_ones_own_is_served_again_and_again(tmp_path: Path) -> None:
     assert set(prompts(banded)) == {5, 7}
 
 
-def test_answers_that_nobody_recorded_are_drawn(tmp_path: Path) -> None:
+def test_answers_that_nobody_recorded_are_drawn(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"conversations": [{"from": "human", "value": "x" * 40}]}) + "\n")
     found = drawn(num_turns=500, source="local", path=str(path))
@@ -203,7 +201,7 @@ def test_answers_that_nobody_recorded_are_drawn(tmp_path: Path) -> None:
         ("x.parquet", "not parquet", "cannot be read as parquet"),
     ],
 )
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_damaged_files_are_refused_in_one_line(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(UserError) as refused:
@@ -212,7 +210,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str, text: 
     assert "\n" not in str(refused.value)
 
 
-def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     with pytest.raises(UserError, match=r"no file for dataset 'lmsys-chat-1m' in any data directory.*parquet"):
         drawn(source="local")
@@ -221,7 +219,7 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             read_chats([tmp_path / name])
 
 
-def test_a_data_directory_is_looked_through_by_the_cards_patterns(tmp_path: Path) -> None:
+def test_a_data_directory_is_looked_through_by_the_cards_patterns(tmp_path):
     folder = tmp_path / "lmsys-chat-1m"
     folder.mkdir()
     for shard in ("b", "a"):
@@ -233,7 +231,7 @@ def test_a_data_directory_is_looked_through_by_the_cards_patterns(tmp_path: Path
 
 
 @pytest.mark.skipif(REAL_DATA is None, reason="needs first prompts of ShareGPT in REPRO_DATA_DIR")
-def test_real_first_prompts_have_the_share_the_card_quotes() -> None:
+def test_real_first_prompts_have_the_share_the_card_quotes():
     found = drawn("sharegpt", num_turns=1000, source="local")
     assert found.provenance.shares["first"] == pytest.approx(0.66, abs=0.01)
 
@@ -252,6 +250,6 @@ def test_real_first_prompts_have_the_share_the_card_quotes() -> None:
         ({"low": 10**6}, "has no such prompts"),
     ],
 )
-def test_nonsense_is_refused(change: dict[str, Any], message: str) -> None:
+def test_nonsense_is_refused(change, message):
     with pytest.raises(UserError, match=message):
         drawn(**change)

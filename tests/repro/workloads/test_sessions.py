@@ -1,7 +1,5 @@
 """Session traces: AMPD's Table 1 by construction, real files, and what Figure 8 says about the unit of a length."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -20,13 +18,7 @@ from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions.card import (
-    LengthTotals,
-    RoundCounts,
-    SessionFormat,
-    known_session_cards,
-    load_session_card,
-)
+from repro.workloads.sessions.card import LengthTotals, RoundCounts, known_session_cards, load_session_card
 from repro.workloads.sessions.traces import read_sessions, text_tokens
 from repro.workloads.sessions.workload import (
     SessionWorkloadConfig,
@@ -58,11 +50,11 @@ def table_1() -> dict[str, dict[str, float]]:
 def workload(trace: str, **change: object) -> object:
     return build_sessions(
         SessionWorkloadConfig(**{"trace": trace, "num_sessions": 99, "seed": 1, "arrivals": POISSON, **change})
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("trace", ["ToolBench", "GAIA", "HotpotQA", "DuReader"])
-def test_cards_hold_table_1(trace: str) -> None:
+def test_cards_hold_table_1(trace):
     card, row = load_session_card(trace), table_1()[trace]
     assert card.rounds.mean == row["avg_rounds"]
     assert card.lengths.prefill_tokens == row["avg_prefill_length"]
@@ -74,7 +66,7 @@ def test_cards_hold_table_1(trace: str) -> None:
 @pytest.mark.parametrize("trace", known_session_cards())
 @pytest.mark.parametrize("num", [1, 99, 400])
 @pytest.mark.parametrize("seed", [0, 7])
-def test_every_sample_meets_the_means_of_table_1(trace: str, num: int, seed: int) -> None:
+def test_every_sample_meets_the_means_of_table_1(trace, num, seed):
     """To the nearest whole token of the sample, whatever the seed."""
     card = load_session_card(trace)
     built = build_sessions(SessionWorkloadConfig(trace=trace, num_sessions=num, seed=seed, arrivals=POISSON))
@@ -87,7 +79,7 @@ def test_every_sample_meets_the_means_of_table_1(trace: str, num: int, seed: int
     assert built.provenance.means["prefill_tokens"] == pytest.approx(card.lengths.prefill_tokens, abs=0.5 / num + 1e-9)
 
 
-def test_lengths_scatter_as_the_card_says() -> None:
+def test_lengths_scatter_as_the_card_says():
     built = build_sessions(SessionWorkloadConfig(trace="dureader", num_sessions=4000, seed=1, arrivals=POISSON))
     totals = np.array([each.prefill_tokens for each in built.sessions])
     assert np.std(np.log(totals)) == pytest.approx(0.4, rel=0.05)
@@ -97,7 +89,7 @@ def test_lengths_scatter_as_the_card_says() -> None:
     assert np.corrcoef(rounds, [each.prefill_tokens for each in agents])[0, 1] > 0.7
 
 
-def test_rates_share_sessions_and_the_pattern_of_arrivals() -> None:
+def test_rates_share_sessions_and_the_pattern_of_arrivals():
     slow, fast = (
         build_sessions(
             SessionWorkloadConfig(
@@ -110,7 +102,7 @@ def test_rates_share_sessions_and_the_pattern_of_arrivals() -> None:
     assert [3 * each.arrival_s for each in fast] == pytest.approx([each.arrival_s for each in slow], abs=1e-5)
 
 
-def test_delays_have_their_own_stream() -> None:
+def test_delays_have_their_own_stream():
     config = SessionWorkloadConfig(trace="toolbench", num_sessions=300, seed=1, arrivals=POISSON)
     plain, slow = build_sessions(config).sessions, build_sessions(replace(config, delay_mean_s=0.5)).sessions
     assert {entry.delay_s for each in plain for entry in each.rounds} == {0.0}
@@ -121,7 +113,7 @@ def test_delays_have_their_own_stream() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 500)), min_size=1, max_size=8), st.integers(0, 10))
-def test_apportioned_numbers_sum_and_stay_near_their_share(groups: list[tuple[int, int]], seed: int) -> None:
+def test_apportioned_numbers_sum_and_stay_near_their_share(groups, seed):
     sizes, totals = (np.array(column) for column in zip(*groups, strict=True))
     weight = np.random.default_rng(seed).exponential(size=int(sizes.sum())) + 0.01
     found = apportion_within(weight, totals, sizes)
@@ -133,7 +125,7 @@ def test_apportioned_numbers_sum_and_stay_near_their_share(groups: list[tuple[in
         start += size
 
 
-def test_lengths_per_round_are_as_many_times_longer_as_there_are_rounds() -> None:
+def test_lengths_per_round_are_as_many_times_longer_as_there_are_rounds():
     totals = LengthTotals(
         counted="per_round",
         prefill_tokens=100.5,
@@ -150,7 +142,7 @@ def test_lengths_per_round_are_as_many_times_longer_as_there_are_rounds() -> Non
 
 @pytest.mark.parametrize("model", list(SHAPES))
 @pytest.mark.parametrize("trace", ["ToolBench", "GAIA", "HotpotQA", "DuReader"])
-def test_figure_8_counts_lengths_per_session(model: str, trace: str) -> None:
+def test_figure_8_counts_lengths_per_session(model, trace):
     """Decode alone, all systems within their ITL objective: per session it is inside the axis of Figure 8, and per
     round beyond its end, even at the fastest step that eight GPUs can make where the objective is loose."""
     entries = yaml.safe_load((PAPER / "figures.yaml").read_text(encoding="utf-8"))
@@ -167,7 +159,7 @@ def test_figure_8_counts_lengths_per_session(model: str, trace: str) -> None:
     assert load_session_card(trace).lengths.counted == "per_session"
 
 
-def test_own_format_is_read_as_it_is(tmp_path: Path) -> None:
+def test_own_format_is_read_as_it_is(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"arrival_s": 0.5, "rounds": [[100, 5, 0.25], [7, 2]]}\n\n{"arrival_s": 2, "rounds": [[1, 1]]}\n')
     config = SessionWorkloadConfig(
@@ -219,7 +211,7 @@ def test_own_format_is_read_as_it_is(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_malformed_lines_are_refused_by_name(tmp_path: Path, line: str, message: str) -> None:
+def test_malformed_lines_are_refused_by_name(tmp_path, line, message):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"rounds": [[1, 1]]}\n' + line + "\n")
     with pytest.raises(UserError, match=message) as refused:
@@ -252,21 +244,21 @@ def test_malformed_lines_are_refused_by_name(tmp_path: Path, line: str, message:
         ("hotpotqa_distractor", {}, "begins with '{': expected a list"),
     ],
 )
-def test_records_of_another_make_are_refused(tmp_path: Path, kind: SessionFormat, record: object, message: str) -> None:
+def test_records_of_another_make_are_refused(tmp_path, kind, record, message):
     path = tmp_path / "other.json"
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match=message):
         read_sessions(path, kind)
 
 
-def test_a_list_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+def test_a_list_nested_too_deeply_is_refused(tmp_path):
     path = tmp_path / "deep.json"
     path.write_text("[" * 100_000)
     with pytest.raises(UserError, match=r"deep\.json cannot be read as JSON"):
         read_sessions(path, "hotpotqa_distractor")
 
 
-def test_nothing_is_drawn_for_sessions_that_are_served_as_they_are(tmp_path: Path) -> None:
+def test_nothing_is_drawn_for_sessions_that_are_served_as_they_are(tmp_path):
     """A session of 10,000 rounds has more of them than Table 1 has tokens."""
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"rounds": [[2, 1]] * 10_000}))
@@ -280,7 +272,7 @@ def test_nothing_is_drawn_for_sessions_that_are_served_as_they_are(tmp_path: Pat
         build_sessions(replace(config, counted="per_round"))
 
 
-def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     with pytest.raises(UserError, match="does not exist"):
         read_sessions(tmp_path / "none.jsonl", "sessions_jsonl")
@@ -294,7 +286,7 @@ def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path: Path, mon
         workload("toolbench", source="local")
 
 
-def test_small_files_of_each_kind(tmp_path: Path) -> None:
+def test_small_files_of_each_kind(tmp_path):
     tool = {
         "answer_generation": {
             "valid_data": True,
@@ -334,7 +326,7 @@ def test_small_files_of_each_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trace", "rounds", "prefill"), [("toolbench", 4.0, 2000), ("hotpotqa", 3.0, 1491), ("dureader", 3.0, 1860)]
 )
-def test_real_files_have_the_shape_their_cards_say(trace: str, rounds: float, prefill: float) -> None:
+def test_real_files_have_the_shape_their_cards_say(trace, rounds, prefill):
     built = build_sessions(
         SessionWorkloadConfig(
             trace=trace, num_sessions=300, seed=1, arrivals=POISSON, source="local", meets_totals=False
@@ -350,7 +342,7 @@ def test_real_files_have_the_shape_their_cards_say(trace: str, rounds: float, pr
     )
 
 
-def test_same_seed_same_sessions() -> None:
+def test_same_seed_same_sessions():
     first, second, other = (
         build_sessions(SessionWorkloadConfig(trace="gaia", num_sessions=30, seed=seed, arrivals=POISSON))
         for seed in (4, 4, 5)
@@ -375,6 +367,6 @@ def test_same_seed_same_sessions() -> None:
         ({"arrivals": ArrivalConfig(kind="trace")}, "needs a local file with an arrival_s"),
     ],
 )
-def test_nonsense_is_refused(change: dict[str, object], message: str) -> None:
+def test_nonsense_is_refused(change, message):
     with pytest.raises(UserError, match=message):
-        workload(**{"trace": "gaia", **change})  # type: ignore[arg-type]
+        workload(**{"trace": "gaia", **change})

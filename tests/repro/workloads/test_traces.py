@@ -1,7 +1,5 @@
 """Trace parsers: right rows from good files, one clear sentence for each bad line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -29,7 +27,7 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_burstgpt(tmp_path: Path) -> None:
+def test_burstgpt(tmp_path):
     path = write(
         tmp_path / "b.csv", BURST_HEADER, "5,ChatGPT,472,18,490,Conversation log", "", "45,ChatGPT,0,0,0,API log"
     )
@@ -39,14 +37,14 @@ def test_burstgpt(tmp_path: Path) -> None:
     )
 
 
-def test_burstgpt_with_more_columns_in_another_order(tmp_path: Path) -> None:
+def test_burstgpt_with_more_columns_in_another_order(tmp_path):
     path = write(
         tmp_path / "b.csv", "Session ID,Response tokens,Request tokens,Elapsed time,Timestamp", "s1,18,472,0.5,5"
     )
     assert parse_trace(path) == (PromptRow(arrival_s=5.0, prompt_len=472, response_len=18),)
 
 
-def test_azure_keeps_all_seven_decimals(tmp_path: Path) -> None:
+def test_azure_keeps_all_seven_decimals(tmp_path):
     path = write(
         tmp_path / "a.csv", AZURE_HEADER, "2023-11-16 23:59:59.9799605,4808,10", "2023-11-17 00:00:00.0319600,3180,8"
     )
@@ -55,7 +53,7 @@ def test_azure_keeps_all_seven_decimals(tmp_path: Path) -> None:
     assert second.arrival_s - first.arrival_s == pytest.approx(0.0519995, abs=5e-7)
 
 
-def test_mooncake_milliseconds_and_gzip(tmp_path: Path) -> None:
+def test_mooncake_milliseconds_and_gzip(tmp_path):
     path = tmp_path / "m.jsonl.gz"
     record = {"timestamp": 1500, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
     path.write_bytes(gzip.compress((json.dumps(record) + "\n").encode()))
@@ -64,13 +62,13 @@ def test_mooncake_milliseconds_and_gzip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("front", ["\ufeff", "\n \r\n", "\ufeff\n"])
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
-def test_what_an_editor_puts_in_front_is_nothing(front: str, name: str, tmp_path: Path) -> None:
+def test_what_an_editor_puts_in_front_is_nothing(front, name, tmp_path):
     path, content = tmp_path / name, (front + '{"prompt_len": 5}\n\n{"prompt_len": 7}').encode()
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     assert [row.prompt_len for row in parse_trace(path)] == [5, 7]
 
 
-def test_own_format(tmp_path: Path) -> None:
+def test_own_format(tmp_path):
     path = write(
         tmp_path / "t.jsonl",
         '{"arrival_s": 0.0, "prompt_len": 120, "gen_length": 256}',
@@ -84,23 +82,23 @@ def test_own_format(tmp_path: Path) -> None:
     )
 
 
-def test_prompts_from_a_list_column_with_a_filter(tmp_path: Path) -> None:
+def test_prompts_from_a_list_column_with_a_filter(tmp_path):
     path = write(tmp_path / "q.jsonl", '{"turns": ["solve", "x"], "task": "a"}', '{"turns": [], "task": "b"}')
     assert parse_prompts_jsonl(path, "turns[0]", keep=lambda r: r["task"] == "a") == (PromptRow(prompt="solve"),)
     with pytest.raises(UserError, match=r"q.jsonl line 2: field 'turns\[0\]' is None: expected text"):
         parse_prompts_jsonl(path, "turns[0]")
 
 
-def test_lengths_in_characters_get_the_template_only_where_there_is_text(tmp_path: Path) -> None:
+def test_lengths_in_characters_get_the_template_only_where_there_is_text(tmp_path):
     path = write(tmp_path / "l.csv", "id,chars", "0,1048", "1,1049", "2,0")
     assert [row.prompt_len for row in parse_lengths_csv(path, "chars", unit="chars", offset=25)] == [287, 288, 0]
 
 
-def test_token_estimate_rounds_up() -> None:
+def test_token_estimate_rounds_up():
     assert [estimate_tokens(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
 
 
-def test_prompt_at() -> None:
+def test_prompt_at():
     row = Row("mine.jsonl line 1", {"question": "q", "turns": ["a", "b"]})
     assert row.at("question") == "q"
     assert row.at("turns[1]") == "b"
@@ -156,33 +154,33 @@ MALFORMED_FILES = {
     ("content", "message"),
     [*((f"{BURST_HEADER}\n{line}", message) for line, message in MALFORMED.items()), *MALFORMED_FILES.items()],
 )
-def test_malformed_line_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_line_is_named(tmp_path, content, message):
     with pytest.raises(UserError) as caught:
         parse_trace(write(tmp_path / "bad.csv", content))
     assert str(caught.value) == f"bad.csv {message}"
 
 
-def test_long_values_are_shortened_in_the_message(tmp_path: Path) -> None:
+def test_long_values_are_shortened_in_the_message(tmp_path):
     path = write(tmp_path / "t.jsonl", json.dumps({"prompt_len": "x" * 500}))
     with pytest.raises(UserError) as caught:
         parse_trace(path)
     assert len(str(caught.value)) < 160
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.csv' does not exist: check the path"):
         parse_trace(tmp_path / "nowhere.csv")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01binary\x00", gzip.compress(b"x" * 100, mtime=0)[:20]])
-def test_unreadable_file(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_file(tmp_path, content):
     path = tmp_path / "broken.csv.gz"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"broken\.csv\.gz is not a text file"):
         detect_format(path)
 
 
-def test_file_damaged_in_the_middle(tmp_path: Path) -> None:
+def test_file_damaged_in_the_middle(tmp_path):
     lines = "\n".join(json.dumps({"prompt_len": n, "arrival_s": n * 0.37}) for n in range(1, 20_000))
     packed = gzip.compress(lines.encode())
     path = tmp_path / "cut.jsonl.gz"
@@ -201,7 +199,7 @@ REAL = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_published_traces_parse_to_their_known_statistics(name: str) -> None:
+def test_published_traces_parse_to_their_known_statistics(name):
     directory = os.environ.get("REPRO_DATA_DIR")
     if not directory or not (Path(directory) / name).is_file():
         pytest.skip(f"REPRO_DATA_DIR has no {name}")

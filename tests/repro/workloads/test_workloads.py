@@ -1,7 +1,5 @@
 """Cards, length statistics, sources, and the workloads made of them."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -51,7 +49,7 @@ def encode_words(text: str) -> list[int]:
 
 
 def lengths(workload: object) -> list[int]:
-    return [request.prompt_len for request in workload.requests]  # type: ignore[attr-defined]
+    return [request.prompt_len for request in workload.requests]
 
 
 def write_jsonl(path: Path, *records: object) -> Path:
@@ -64,13 +62,13 @@ def write_jsonl(path: Path, *records: object) -> Path:
 
 
 @pytest.mark.parametrize("name", PAPER_DATASETS)
-def test_first_requests_of_a_longer_workload_are_the_same(name: str) -> None:
+def test_first_requests_of_a_longer_workload_are_the_same(name):
     short = build_workload(config(name, num_requests=20), GENERATION, encode=encode_words)
     long = build_workload(config(name, num_requests=60), GENERATION, encode=encode_words)
     assert long.requests[:20] == short.requests
 
 
-def test_lengths_and_seeds_do_not_depend_on_arrivals() -> None:
+def test_lengths_and_seeds_do_not_depend_on_arrivals():
     slow = build_workload(config(), GENERATION)
     for arrivals in (ArrivalConfig(kind="poisson", rate=2.0), ArrivalConfig(kind="burst")):
         other = build_workload(config(arrivals=arrivals), GENERATION)
@@ -78,7 +76,7 @@ def test_lengths_and_seeds_do_not_depend_on_arrivals() -> None:
         assert other.provenance.checksum != slow.provenance.checksum
 
 
-def test_same_config_same_checksum_and_every_seed_another() -> None:
+def test_same_config_same_checksum_and_every_seed_another():
     first, again = build_workload(config(), GENERATION), build_workload(config(), GENERATION)
     assert first == again
     other = build_workload(config(seed=4), GENERATION)
@@ -86,7 +84,7 @@ def test_same_config_same_checksum_and_every_seed_another() -> None:
     assert lengths(other) != lengths(first)
 
 
-def test_checksum_covers_token_ids() -> None:
+def test_checksum_covers_token_ids():
     plain = build_workload(config(), GENERATION)
     words = build_workload(config(), GENERATION, encode=encode_words)
     shifted = build_workload(config(), GENERATION, encode=lambda text: [i + 1 for i in encode_words(text)])
@@ -94,14 +92,14 @@ def test_checksum_covers_token_ids() -> None:
     assert lengths(plain) == lengths(words) == lengths(shifted)
 
 
-def test_golden_checksum() -> None:
+def test_golden_checksum():
     """Pinned: a change here changes every simulated result."""
     workload = build_workload(config("burst", seed=0), GENERATION)
     assert lengths(workload)[:6] == GOLDEN_BURST_LENGTHS
     assert workload.provenance.checksum == GOLDEN_BURST_CHECKSUM
 
 
-def test_simulated_requests_carry_no_tokens() -> None:
+def test_simulated_requests_carry_no_tokens():
     workload = build_workload(config(), GENERATION)
     assert all(request.prompt_ids is None for request in workload.requests)
     assert [request.request_id for request in workload.requests] == list(range(50))
@@ -109,7 +107,7 @@ def test_simulated_requests_carry_no_tokens() -> None:
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 3.0])
 @pytest.mark.parametrize("name", known_datasets())
-def test_token_ids_have_exactly_the_scaled_length(name: str, scale: float) -> None:
+def test_token_ids_have_exactly_the_scaled_length(name, scale):
     options = {"num_requests": 12, "length_scale": scale}
     simulated = build_workload(config(name, **options), GENERATION)
     real = build_workload(config(name, **options), GENERATION, encode=encode_words)
@@ -119,7 +117,7 @@ def test_token_ids_have_exactly_the_scaled_length(name: str, scale: float) -> No
         assert len(request.prompt_ids) == request.prompt_len
 
 
-def test_generation_seeds_differ_by_request_and_ignore_the_base_seed() -> None:
+def test_generation_seeds_differ_by_request_and_ignore_the_base_seed():
     workload = build_workload(config(), GENERATION)
     seeds = [request.generation.seed for request in workload.requests]
     assert len(set(seeds)) == 50
@@ -127,7 +125,7 @@ def test_generation_seeds_differ_by_request_and_ignore_the_base_seed() -> None:
     assert {replace(request.generation, seed=0) for request in workload.requests} == {GENERATION}
 
 
-def test_clipping_and_scaling_are_recorded() -> None:
+def test_clipping_and_scaling_are_recorded():
     free = build_workload(config("burst", num_requests=400, max_prompt_len=29665), GENERATION)
     clipped = build_workload(config("burst", num_requests=400, max_prompt_len=500, min_prompt_len=100), GENERATION)
     expected = sum(n > 500 or n < 100 for n in lengths(free))
@@ -141,14 +139,14 @@ def test_clipping_and_scaling_are_recorded() -> None:
     assert "lengths x 0.5" in scaled.provenance.description
 
 
-def test_fixed_length() -> None:
+def test_fixed_length():
     workload = build_workload(config(fixed_prompt_len=77), GENERATION, encode=encode_words)
     assert set(lengths(workload)) == {77}
     assert workload.provenance.num_clipped == 0
     assert "every prompt set to 77 tokens" in workload.provenance.description
 
 
-def test_length_stats() -> None:
+def test_length_stats():
     workload = build_workload(config(num_requests=41), GENERATION)
     ordered = sorted(lengths(workload))
     stats = workload.provenance.lengths
@@ -156,17 +154,17 @@ def test_length_stats() -> None:
     assert stats.mean == pytest.approx(sum(ordered) / 41)
 
 
-def test_assumed_lengths_say_so() -> None:
+def test_assumed_lengths_say_so():
     assert "ASSUMPTION" in build_workload(config("livebench"), GENERATION).provenance.description
     assert "ASSUMPTION" not in build_workload(config("burst"), GENERATION).provenance.description
 
 
-def test_case_of_a_dataset_does_not_matter() -> None:
+def test_case_of_a_dataset_does_not_matter():
     assert config("LiveBench") == config("livebench")
     assert build_workload(config("OSC"), GENERATION).name == "osc"
 
 
-def test_config_and_provenance_are_json_and_hashable() -> None:
+def test_config_and_provenance_are_json_and_hashable():
     workload = build_workload(config(), GENERATION)
     json.dumps(asdict(config()), allow_nan=False)
     json.dumps(asdict(workload.provenance), allow_nan=False)
@@ -188,13 +186,13 @@ def test_config_and_provenance_are_json_and_hashable() -> None:
         ({"source": "hub", "dataset_path": "x"}, "dataset_path='x' has no effect with source='hub'"),
     ],
 )
-def test_bad_configs_are_refused(options: dict, message: str) -> None:
+def test_bad_configs_are_refused(options, message):
     with pytest.raises(UserError) as caught:
         config(**options)
     assert message in str(caught.value)
 
 
-def test_tokenizer_that_yields_nothing_is_refused() -> None:
+def test_tokenizer_that_yields_nothing_is_refused():
     with pytest.raises(UserError, match="tokenizer returned no ids"):
         build_workload(config(), GENERATION, encode=lambda text: [])
 
@@ -203,7 +201,7 @@ def test_tokenizer_that_yields_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("style", ["coding", "post", "chat", "math", "function"])
-def test_text_has_about_the_asked_number_of_words_and_differs(style: str) -> None:
+def test_text_has_about_the_asked_number_of_words_and_differs(style):
     texts = [prompt_text(style, random.Random(seed), 200).text for seed in range(30)]
     assert all(200 <= len(text.split()) < 240 for text in texts)
     assert len(set(texts)) == 30
@@ -211,18 +209,18 @@ def test_text_has_about_the_asked_number_of_words_and_differs(style: str) -> Non
     assert "{" not in "".join(texts)
 
 
-def test_post_has_the_form_of_a_summarisation_prompt() -> None:
+def test_post_has_the_form_of_a_summarisation_prompt():
     prompt = prompt_text("post", random.Random(0), 120)
     parts = [prompt.text.index(part) for part in ("SUBREDDIT: r/", "\n\nTITLE: ", "\n\nPOST: ", "\n\nTL;DR:")]
     assert parts == sorted(parts)
     assert prompt.text.endswith("TL;DR:")
 
 
-def test_no_more_words_than_none() -> None:
+def test_no_more_words_than_none():
     assert more_text("chat", random.Random(0), 0) == ""
 
 
-def test_closing_words_survive_cutting() -> None:
+def test_closing_words_survive_cutting():
     workload = build_workload(config("osc", fixed_prompt_len=40), GENERATION, encode=encode_words)
     closing = encode_words("TL;DR:")
     assert all(request.prompt_ids[-1:] == tuple(closing) for request in workload.requests if request.prompt_ids)
@@ -231,7 +229,7 @@ def test_closing_words_survive_cutting() -> None:
 # Local files ---------------------------------------------------------------------------------------------------------
 
 
-def test_auto_takes_a_local_file_from_the_data_directory_else_the_generator(tmp_path: Path) -> None:
+def test_auto_takes_a_local_file_from_the_data_directory_else_the_generator(tmp_path):
     cfg = config("gsm8k", source="auto", num_requests=3)
     assert build_workload(cfg, GENERATION, data_dir=tmp_path).provenance.source == "embedded"
     questions = [{"question": "x" * n, "answer": "4"} for n in (40, 80, 121)]
@@ -248,12 +246,12 @@ def test_auto_takes_a_local_file_from_the_data_directory_else_the_generator(tmp_
     assert build_workload(cfg, GENERATION, data_dir=tmp_path).provenance.revision != provenance.revision
 
 
-def test_embedded_ignores_the_data_directory(tmp_path: Path) -> None:
+def test_embedded_ignores_the_data_directory(tmp_path):
     write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", {"question": "x" * 40})
     assert build_workload(config("gsm8k"), GENERATION, data_dir=tmp_path).provenance.source == "embedded"
 
 
-def test_environment_names_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_names_the_data_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
     assert find_data_dir(None) == tmp_path
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path / "gone"))
@@ -263,7 +261,7 @@ def test_environment_names_the_data_directory(tmp_path: Path, monkeypatch: pytes
     assert find_data_dir(None) is None
 
 
-def test_local_without_a_file_lists_what_is_accepted(tmp_path: Path) -> None:
+def test_local_without_a_file_lists_what_is_accepted(tmp_path):
     with pytest.raises(UserError) as caught:
         build_workload(config("burst", source="local"), GENERATION, data_dir=tmp_path)
     message = str(caught.value)
@@ -272,7 +270,7 @@ def test_local_without_a_file_lists_what_is_accepted(tmp_path: Path) -> None:
     assert "dataset_path" in message
 
 
-def test_rows_are_all_used_before_any_repeats(tmp_path: Path) -> None:
+def test_rows_are_all_used_before_any_repeats(tmp_path):
     path = write_jsonl(tmp_path / "t.jsonl", *({"prompt_len": n} for n in range(10, 20)))
     workload = build_workload(config(source="local", dataset_path=str(path), num_requests=25), GENERATION)
     got = lengths(workload)
@@ -285,7 +283,7 @@ def test_rows_are_all_used_before_any_repeats(tmp_path: Path) -> None:
     )
 
 
-def test_own_text_is_cut_and_continued(tmp_path: Path) -> None:
+def test_own_text_is_cut_and_continued(tmp_path):
     path = write_jsonl(tmp_path / "t.jsonl", {"prompt": " ".join("w" * n for n in range(1, 31))})
     for scale, length in ((0.5, 15), (2.0, 60)):
         cfg = config(dataset_path=str(path), source="local", num_requests=1, length_scale=scale)
@@ -297,7 +295,7 @@ def test_own_text_is_cut_and_continued(tmp_path: Path) -> None:
         assert request.prompt_ids[:30] == tuple(range(1, min(length, 30) + 1))
 
 
-def test_gen_length_of_a_row_keeps_the_steps_of_whole_blocks(tmp_path: Path) -> None:
+def test_gen_length_of_a_row_keeps_the_steps_of_whole_blocks(tmp_path):
     path = write_jsonl(
         tmp_path / "t.jsonl",
         {"prompt_len": 9, "arrival_s": 2, "gen_length": 128},
@@ -314,7 +312,7 @@ def test_gen_length_of_a_row_keeps_the_steps_of_whole_blocks(tmp_path: Path) -> 
     assert [steps_per_block(r.generation) for r in requests] == [(16,) * 4, (16, 4), (16, 16)]
 
 
-def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path: Path) -> None:
+def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path):
     path = tmp_path / "BurstGPT_1.csv"
     rows = [(30, 300), (10, 100), (20, 0), (40, 400)]  # the third failed
     path.write_text(
@@ -335,7 +333,7 @@ def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path: Path) -> None:
     assert "1 rows with an empty prompt left out" in workload.provenance.description
 
 
-def test_arrivals_of_another_trace(tmp_path: Path) -> None:
+def test_arrivals_of_another_trace(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,9,9\n2023-11-16 18:17:05.7500000,9,9\n"
@@ -353,7 +351,7 @@ def test_arrivals_of_another_trace(tmp_path: Path) -> None:
         (None, "arrivals='trace' with embedded prompts, which have no timestamps"),
     ],
 )
-def test_trace_arrivals_need_timestamps(tmp_path: Path, records: list | None, message: str) -> None:
+def test_trace_arrivals_need_timestamps(tmp_path, records, message):
     options: dict = {"arrivals": ArrivalConfig(kind="trace")}
     if records is not None:
         options |= {"source": "local", "dataset_path": str(write_jsonl(tmp_path / "t.jsonl", *records))}
@@ -361,7 +359,7 @@ def test_trace_arrivals_need_timestamps(tmp_path: Path, records: list | None, me
         build_workload(config(**options), GENERATION)
 
 
-def test_livebench_file_is_filtered_and_gzipped(tmp_path: Path) -> None:
+def test_livebench_file_is_filtered_and_gzipped(tmp_path):
     rows = [
         {"turns": ["solve " * 20], "task": "LCB_generation"},
         {"turns": ["finish " * 10], "task": "coding_completion"},
@@ -374,13 +372,13 @@ def test_livebench_file_is_filtered_and_gzipped(tmp_path: Path) -> None:
     assert sorted(lengths(workload)) == sorted([estimate_tokens(120), estimate_tokens(70)])
 
 
-def test_prompt_file_of_any_name(tmp_path: Path) -> None:
+def test_prompt_file_of_any_name(tmp_path):
     path = write_jsonl(tmp_path / "mine.jsonl", {"prompt": "x" * 400, "chosen": "a", "rejected": "b"})
     workload = build_workload(config("osc", source="local", dataset_path=str(path), num_requests=1), GENERATION)
     assert lengths(workload) == [100]
 
 
-def test_file_without_a_usable_row(tmp_path: Path) -> None:
+def test_file_without_a_usable_row(tmp_path):
     path = tmp_path / "burstgpt1_first500.csv"
     path.write_text("row,request_tokens_clipped_1023,timestamp_s\n0,0,5\n")
     with pytest.raises(UserError, match=r"has no usable row \(1 read, none with a prompt\)"):
@@ -394,7 +392,7 @@ def real_data_dir(name: str) -> Path:
     return Path(directory)
 
 
-def test_burst_statistics_are_those_of_the_slice() -> None:
+def test_burst_statistics_are_those_of_the_slice():
     directory = real_data_dir("burstgpt/burstgpt1_first500.csv")
     cfg = config("burst", source="local", num_requests=481, min_prompt_len=1)
     workload = build_workload(cfg, GENERATION, data_dir=directory)
@@ -404,7 +402,7 @@ def test_burst_statistics_are_those_of_the_slice() -> None:
     assert workload.provenance.lengths.mean == pytest.approx(447.35, abs=0.01)
 
 
-def test_osc_statistics_are_those_of_the_length_table() -> None:
+def test_osc_statistics_are_those_of_the_length_table():
     directory = real_data_dir("osc/tldr_post_lengths.csv")
     with (directory / "osc/tldr_post_lengths.csv").open() as file:
         posts = np.array([estimate_tokens(int(row["post_chars"])) for row in csv.DictReader(file)])
@@ -418,7 +416,7 @@ def test_osc_statistics_are_those_of_the_length_table() -> None:
     ("name", "path", "rows"),
     [("gsm8k", "gsm8k/gsm8k_test.jsonl", 1319), ("humaneval", "humaneval/HumanEval.jsonl.gz", 164)],
 )
-def test_quality_set_statistics_are_those_of_the_files(name: str, path: str, rows: int) -> None:
+def test_quality_set_statistics_are_those_of_the_files(name, path, rows):
     directory = real_data_dir(path)
     cfg = config(name, source="local", num_requests=rows, min_prompt_len=1)
     workload = build_workload(cfg, GENERATION, data_dir=directory)
@@ -445,7 +443,7 @@ def hub_has(monkeypatch: pytest.MonkeyPatch, columns: Mapping[str, Sequence[obje
     return asked
 
 
-def test_hub_text_with_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_text_with_filter(monkeypatch):
     asked = hub_has(
         monkeypatch,
         {"turns": [["a" * 80], ["b" * 4000], ["c" * 40]], "task": ["LCB_generation", "agentic", "coding_completion"]},
@@ -459,7 +457,7 @@ def test_hub_text_with_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.revision == hub.revision is not None
 
 
-def test_hub_token_counts_with_timestamps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_token_counts_with_timestamps(monkeypatch):
     asked = hub_has(monkeypatch, {"Request tokens": [40, 0, 90], "Response tokens": [1, 0, 2], "Timestamp": [5, 6, 9]})
     cfg = config("burst", source="hub", num_requests=2, arrivals=ArrivalConfig(kind="trace"))
     workload = build_workload(cfg, GENERATION)
@@ -489,16 +487,14 @@ def test_hub_token_counts_with_timestamps(monkeypatch: pytest.MonkeyPatch) -> No
         ),
     ],
 )
-def test_hub_rows_of_another_shape_are_refused(
-    name: str, columns: dict, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_rows_of_another_shape_are_refused(name, columns, message, monkeypatch):
     hub_has(monkeypatch, columns)
     with pytest.raises(UserError) as caught:
         build_workload(config(name, source="hub"), GENERATION)
     assert message in str(caught.value)
 
 
-def test_hub_library_reads_columns(tmp_path: Path) -> None:
+def test_hub_library_reads_columns(tmp_path):
     try:
         from datasets import load_dataset  # noqa: F401
     except ImportError:
@@ -510,7 +506,7 @@ def test_hub_library_reads_columns(tmp_path: Path) -> None:
         load_hub_columns(replace(hub, split="absent"), ("prompt",))
 
 
-def test_hub_without_the_library_says_what_to_install() -> None:
+def test_hub_without_the_library_says_what_to_install():
     """In a fresh interpreter where only this repository's own ``datasets`` folder can be found."""
     code = (
         "import sys; from engines.errors import UserError; from repro.workloads.card import load_card;"

@@ -1,14 +1,11 @@
 """Workers end with who started them, whatever they were waiting for."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.live import needs_redis
@@ -53,7 +50,7 @@ process.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_worker_that_waits_for_redis_ends_with_its_parent() -> None:
+def test_a_worker_that_waits_for_redis_ends_with_its_parent():
     path = os.pathsep.join((str(REPO), str(REPO / "tests")))
     with socket.create_server(("127.0.0.1", 0)) as mute:
         parent = subprocess.Popen(
@@ -72,7 +69,7 @@ def test_a_worker_that_waits_for_redis_ends_with_its_parent() -> None:
         connection.close()
 
 
-def test_a_stop_that_is_interrupted_waits_for_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_is_interrupted_waits_for_no_worker(tmp_path, monkeypatch):
     with RedisServer(tmp_path) as server:
         store = Store.connect(server.url, SPEC.prefix)
         store.call("create", 10.0)
@@ -91,9 +88,7 @@ def test_a_stop_that_is_interrupted_waits_for_no_worker(tmp_path: Path, monkeypa
             assert process.exitcode == -signal.SIGKILL
 
 
-def test_a_worker_that_dies_before_it_takes_part_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_before_it_takes_part_is_one_sentence(tmp_path, monkeypatch):
     with RedisServer(tmp_path) as server:
         store = Store.connect(server.url, SPEC.prefix)
         store.call("create", 10.0)

@@ -1,12 +1,9 @@
 """Requests as rounds of sessions, before workers that are the test's own hands."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +87,7 @@ async def answer(intake: Intake, asked: dict[str, Any], *, leaves_after: int | N
 
 @needs_redis
 @pytest.mark.parametrize("is_kept", [True, False], ids=["told of tokens", "no word of tokens gets through"])
-def test_turns_of_a_session_are_its_rounds(store: Store, is_kept: bool) -> None:
+def test_turns_of_a_session_are_its_rounds(store, is_kept):
     intake = intake_of(store)
 
     async def turns() -> list[list[int]]:
@@ -109,7 +106,7 @@ def test_turns_of_a_session_are_its_rounds(store: Store, is_kept: bool) -> None:
 
 
 @needs_redis
-def test_sessions_at_once_and_those_without_a_number(store: Store) -> None:
+def test_sessions_at_once_and_those_without_a_number(store):
     intake = intake_of(store)
 
     async def together() -> list[list[int]]:
@@ -130,7 +127,7 @@ def test_sessions_at_once_and_those_without_a_number(store: Store) -> None:
 
 
 @needs_redis
-def test_another_intake_goes_on_with_what_one_began(store: Store) -> None:
+def test_another_intake_goes_on_with_what_one_began(store):
     async def ask(intake: Intake, ids: list[int]) -> tuple[list[int], list[int]]:
         return await answer(intake, request(ids, 1, session="a")), await answer(intake, request(FIRST, 1))
 
@@ -141,7 +138,7 @@ def test_another_intake_goes_on_with_what_one_began(store: Store) -> None:
 
 
 @needs_redis
-def test_what_a_session_can_not_be_asked(store: Store) -> None:
+def test_what_a_session_can_not_be_asked(store):
     intake = intake_of(store)
 
     async def refused(asked: dict[str, Any]) -> str:
@@ -172,7 +169,7 @@ def test_what_a_session_can_not_be_asked(store: Store) -> None:
 
 @needs_redis
 @pytest.mark.parametrize("leaves_after", [0, 2])
-def test_a_client_that_leaves_ends_its_round_and_its_session_begins_anew(store: Store, leaves_after: int) -> None:
+def test_a_client_that_leaves_ends_its_round_and_its_session_begins_anew(store, leaves_after):
     intake = intake_of(store)
 
     async def leave() -> list[list[int]]:
@@ -188,7 +185,7 @@ def test_a_client_that_leaves_ends_its_round_and_its_session_begins_anew(store: 
 
 
 @needs_redis
-def test_an_answer_that_is_dropped_is_given_up_too(store: Store) -> None:
+def test_an_answer_that_is_dropped_is_given_up_too(store):
     """As where the frontend is lost, and with it who asked."""
     intake = intake_of(store)
 
@@ -221,19 +218,19 @@ def test_an_answer_that_is_dropped_is_given_up_too(store: Store) -> None:
         (request([1], output_options={"logprobs": 1}), "logprobs=1 has no effect here"),
     ],
 )
-def test_what_workers_can_not_do_is_refused(asked: dict[str, Any], said: str) -> None:
+def test_what_workers_can_not_do_is_refused(asked, said):
     with pytest.raises(UserError) as caught:
         Asked.of(asked, LIMITS)
     assert said in str(caught.value)
 
 
-def test_what_is_asked() -> None:
+def test_what_is_asked():
     assert Asked.of(request([1] * 60, 4), LIMITS).is_last
     assert not Asked.of(request([1], session="x"), LIMITS).is_last
     assert Asked.of(request([1], session="x", final=True), LIMITS).is_last
 
 
-def test_what_the_component_is_told_comes_through_a_file(tmp_path: Path) -> None:
+def test_what_the_component_is_told_comes_through_a_file(tmp_path):
     deciding = Deciding(
         url="redis://x",
         prefix="{p}",

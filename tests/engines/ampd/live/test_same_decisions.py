@@ -259,7 +259,7 @@ SLO = Slo(ttft_s=0.8, itl_s=0.05)
     ("seed", "config"),
     [(1, RoutingConfig()), (2, RoutingConfig()), (2, RoutingConfig(route_order="load", window="backlog"))],
 )
-def test_live_coordinator_makes_the_simulators_run(client: object, seed: int, config: RoutingConfig) -> None:
+def test_live_coordinator_makes_the_simulators_run(client, seed, config):
     arrivals = sessions(seed)
     own = AmpdConfig(routing=config)
     simulated = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, own).simulate(

@@ -1,7 +1,5 @@
 """The store's operations: exactly once under lost leases, dead workers and messages sent twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -60,7 +58,7 @@ class Setting:
             self.coordinator.settle()
 
 
-def test_a_session_runs_its_rounds(store: Store) -> None:
+def test_a_session_runs_its_rounds(store):
     setting = Setting(store)
     setting.begin(7, is_last=False)
     task = setting.first.claim()
@@ -80,7 +78,7 @@ def test_a_session_runs_its_rounds(store: Store) -> None:
     assert store.members()[0].view.num_sessions == 0
 
 
-def test_every_message_may_come_twice(store: Store) -> None:
+def test_every_message_may_come_twice(store):
     setting = Setting(store)
     setting.begin(7)
     setting.begin(7)
@@ -102,7 +100,7 @@ def test_every_message_may_come_twice(store: Store) -> None:
     assert store.fields("worker", 0)["itl_count"] == "1"
 
 
-def test_a_last_step_heard_of_late_ends_its_round_though_the_next_has_begun(store: Store) -> None:
+def test_a_last_step_heard_of_late_ends_its_round_though_the_next_has_begun(store):
     setting = Setting(store)
     setting.begin(7, decode=2, is_last=False)
     setting.home.land(setting.first.claim())
@@ -115,7 +113,7 @@ def test_a_last_step_heard_of_late_ends_its_round_though_the_next_has_begun(stor
     assert setting.num_tokens(7) == 5 + 2 + 5 + 1
 
 
-def test_a_claim_for_a_queue_that_has_changed_is_refused(store: Store) -> None:
+def test_a_claim_for_a_queue_that_has_changed_is_refused(store):
     setting = Setting(store)
     setting.begin(1)
     version = store.call("queue", 1, "a")[0]
@@ -126,7 +124,7 @@ def test_a_claim_for_a_queue_that_has_changed_is_refused(store: Store) -> None:
     assert setting.first.queued() == [0, 2]
 
 
-def test_two_consumers_never_have_the_same_task(store: Store) -> None:
+def test_two_consumers_never_have_the_same_task(store):
     setting = Setting(store)
     for session in range(6):
         setting.begin(session)
@@ -135,7 +133,7 @@ def test_two_consumers_never_have_the_same_task(store: Store) -> None:
     assert setting.first.queued() == setting.second.queued() == []
 
 
-def test_a_dead_worker_loses_its_tasks_and_its_late_answer(store: Store) -> None:
+def test_a_dead_worker_loses_its_tasks_and_its_late_answer(store):
     setting = Setting(store)
     for session in range(4):
         setting.begin(session)
@@ -158,7 +156,7 @@ def test_a_dead_worker_loses_its_tasks_and_its_late_answer(store: Store) -> None
     assert {task["requeued"] for task in tasks} == {"1"}
 
 
-def test_a_slow_worker_loses_its_lease_and_is_offered_nothing_until_it_answers(store: Store) -> None:
+def test_a_slow_worker_loses_its_lease_and_is_offered_nothing_until_it_answers(store):
     setting = Setting(store)
     for session in range(4):
         setting.begin(session)
@@ -177,7 +175,7 @@ def test_a_slow_worker_loses_its_lease_and_is_offered_nothing_until_it_answers(s
     assert setting.first.queued()
 
 
-def test_sessions_of_a_dead_home_go_on_at_another(store: Store) -> None:
+def test_sessions_of_a_dead_home_go_on_at_another(store):
     setting = Setting(store)
     other = Hand(store=store, worker_id=5, role="decode")
     setting.begin(1)  # decodes
@@ -208,7 +206,7 @@ def test_sessions_of_a_dead_home_go_on_at_another(store: Store) -> None:
     assert setting.num_tokens(2) == 6
 
 
-def test_local_tasks_of_a_dead_home_are_routed_anew(store: Store) -> None:
+def test_local_tasks_of_a_dead_home_are_routed_anew(store):
     setting = Setting(store, is_local=True)
     setting.begin(1)
     assert setting.home.queued() == [0]
@@ -218,7 +216,7 @@ def test_local_tasks_of_a_dead_home_are_routed_anew(store: Store) -> None:
 
 
 @pytest.mark.parametrize("when", ["queued", "leased", "computed", "decoding"])
-def test_a_session_whose_client_leaves_is_nobody_s(store: Store, when: str) -> None:
+def test_a_session_whose_client_leaves_is_nobody_s(store, when):
     setting = Setting(store)
     order = setting.coordinator.open(7)
     setting.begin(7)
@@ -252,7 +250,7 @@ def test_a_session_whose_client_leaves_is_nobody_s(store: Store, when: str) -> N
     assert setting.home.land(setting.second.claim())[0] == b"ok", "the other goes on"
 
 
-def test_a_client_that_leaves_before_a_worker_is_there(store: Store) -> None:
+def test_a_client_that_leaves_before_a_worker_is_there(store):
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=Local(), estimator=None)
     order = coordinator.open(1)
     coordinator.begin(1, 0, [3], decode_tokens=1, is_last=True)
@@ -264,7 +262,7 @@ def test_a_client_that_leaves_before_a_worker_is_there(store: Store) -> None:
     assert home.queued() == []
 
 
-def test_without_workers_sessions_wait(store: Store) -> None:
+def test_without_workers_sessions_wait(store):
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=Local(), estimator=None)
     coordinator.open(1)
     coordinator.begin(1, 0, [3], decode_tokens=1, is_last=True)
@@ -274,7 +272,7 @@ def test_without_workers_sessions_wait(store: Store) -> None:
     assert home.queued() == [0]
 
 
-def test_without_prefill_workers_a_router_that_needs_them_waits(store: Store) -> None:
+def test_without_prefill_workers_a_router_that_needs_them_waits(store):
     setting = Setting(store)
     setting.pass_s(11.0, setting.home)
     setting.begin(1)
@@ -285,7 +283,7 @@ def test_without_prefill_workers_a_router_that_needs_them_waits(store: Store) ->
     assert setting.first.queued() == [0]
 
 
-def test_slow_workers_are_offered_tasks_where_all_are_slow(store: Store) -> None:
+def test_slow_workers_are_offered_tasks_where_all_are_slow(store):
     setting = Setting(store)
     for session, worker in ((1, setting.first), (2, setting.second)):
         setting.begin(session)
@@ -295,7 +293,7 @@ def test_slow_workers_are_offered_tasks_where_all_are_slow(store: Store) -> None
     assert sorted([*setting.first.queued(), *setting.second.queued()]) == [0, 1]
 
 
-def test_another_coordinator_goes_on(store: Store) -> None:
+def test_another_coordinator_goes_on(store):
     setting = Setting(store)
     setting.begin(1)
     second = Coordinator(store, binder=LeastKvMemory(), router=RemoteOnly(), estimator=None)
@@ -306,7 +304,7 @@ def test_another_coordinator_goes_on(store: Store) -> None:
     assert len(setting.first.queued()) + len(setting.second.queued()) == 2
 
 
-def test_a_round_does_not_begin_before_the_one_before_has_ended(store: Store) -> None:
+def test_a_round_does_not_begin_before_the_one_before_has_ended(store):
     setting = Setting(store)
     setting.begin(1, is_last=False)
     with pytest.raises(UserError, match="round 1 begins before round 0 has ended"):
@@ -314,7 +312,7 @@ def test_a_round_does_not_begin_before_the_one_before_has_ended(store: Store) ->
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_after_an_outage_nobody_is_overdue(store: Store, is_seen: bool) -> None:
+def test_after_an_outage_nobody_is_overdue(store, is_seen):
     """Seen by a call that had to wait, or only by the time that passed."""
     setting = Setting(store)
     setting.begin(1)
@@ -330,7 +328,7 @@ def test_after_an_outage_nobody_is_overdue(store: Store, is_seen: bool) -> None:
     assert sorted(setting.store.losses().workers) == [0, 1, 2]
 
 
-def test_a_store_that_forgot_the_run_says_so(store: Store) -> None:
+def test_a_store_that_forgot_the_run_says_so(store):
     setting = Setting(store)
     store.clear()
     with pytest.raises(RunError, match="lost the run's state: start it with --appendonly yes"):

@@ -1,7 +1,5 @@
 """A simulated cluster in the live workers' place: profiled by its own tables, its twin is the cluster itself."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -20,7 +18,7 @@ COST = LinearCost(token_s=1e-3, decode_s=10e-3, slope_s=1e-5)
 KV = links(2e-5, latency_s=3e-3)
 
 
-def test_twin_of_a_known_cluster_is_that_cluster() -> None:
+def test_twin_of_a_known_cluster_is_that_cluster():
     numbers = itertools.count()
     alone: list[Session] = []
     for history, tokens in itertools.product((0, 100, 500), (20, 100, 400, 800)):

@@ -1,7 +1,5 @@
 """Real processes over a real Redis: answers are the engine's, whoever is killed, stopped or restarted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -144,7 +142,7 @@ def check_whole(live: Live, sessions: list[Session], began: float) -> None:
     assert sorted(done) == sorted({(session.session_id, number) for session in sessions for number in range(3)})
 
 
-def test_answers_are_the_engines_and_the_log_replays(live: Live) -> None:
+def test_answers_are_the_engines_and_the_log_replays(live):
     sessions = live.sessions(4)
     check_whole(live, sessions, live.serve(sessions))
     # In this fleet a worker's queue tells its kind; a policy is as it was when the log began.
@@ -158,7 +156,7 @@ def test_answers_are_the_engines_and_the_log_replays(live: Live) -> None:
     assert found.decisions == {"bind": 4, "route": 12, "order": 12}
 
 
-def test_ctrl_c_in_a_terminal_is_not_the_workers(live: Live) -> None:
+def test_ctrl_c_in_a_terminal_is_not_the_workers(live):
     """Nor their server's, whatever it was doing."""
     (server,) = {_said(live.fleet.pid(worker), "PPid") for worker in ROLES}
     for pid in (int(server), *map(live.fleet.pid, ROLES)):
@@ -170,7 +168,7 @@ def _said(pid: int, name: str) -> str:
     return next(line for line in lines if line.startswith(f"{name}:")).split()[1]
 
 
-def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_nothing(live: Live) -> None:
+def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_nothing(live):
     sessions = live.sessions(4, tokens=600)
     killed: list[str] = []
 
@@ -187,7 +185,7 @@ def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_noth
     live.again(2)
 
 
-def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live: Live) -> None:
+def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live):
     sessions = live.sessions(4, tokens=600)
     stopped: list[str] = []
     before = list(live.store.losses().workers)
@@ -206,7 +204,7 @@ def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live: Live) -> None
         live.coordinator.settle()  # it comes back by itself, as somebody new
 
 
-def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live: Live) -> None:
+def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live):
     """In its answer, and in a prefill elsewhere over a history that is lent."""
     store, coordinator = live.store, live.coordinator
 
@@ -261,7 +259,7 @@ def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live: Live
     assert answers(store, caught) == engine_answers([caught])[caught.session_id]
 
 
-def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:
+def test_redis_killed_and_restarted_loses_nothing(live):
     sessions = live.sessions(4)
     restarts = 0
 
@@ -279,7 +277,7 @@ def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:
     assert list(live.store.losses().workers) == lost
 
 
-def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None:
+def test_sessions_of_a_killed_home_are_finished_by_the_other(live):
     first, live.num_sessions = live.num_sessions, live.num_sessions + 4
     sessions = [Session(first + index, 0.0, (Round(100, 400, 0.01), Round(50, 100))) for index in range(4)]
     held: dict[int, set[bytes]] = {}
@@ -319,9 +317,7 @@ def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None
     live.again(killed)
 
 
-def test_the_last_prefill_worker_that_dies_or_falls_silent_ends_the_run(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_prefill_worker_that_dies_or_falls_silent_ends_the_run(live, monkeypatch):
     """One that is killed leaves the work to the other; that one, stopped, may come back for a while, and killed may not."""
     monkeypatch.setattr(fleet_module, "SILENT_S", 0.2)
     monkeypatch.setattr(fleet_module, "LOOK_S", 0.0)
@@ -349,7 +345,7 @@ def test_the_last_prefill_worker_that_dies_or_falls_silent_ends_the_run(
         live.again(worker)
 
 
-def test_profile_and_its_twin(live: Live) -> None:
+def test_profile_and_its_twin(live):
     """Every path of the profiler; how near the twin comes is a measurement, not a test."""
     grid = ProfileGrid(
         tokens=(8, 32, 64, 128, 256), histories=(0, 64), batches=(1, 2), contexts=(32, 64), steps=3, repeats=1
@@ -377,7 +373,7 @@ def test_profile_and_its_twin(live: Live) -> None:
     assert run.tasks["task_id"] == list(range(9))
 
 
-def test_a_redis_asks_for_a_password_that_only_the_run_knows(tmp_path: Path) -> None:
+def test_a_redis_asks_for_a_password_that_only_the_run_knows(tmp_path):
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -405,7 +401,7 @@ def test_a_redis_asks_for_a_password_that_only_the_run_knows(tmp_path: Path) -> 
         assert not any(password.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_a_redis_that_stays_away_is_one_sentence(tmp_path: Path) -> None:
+def test_a_redis_that_stays_away_is_one_sentence(tmp_path):
     with RedisServer(tmp_path) as server:
         store = Store.connect(server.url, PREFIX, outage_s=0.1)
         server.kill()
@@ -414,7 +410,7 @@ def test_a_redis_that_stays_away_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("redis") is None, reason="needs the redis client")
-def test_a_missing_server_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     from engines.errors import UserError
 

@@ -1,7 +1,5 @@
 """No block is lost, none belongs to two sequences, and what does not fit changes nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,7 +81,7 @@ TestTables = Tables.TestCase
 
 
 @given(st.sampled_from((1, 4, 16)), st.lists(st.integers(1, 40), min_size=1, max_size=5))
-def test_rows_of_different_tokens_are_different(block_size: int, lengths: list[int]) -> None:
+def test_rows_of_different_tokens_are_different(block_size, lengths):
     tables = BlockTables(num_slots=5, num_blocks=200, block_size=block_size, max_len=40, spare=2)
     slots = np.array([tables.open() for _ in lengths])
     tables.grow(slots, np.array(lengths))
@@ -96,7 +94,7 @@ def test_rows_of_different_tokens_are_different(block_size: int, lengths: list[i
     assert past.max() < block_size, "padding past a sequence's blocks goes to nobody"
 
 
-def test_what_cannot_be_is_said_in_one_sentence() -> None:
+def test_what_cannot_be_is_said_in_one_sentence():
     tables = BlockTables(num_slots=1, num_blocks=2, block_size=16, max_len=64)
     slot = np.array([tables.open()])
     with pytest.raises(UserError, match="all 1 slots are taken"):
@@ -112,7 +110,7 @@ def test_what_cannot_be_is_said_in_one_sentence() -> None:
         tables.close(int(slot[0]))
 
 
-def test_idle_prefixes_go_least_recent_first_and_from_their_tails() -> None:
+def test_idle_prefixes_go_least_recent_first_and_from_their_tails():
     """Worked by hand: 10 blocks of 4 tokens; sessions of 3 + 3 blocks idle, then one needs 6 of the 4 that are free."""
     tables = BlockTables(num_slots=4, num_blocks=10, block_size=4, max_len=64)
     memory = SessionMemory(tables)

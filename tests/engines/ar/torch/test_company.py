@@ -1,7 +1,5 @@
 """A sequence's numbers do not depend on how its prompt is cut, on its company in a step, or on the bucket it runs in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ def worker() -> TorchExecutor:
     return executor(small_model())
 
 
-def test_every_chunk_size_gives_the_same_tokens_and_kv(worker: TorchExecutor) -> None:
+def test_every_chunk_size_gives_the_same_tokens_and_kv(worker):
     ids = prompt(40)
     whole = start(worker, ids)
     expected = generate(worker, whole, 40, 6)
@@ -41,7 +39,7 @@ def test_every_chunk_size_gives_the_same_tokens_and_kv(worker: TorchExecutor) ->
 LENGTHS = (1, 2, 5, 17, 31, 64, 64, 100)
 
 
-def test_a_packed_prefill_is_bit_for_bit_that_of_each_prompt_alone(worker: TorchExecutor) -> None:
+def test_a_packed_prefill_is_bit_for_bit_that_of_each_prompt_alone(worker):
     prompts = [prompt(tokens, seed) for seed, tokens in enumerate(LENGTHS)]
     together = [start(worker, ids) for ids in prompts]
     tokens = run(worker, *((slot, 0, len(ids), True) for slot, ids in zip(together, prompts, strict=True)))
@@ -54,7 +52,7 @@ def test_a_packed_prefill_is_bit_for_bit_that_of_each_prompt_alone(worker: Torch
         worker.close_slot(slot)
 
 
-def test_decodes_and_chunks_over_history_in_one_step_are_those_of_each_alone(worker: TorchExecutor) -> None:
+def test_decodes_and_chunks_over_history_in_one_step_are_those_of_each_alone(worker):
     """A mixed step: three decodes, two re-prefills of unequal history, two fresh prompts."""
     parts = [(30, 1), (47, 1), (90, 1), (16, 12), (80, 33), (0, 9), (0, 70)]
     prompts = [prompt(history + tokens, 20 + seed) for seed, (history, tokens) in enumerate(parts)]
@@ -76,9 +74,7 @@ def test_decodes_and_chunks_over_history_in_one_step_are_those_of_each_alone(wor
 
 @pytest.mark.parametrize("histories", [(0, 0, 0, 0, 0), (0, 16, 3, 50, 120)], ids=["fresh", "over-history"])
 @pytest.mark.parametrize("mode", [Bucket(16, 8), Bucket(32, 5), Rung(64), Rung(200)], ids=str)
-def test_a_padded_bucket_gives_what_the_packed_step_gives(
-    worker: TorchExecutor, histories: tuple[int, ...], mode: Bucket | Rung
-) -> None:
+def test_a_padded_bucket_gives_what_the_packed_step_gives(worker, histories, mode):
     counts = (16, 1, 7, 12, 4)
     prompts = [
         prompt(history + count, 50 + i) for i, (history, count) in enumerate(zip(histories, counts, strict=True))
@@ -105,7 +101,7 @@ def test_a_padded_bucket_gives_what_the_packed_step_gives(
             torch.testing.assert_close(a, b, atol=TOLERANCE, rtol=0)
 
 
-def test_a_mode_that_does_not_hold_the_step_runs_as_it_is(worker: TorchExecutor) -> None:
+def test_a_mode_that_does_not_hold_the_step_runs_as_it_is(worker):
     slot = start(worker, prompt(20))
     from engines.ar.torch.rows import StepWork
 
@@ -117,7 +113,7 @@ def test_a_mode_that_does_not_hold_the_step_runs_as_it_is(worker: TorchExecutor)
     worker.close_slot(slot)
 
 
-def test_padding_never_touches_another_sequence(worker: TorchExecutor) -> None:
+def test_padding_never_touches_another_sequence(worker):
     """A bucket whose padding runs past the sequence's blocks, beside full neighbours."""
     neighbours = [start(worker, prompt(60, seed), room=64) for seed in range(3)]
     for slot in neighbours:

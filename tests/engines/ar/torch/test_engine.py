@@ -1,9 +1,5 @@
 """The engine on real policies and on the wall's clock: right tokens whatever the schedule, nothing left behind."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from support.causal import executor, generate, small_model, start
@@ -17,7 +13,7 @@ from engines.ar.torch.sampling import SamplingParams
 from engines.errors import UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.step import IDLE, Batching, Situation, StepPlan
+from engines.policies.step import IDLE, Situation, StepPlan
 
 SESSIONS = [
     Session(7, 0.0, (Round(20, 6, 0.001), Round(9, 5), Round(30, 1))),
@@ -59,7 +55,7 @@ def offline(model: CausalModel, session: Session) -> list[list[int]]:
     ],
     ids=["one-by-one", "prefill-first", "chunked", "scarce-blocks", "scarce-slots"],
 )
-def test_answers_are_those_of_each_session_alone(model: CausalModel, batching: Batching, options: Any) -> None:
+def test_answers_are_those_of_each_session_alone(model, batching, options):
     worker = executor(model, **options)
     run = Engine(executor=worker, batching=batching, clock=WallClock()).run(OpenLoop(sessions=SESSIONS))
     assert run.answers == {session.session_id: offline(model, session) for session in SESSIONS}
@@ -70,7 +66,7 @@ def test_answers_are_those_of_each_session_alone(model: CausalModel, batching: B
         assert ready <= first <= last
 
 
-def test_the_walls_clock_orders_what_it_measures(model: CausalModel) -> None:
+def test_the_walls_clock_orders_what_it_measures(model):
     run = Engine(executor=executor(model), batching=PrefillFirst()).run(
         ClosedLoop(sessions=SESSIONS, num_clients=2, think_s=0.0)
     )
@@ -83,7 +79,7 @@ def test_the_walls_clock_orders_what_it_measures(model: CausalModel) -> None:
     assert all(value >= 0 for value in run.steps["decide_s"])
 
 
-def test_a_sampled_run_repeats_to_the_token(model: CausalModel) -> None:
+def test_a_sampled_run_repeats_to_the_token(model):
     sampling = SamplingParams(temperature=1.0, top_p=0.9, seed=3)
     runs = [
         Engine(executor=executor(model), batching=batching, sampling=sampling).run(OpenLoop(sessions=SESSIONS))
@@ -104,7 +100,7 @@ class Idle:
         return IDLE
 
 
-def test_a_policy_that_ignores_the_room_is_told_so_and_nothing_leaks(model: CausalModel) -> None:
+def test_a_policy_that_ignores_the_room_is_told_so_and_nothing_leaks(model):
     worker = executor(model, num_tokens=64, block_size=8)
     with pytest.raises(OutOfBlocksError, match=r"it must keep to Situation\.room"):
         Engine(executor=worker, batching=Careless()).run(
@@ -115,14 +111,14 @@ def test_a_policy_that_ignores_the_room_is_told_so_and_nothing_leaks(model: Caus
     assert [len(answer) for answer in run.answers[0]] == [10]
 
 
-def test_a_policy_that_never_starts_anything_ends_the_run_with_the_reason(model: CausalModel) -> None:
+def test_a_policy_that_never_starts_anything_ends_the_run_with_the_reason(model):
     run = Engine(executor=executor(model), batching=Idle()).run(OpenLoop(sessions=SESSIONS[:1]))
     assert run.answers == {}
     assert "leaves waiting prefills where they are" in run.facts["stop_reason"]
     assert run.rounds["first_token_s"] == [None]
 
 
-def test_a_run_can_be_stopped(model: CausalModel) -> None:
+def test_a_run_can_be_stopped(model):
     worker = executor(model)
     endless = [Session(i, 0.0, (Round(5, 50),)) for i in range(500)]
     run = Engine(executor=worker, batching=OneByOne()).run(ClosedLoop(sessions=endless, num_clients=3), until_s=0.05)
@@ -131,7 +127,7 @@ def test_a_run_can_be_stopped(model: CausalModel) -> None:
     assert worker.tables.num_free == worker.tables.num_blocks
 
 
-def test_sessions_that_cannot_fit_are_refused(model: CausalModel) -> None:
+def test_sessions_that_cannot_fit_are_refused(model):
     engine = Engine(executor=executor(model, num_tokens=64), batching=OneByOne())
     with pytest.raises(UserError, match="session 3 grows to 90 tokens; the pool holds 64"):
         engine.run(OpenLoop(sessions=[Session(3, 0.0, (Round(80, 10),))]))
@@ -145,12 +141,12 @@ def test_sessions_that_cannot_fit_are_refused(model: CausalModel) -> None:
         ({"num_slots": 0}, "num_slots=0"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(model: CausalModel, options: dict[str, int], said: str) -> None:
+def test_sizes_that_cannot_be_are_refused(model, options, said):
     with pytest.raises(UserError, match=said):
         executor(model, **options)
 
 
-def test_ids_outside_the_vocabulary_are_refused(model: CausalModel) -> None:
+def test_ids_outside_the_vocabulary_are_refused(model):
     worker: TorchExecutor = executor(model)
     slot = worker.open()
     with pytest.raises(UserError, match="between 0 and 96"):

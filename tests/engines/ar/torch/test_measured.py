@@ -1,7 +1,5 @@
 """Measured steps are steps that were run: their number, their sizes, and what they leave behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 
@@ -24,11 +22,11 @@ def ticking(step: float) -> Iterator[float]:
 
 
 @pytest.fixture(scope="module")
-def worker():  # type: ignore[no-untyped-def]
+def worker():
     return executor(small_model())
 
 
-def test_the_shortest_of_the_repeats_counts(worker) -> None:  # type: ignore[no-untyped-def]
+def test_the_shortest_of_the_repeats_counts(worker):
     clock = ticking(1.0)
     steps = MeasuredSteps(worker, repeats=3, warmup=2, timer=lambda: next(clock))
     # Readings 0 1 3 6 10 15: the three repeats take 1, 3 and 5.
@@ -38,11 +36,11 @@ def test_the_shortest_of_the_repeats_counts(worker) -> None:  # type: ignore[no-
     assert worker.tables.num_free == worker.tables.num_blocks
 
 
-def test_what_is_run_is_what_was_asked(worker, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_run_is_what_was_asked(worker, monkeypatch):
     seen = []
     run = worker.run
 
-    def spy(work, mode=None):  # type: ignore[no-untyped-def]
+    def spy(work, mode=None):
         ran = run(work, mode)
         seen.append((work.start.tolist(), work.tokens.tolist(), ran.size, ran.num_rows))
         return ran
@@ -63,7 +61,7 @@ def test_what_is_run_is_what_was_asked(worker, monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(st.integers(1, 40), st.integers(0, 2000))
-def test_contexts_are_dealt_evenly(decoding: int, extra: int) -> None:
+def test_contexts_are_dealt_evenly(decoding, extra):
     context = decoding + extra
     histories = dealt(context, decoding)
     assert len(histories) == decoding
@@ -72,14 +70,14 @@ def test_contexts_are_dealt_evenly(decoding: int, extra: int) -> None:
     assert dealt(0, 0) == []
 
 
-def test_a_decode_line_has_no_negative_part(worker) -> None:  # type: ignore[no-untyped-def]
+def test_a_decode_line_has_no_negative_part(worker):
     base, slope, floor = MeasuredSteps(worker).decode_line(2)
     assert base >= 0
     assert slope >= 0
     assert floor == 0
 
 
-def test_cpu_time_needs_one_thread(worker) -> None:  # type: ignore[no-untyped-def]
+def test_cpu_time_needs_one_thread(worker):
     import torch
 
     threads = torch.get_num_threads()

@@ -3,10 +3,7 @@
 No kernel is installed on a CPU: what is tested is the way to it, with the reference in its place and with faulty ones.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -60,12 +57,12 @@ def raises(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
 
 @pytest.mark.parametrize("block_size", [16, 64, 256])
 @pytest.mark.parametrize("group", [1, 4])
-def test_the_reference_passes(block_size: int, group: int) -> None:
+def test_the_reference_passes(block_size, group):
     assert fault(REFERENCE, torch.device("cpu"), torch.float32, 16, group, block_size) is None
 
 
 @pytest.mark.parametrize("kernel", [bidirectional, top_left, ignores_the_table, reads_whole_blocks, raises])
-def test_a_kernel_that_is_wrong_does_not_serve(kernel: Callable[..., Tensor]) -> None:
+def test_a_kernel_that_is_wrong_does_not_serve(kernel):
     found = fault(kernel, torch.device("cpu"), torch.float32, 16, 2, 16)
     assert found is not None
     assert "\n" not in found
@@ -102,11 +99,11 @@ def varlen_attn(
     return REFERENCE(q, k, v, KernelSpans(cu_q, cu_q, seqused_k, block_table, max_q, max_k))
 
 
-def test_packages_are_called_as_they_take_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_called_as_they_take_their_arguments(monkeypatch):
     """The public function of ``flash_attn``, and each way to call that of torch; whichever fails says so."""
     interface, varlen = ModuleType("flash_attn.flash_attn_interface"), ModuleType("torch.nn.attention.varlen")
-    interface._flash_attn_varlen_forward = interface.flash_attn_varlen_func = flash_attn_func  # type: ignore[attr-defined]
-    varlen.varlen_attn = varlen.varlen_attn_out = varlen_attn  # type: ignore[attr-defined]
+    interface._flash_attn_varlen_forward = interface.flash_attn_varlen_func = flash_attn_func
+    varlen.varlen_attn = varlen.varlen_attn_out = varlen_attn
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     monkeypatch.setitem(sys.modules, varlen.__name__, varlen)
@@ -116,7 +113,7 @@ def test_packages_are_called_as_they_take_their_arguments(monkeypatch: pytest.Mo
     assert [name for name, _ in kernels()] == ["torch-varlen"] * 2
 
 
-def test_a_cpu_has_none() -> None:
+def test_a_cpu_has_none():
     assert not isinstance(probe(torch.device("cpu"), torch.float32, 16, 1), Served)
 
 
@@ -131,7 +128,7 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_paged_steps_give_what_the_packed_ones_of_torch_give(model: Any, block_size: int) -> None:
+def test_paged_steps_give_what_the_packed_ones_of_torch_give(model, block_size):
     plain, paged = executor(model), paged_executor(model, block_size)
     parts = [(30, 1), (90, 1), (16, 12), (0, 9), (0, 70)]
     results = []
@@ -148,7 +145,7 @@ def test_paged_steps_give_what_the_packed_ones_of_torch_give(model: Any, block_s
             torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
 
 
-def test_captured_sizes_replay_to_what_eager_steps_give(model: Any) -> None:
+def test_captured_sizes_replay_to_what_eager_steps_give(model):
     """Each graph replays on step after step of its own size, full and part empty, over history and without."""
     captured = [*grid((4, 16), (1, 4)), Bucket(1, 8), Rung(64)]
     eager, graphed = executor(model), paged_executor(model)
@@ -179,7 +176,7 @@ def test_captured_sizes_replay_to_what_eager_steps_give(model: Any) -> None:
             torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
 
 
-def test_decode_steps_take_the_narrowest_captured_width(model: Any) -> None:
+def test_decode_steps_take_the_narrowest_captured_width(model):
     worker = paged_executor(model)
     worker.capture([Bucket(1, 1), Bucket(1, 4), Bucket(4, 4)])
     from engines.ar.torch.rows import StepWork
@@ -195,7 +192,7 @@ def test_decode_steps_take_the_narrowest_captured_width(model: Any) -> None:
     assert worker.run(StepWork.of([(slots[0], 0, 9, True)]), Bucket(16, 1)).size is None
 
 
-def test_closing_gives_everything_back(model: Any) -> None:
+def test_closing_gives_everything_back(model):
     worker = paged_executor(model)
     worker.capture([Bucket(4, 4), Rung(32)])
     generate(worker, start(worker, prompt(12)), 12, 3)

@@ -4,8 +4,6 @@ Compared is every question to the policy: when it was asked, what it saw and wha
 step; its clock is the simulator's cost model. Blocks of one token make the two pools count alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,22 +105,11 @@ def worker(model: Any, kv_tokens: int) -> TorchExecutor:
 def compare(model: Any, policy: Policy, arrivals: Arrivals, kv_tokens: int) -> tuple[EngineRun, int]:
     batching, queue = policy()
     simulated = Recording(batching)
-    built = simulation(
-        cost=COST,  # type: ignore[arg-type]
-        batching=simulated,
-        make_queue=lambda: queue,
-        kv_capacity=kv_tokens,
-        max_run_steps=1,
-    )
+    built = simulation(cost=COST, batching=simulated, make_queue=lambda: queue, kv_capacity=kv_tokens, max_run_steps=1)
     expected = built.run(arrivals)
     batching, queue = policy()
     real = Recording(batching)
-    engine = Engine(
-        executor=worker(model, kv_tokens),
-        batching=real,
-        queue=queue,
-        clock=CostClock(COST),  # type: ignore[arg-type]
-    )
+    engine = Engine(executor=worker(model, kv_tokens), batching=real, queue=queue, clock=CostClock(COST))
     found = engine.run(arrivals)
     assert real.asked == simulated.asked
     for name in ("first_token_s", "finished_s", "ready_s"):
@@ -149,7 +136,7 @@ def sessions(draw: st.DrawFn) -> list[Session]:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=sessions())
-def test_with_room_for_all(model: Any, name: str, drawn: list[Session]) -> None:
+def test_with_room_for_all(model, name, drawn):
     found, _ = compare(model, POLICIES[name], OpenLoop(sessions=drawn), 4000)
     assert found.facts["stop_reason"] is None
     for session in drawn:
@@ -161,22 +148,20 @@ def test_with_room_for_all(model: Any, name: str, drawn: list[Session]) -> None:
 @pytest.mark.parametrize("name", ["one-by-one", "prefill-first", "chunked"])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=sessions(), data=st.data())
-def test_with_kv_for_little_more_than_the_longest_session(
-    model: Any, name: str, drawn: list[Session], data: st.DataObject
-) -> None:
+def test_with_kv_for_little_more_than_the_longest_session(model, name, drawn, data):
     """Prefixes are evicted, sequences preempted, as in the simulator."""
     longest = max(session.context_tokens for session in drawn)
     compare(model, POLICIES[name], OpenLoop(sessions=drawn), longest + data.draw(st.integers(1, 60)))
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_closed_loop(model: Any, name: str) -> None:
+def test_closed_loop(model, name):
     drawn = [Session(i, 0.0, (Round(5 + 7 * i % 33, 1 + i % 4, 0.003), Round(4, 2))) for i in range(12)]
     _, asked = compare(model, POLICIES[name], ClosedLoop(sessions=drawn, num_clients=4, think_s=0.001), 4000)
     assert asked >= 12
 
 
-def test_memory_pressure_is_really_there(model: Any) -> None:
+def test_memory_pressure_is_really_there(model):
     drawn = [Session(i, 0.001 * i, (Round(30, 30, 0.01), Round(20, 30))) for i in range(6)]
     found, _ = compare(model, POLICIES["chunked"], OpenLoop(sessions=drawn), 240)
     assert found.facts["num_preemptions"] > 0

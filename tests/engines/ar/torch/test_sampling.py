@@ -1,7 +1,5 @@
 """Sampled tokens follow softmax(logits / temperature) cut at top-p, and depend on seed and position alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ def draws(n: int, temperature: float, top_p: float, seed: int = 0) -> Draws:
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 0.6)])
-def test_frequencies(temperature: float, top_p: float) -> None:
+def test_frequencies(temperature, top_p):
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
     n = 40_000
     found = next_tokens(logits.expand(n, 5), draws(n, temperature, top_p))
@@ -34,7 +32,7 @@ def test_frequencies(temperature: float, top_p: float) -> None:
 
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=12), st.floats(0.01, 1.0), st.floats(0.0, 5.0))
-def test_a_nucleus_is_the_fewest_likely_tokens_that_hold_top_p(values: list[float], top_p: float, heat: float) -> None:
+def test_a_nucleus_is_the_fewest_likely_tokens_that_hold_top_p(values, top_p, heat):
     logits = torch.tensor([values])
     kept = nucleus(logits, torch.tensor([heat], dtype=torch.float64), torch.tensor([top_p], dtype=torch.float64))[0]
     assert kept[logits.argmax()]
@@ -48,7 +46,7 @@ def test_a_nucleus_is_the_fewest_likely_tokens_that_hold_top_p(values: list[floa
     assert share[kept].sum() - least < top_p + 1e-9
 
 
-def test_a_sequence_samples_the_same_alone_and_in_company() -> None:
+def test_a_sequence_samples_the_same_alone_and_in_company():
     hot = SamplingParams(temperature=1.5, top_p=0.9, seed=7)
     alone = executor()
     slot = alone.open(hot)
@@ -72,7 +70,7 @@ def test_a_sequence_samples_the_same_alone_and_in_company() -> None:
     assert len(set(expected)) > 4
 
 
-def test_other_seeds_give_other_answers() -> None:
+def test_other_seeds_give_other_answers():
     answers = set()
     for seed in range(4):
         worker = executor()

@@ -1,7 +1,5 @@
 """Attention of a packed step against every request's own, over plain copies of its rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,7 +48,7 @@ def attended(step: Step, pool: PoolTensors, attention: VarlenAttention) -> Eager
 
 @settings(max_examples=40)
 @given(st.lists(residents, min_size=1, max_size=4), st.sampled_from((Sdpa(), SdpaPadded())), st.integers(0, 99))
-def test_every_request_attends_to_its_own(found: list[Resident], attention: VarlenAttention, seed: int) -> None:
+def test_every_request_attends_to_its_own(found, attention, seed):
     step = step_of(sorted(found, key=lambda resident: not resident.phase.is_refresh))
     random = torch.Generator().manual_seed(seed)
     pool = PoolTensors.of(network(GQA), step.num_pool_rows)
@@ -85,7 +83,7 @@ def test_every_request_attends_to_its_own(found: list[Resident], attention: Varl
     assert out.isfinite().all()
 
 
-def test_parts_of_a_profiled_step_are_told_apart() -> None:
+def test_parts_of_a_profiled_step_are_told_apart():
     step = step_of([Resident(phase=Phase.BUILD), Resident(phase=Phase.REUSE)])
     pool = PoolTensors.of(network(GQA), step.num_pool_rows)
     laps: list[str] = []
@@ -109,7 +107,7 @@ def test_parts_of_a_profiled_step_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_pool_is_of_the_model(rows: int) -> None:
+def test_a_pool_is_of_the_model(rows):
     pool = PoolTensors.of(network(GQA), rows)
     assert pool.num_rows == rows
     assert pool.k.shape == pool.v.shape == (GQA.layers, rows, GQA.kv_heads, HEAD_DIM)

@@ -1,7 +1,5 @@
 """The masked places of every block, padded to the rows a GEMM is given at least, and their random numbers."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +37,7 @@ residents = st.integers(1, 12).flatmap(
 
 
 @given(st.lists(residents, min_size=1, max_size=4))
-def test_they_are_the_masked_places(found: list[Resident]) -> None:
+def test_they_are_the_masked_places(found):
     step = step_of(found)
     _, block, chosen = chosen_of(step)
     wanted = [
@@ -52,7 +50,7 @@ def test_they_are_the_masked_places(found: list[Resident]) -> None:
     assert torch.equal(chosen.row, block.packed.take(chosen.cell))
 
 
-def test_random_numbers_are_those_of_the_request_its_step_and_the_position() -> None:
+def test_random_numbers_are_those_of_the_request_its_step_and_the_position():
     found = [
         Resident(phase=Phase.REUSE, prompt_len=3),
         Resident(phase=Phase.REUSE, prompt_len=5, generation={"temperature": 0.7, "seed": 9, "top_k": 2}),
@@ -70,7 +68,7 @@ def test_random_numbers_are_those_of_the_request_its_step_and_the_position() -> 
     assert torch.equal(sampling.keys[4:], row_keys(seed, draw, position))
 
 
-def test_nothing_is_drawn_where_nobody_asked() -> None:
+def test_nothing_is_drawn_where_nobody_asked():
     step = step_of([Resident(phase=Phase.REUSE)])
     choice, block, chosen = chosen_of(step)
     assert choice.sampling(step.items, chosen, block) is None

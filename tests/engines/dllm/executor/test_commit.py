@@ -1,7 +1,5 @@
 """Which candidates become tokens, by each rule, and what is read back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -46,7 +44,7 @@ def commit(
     chosen = CandidateChoice(step.state, step.staging, vocab_size=GQA.vocab).of(step.items, layout, found)
     assert chosen.size == len(confidence)
     padded = torch.tensor([*confidence, *confidence[:1] * (len(chosen.row) - chosen.size)])
-    part = Commit(config or EngineConfig(), step.state, step.staging, stop_ids, **how)  # type: ignore[arg-type]
+    part = Commit(config or EngineConfig(), step.state, step.staging, stop_ids, **how)
     done = part(step.items, block, found, chosen, (torch.full_like(chosen.row, TOKEN), padded))
     tokens = [step.state.tokens[slot].tolist() for slot in step.state.slots(step.items)]
     return done, [
@@ -55,7 +53,7 @@ def commit(
     ]
 
 
-def test_the_most_confident_is_committed_and_ties_go_to_the_first() -> None:
+def test_the_most_confident_is_committed_and_ties_go_to_the_first():
     step = step_of(
         [Resident(phase=Phase.REUSE, prompt_len=10), Resident(phase=Phase.REUSE, prompt_len=20, committed=2)]
     )
@@ -65,7 +63,7 @@ def test_the_most_confident_is_committed_and_ties_go_to_the_first() -> None:
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=7, max_size=7), st.integers(2, 4), st.integers(0, 2))
-def test_a_quota_takes_the_best(confidence: list[float], first: int, second: int) -> None:
+def test_a_quota_takes_the_best(confidence, first, second):
     """Blocks are ragged; what is committed already stays."""
     residents = [
         Resident(phase=Phase.REUSE, prompt_len=10, commit=first),
@@ -83,7 +81,7 @@ def test_a_quota_takes_the_best(confidence: list[float], first: int, second: int
     assert step.state.tokens[step.state.slots(step.items)[1], 20:22].tolist() == [20, 21]
 
 
-def test_parallel_decoding_says_how_many_passed() -> None:
+def test_parallel_decoding_says_how_many_passed():
     residents = [
         Resident(phase=Phase.REUSE, prompt_len=10, generation={"threshold": 0.5}),
         Resident(phase=Phase.REUSE, prompt_len=20, generation={"threshold": 0.99}),
@@ -97,15 +95,15 @@ def test_parallel_decoding_says_how_many_passed() -> None:
 @pytest.mark.parametrize(
     ("first_step", "wanted"), [("ranked", [12]), ("first_and_ranked", [10]), ("first_position", [10])]
 )
-def test_the_first_step_of_a_block(first_step: str, wanted: list[int]) -> None:
+def test_the_first_step_of_a_block(first_step, wanted):
     step = step_of([Resident(phase=Phase.REUSE, prompt_len=10)])
     step.items[0] = step.items[0]._replace(step_in_block=0)
-    config = EngineConfig(decode=DecodeConfig(first_step=first_step))  # type: ignore[arg-type]
+    config = EngineConfig(decode=DecodeConfig(first_step=first_step))
     done, positions = commit(step, [0.1, 0.2, 0.9, 0.3], config)
     assert (done.counts, positions) == ([1], [wanted])
 
 
-def test_a_published_ranking_spans_what_its_code_ranks() -> None:
+def test_a_published_ranking_spans_what_its_code_ranks():
     """Equals are taken in the library's order, which depends on where they lie in what it is given."""
     asked: list[tuple[int, int]] = []
 
@@ -122,7 +120,7 @@ def test_a_published_ranking_spans_what_its_code_ranks() -> None:
     assert asked == [(0, 0)]
 
 
-def test_stops_are_read_of_blocks_that_are_complete() -> None:
+def test_stops_are_read_of_blocks_that_are_complete():
     stopping = {"stop_at_eos": True}
     residents = [
         Resident(phase=Phase.REUSE, prompt_len=10, committed=3, generation=stopping),
@@ -135,7 +133,7 @@ def test_stops_are_read_of_blocks_that_are_complete() -> None:
     assert step.state.release(0) == (10, 11, 12, TOKEN, *[GQA.config.eos_token_id] * 4)
 
 
-def test_a_chance_of_one_commits_every_mask_and_of_none_no_mask() -> None:
+def test_a_chance_of_one_commits_every_mask_and_of_none_no_mask():
     config = EngineConfig(decode=DecodeConfig(quota="origin"))
     for chance, wanted in ((1.0, [11, 12, 13]), (0.0, [])):
         step = step_of([Resident(phase=Phase.REUSE, prompt_len=10, committed=1)])

@@ -1,7 +1,5 @@
 """One forward over packed rows, guided or not, or a graph's."""
 
-from __future__ import annotations
-
 import torch
 from support.graph_recorders import EagerRecorder
 from support.step_cases import Resident, Step, step_of
@@ -56,7 +54,7 @@ def alone(step: Step, i: int, *, blind: bool = False) -> torch.Tensor:
     return network(GQA)(ids, torch.arange(item.total_len), attend)
 
 
-def test_guidance_is_a_forward_without_the_prompts() -> None:
+def test_guidance_is_a_forward_without_the_prompts():
     step = step_of([Resident(generation={"cfg_scale": 2.0}), Resident(prompt_len=11)])
     (hidden, guidance, query_rows), is_graph = forward(step, PoolTensors.of(network(GQA), 1))
     lengths = [item.total_len for item in step.items]
@@ -68,7 +66,7 @@ def test_guidance_is_a_forward_without_the_prompts() -> None:
         torch.testing.assert_close(blind, alone(step, i, blind=True), rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_that_a_graph_holds_is_replayed() -> None:
+def test_a_step_that_a_graph_holds_is_replayed():
     residents = [Resident(), Resident(phase=Phase.REUSE, prompt_len=7), Resident(phase=Phase.REUSE, kept_rows=5)]
     step = step_of(residents, num_slots=4)  # the last slot is the padding's
     pool = PoolTensors.of(network(GQA), step.num_pool_rows)

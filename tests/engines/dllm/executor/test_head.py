@@ -1,7 +1,5 @@
 """Logits of candidates in chunks, of whole steps at once, and guided."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ class CountingModel:
     """Notes how many rows of logits are made at a time."""
 
     def __init__(self) -> None:
-        self.config, self.made = network(MHA).config, []  # type: ignore[var-annotated]
+        self.config, self.made = network(MHA).config, []
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.made.append(len(hidden))
@@ -41,13 +39,13 @@ def candidates_of(rows: list[int], *, is_every_row: bool = False) -> Candidates:
 
 
 @given(st.integers(0, 99), st.lists(st.integers(0, 19), min_size=8, max_size=30), st.integers(1, 12))
-def test_every_head_gives_the_same_tokens(seed: int, rows: list[int], chunk: int) -> None:
+def test_every_head_gives_the_same_tokens(seed, rows, chunk):
     model, hidden, candidates = CountingModel(), hidden_of(seed, 20), candidates_of(rows)
-    whole = PackedHead(model, MONOLITHIC, REDUCTION)(hidden, None, candidates, None)  # type: ignore[arg-type]
+    whole = PackedHead(model, MONOLITHIC, REDUCTION)(hidden, None, candidates, None)
     assert model.made == [20]
     model.made.clear()
     config = EngineConfig(max_num_logits=chunk)
-    chunked = PackedHead(model, config, REDUCTION)(hidden, None, candidates, None)  # type: ignore[arg-type]
+    chunked = PackedHead(model, config, REDUCTION)(hidden, None, candidates, None)
     assert sum(model.made) == len(rows)
     assert max(model.made) <= chunk
     published = MonolithicHead(every_row_s_logits(network(MHA)), reduce_every_row(REDUCTION))(
@@ -58,7 +56,7 @@ def test_every_head_gives_the_same_tokens(seed: int, rows: list[int], chunk: int
         torch.testing.assert_close(found[1], whole[1], rtol=1e-5, atol=1e-7)
 
 
-def test_rows_are_counted_as_they_are_made() -> None:
+def test_rows_are_counted_as_they_are_made():
     model = network(MHA)
     assert PackedHead(model, MONOLITHIC, REDUCTION).logit_rows(20, 7) == 20
     assert PackedHead(model, EngineConfig(), REDUCTION).logit_rows(20, 7) == 7
@@ -66,7 +64,7 @@ def test_rows_are_counted_as_they_are_made() -> None:
 
 
 @pytest.mark.parametrize("rows", [slice(None), torch.tensor([3, 0, 5])])
-def test_guidance_leaves_rows_that_did_not_ask(rows: Tensor | slice) -> None:
+def test_guidance_leaves_rows_that_did_not_ask(rows):
     hidden, blind = hidden_of(0, 8), hidden_of(1, 8)
     scale = torch.tensor([0.0, 1.5] * 4)
     found = guided_logits(network(MHA), hidden, Guidance(blind, scale), rows)

@@ -1,7 +1,5 @@
 """Which implementation runs each part of a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -34,7 +32,7 @@ def half() -> LLaDAModelLM:
     return LLaDAModelLM(GQA.config).to(torch.bfloat16).requires_grad_(False)
 
 
-def test_a_cpu_has_no_choice() -> None:
+def test_a_cpu_has_no_choice():
     choice = KernelChoice(network(GQA), CONFIG)
     assert isinstance(choice.attention, Sdpa)
     assert isinstance(choice.selection, TorchSelectAndPack)
@@ -47,7 +45,7 @@ def test_a_cpu_has_no_choice() -> None:
     )
 
 
-def test_fused_kernels_serve_16_bit_models(with_triton: set[str]) -> None:
+def test_fused_kernels_serve_16_bit_models(with_triton):
     choice = KernelChoice(half(), EngineConfig())
     assert choice.triton.serve("pack", "scores", "confidence")
     assert isinstance(choice.selection, TritonSelectAndPack)
@@ -62,7 +60,7 @@ def test_fused_kernels_serve_16_bit_models(with_triton: set[str]) -> None:
         assert type(other.reduction) is Reduction
 
 
-def test_a_kernel_that_is_wrong_here_is_passed_over(with_triton: set[str]) -> None:
+def test_a_kernel_that_is_wrong_here_is_passed_over(with_triton):
     with_triton.add("scores")
     choice = KernelChoice(half(), EngineConfig())
     assert isinstance(choice.selection, TorchSelectAndPack)
@@ -71,12 +69,12 @@ def test_a_kernel_that_is_wrong_here_is_passed_over(with_triton: set[str]) -> No
     assert type(KernelChoice(half(), EngineConfig()).reduction) is Reduction
 
 
-def test_the_library_s_order_of_ties_needs_the_library(with_triton: set[str]) -> None:
+def test_the_library_s_order_of_ties_needs_the_library(with_triton):
     parity = EngineConfig(tie_policy="parity", sparsity=SparsityConfig(selection="uniform"))
     assert isinstance(KernelChoice(half(), parity).selection, TorchSelectAndPack)
 
 
-def test_layers_are_fused_and_set_free_again(with_triton: set[str]) -> None:
+def test_layers_are_fused_and_set_free_again(with_triton):
     model = half()
     with_triton.add("swiglu")
     KernelChoice(model, EngineConfig()).fuse_layers(model)

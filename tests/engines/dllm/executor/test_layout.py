@@ -1,7 +1,5 @@
 """A step's metadata: one transfer, shared by the steps that compute the same rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -40,14 +38,14 @@ def layouts_of(step: Step, attend: NoAttention, *, every: bool = False, sends_sp
     return Layouts(step.state, rows, step.staging, timer, shifts_logits=False, wants_every_place=every)
 
 
-def test_steps_of_the_same_rows_share_a_layout() -> None:
+def test_steps_of_the_same_rows_share_a_layout():
     step, attend = step_of(MIXED), NoAttention()
     layouts = layouts_of(step, attend)
     first = layouts.of(step.items, None)
     again = [item._replace(commit=2, masks_left=1, step_in_block=3) for item in step.items]
     assert layouts.of(again, None) is first
     for change in ({"phase": Phase.BUILD}, {"kept_rows": 2}, {"kv_start": 50}, {"block_end": 12, "window_end": 12}):
-        other = [step.items[0]._replace(**change), *step.items[1:]]  # type: ignore[arg-type]
+        other = [step.items[0]._replace(**change), *step.items[1:]]
         assert layouts.of(other, None) is not first
         first = layouts.of(step.items, None)
     layouts.forget()
@@ -55,7 +53,7 @@ def test_steps_of_the_same_rows_share_a_layout() -> None:
 
 
 @pytest.mark.parametrize("sends_spans", [False, True])
-def test_all_metadata_goes_in_one_transfer(sends_spans: bool) -> None:
+def test_all_metadata_goes_in_one_transfer(sends_spans):
     step, attend = step_of(MIXED), NoAttention()
     before = step.staging.num_sends
     layouts_of(step, attend, sends_spans=sends_spans).of(step.items, None)
@@ -69,7 +67,7 @@ def test_all_metadata_goes_in_one_transfer(sends_spans: bool) -> None:
         assert reuse.k_len.tolist() == [end - start for start, end in rows.reuse_k_runs]
 
 
-def test_the_device_holds_what_the_host_computed() -> None:
+def test_the_device_holds_what_the_host_computed():
     step = step_of(MIXED)
     layout = layouts_of(step, NoAttention()).of(step.items, None)
     table = ItemTable.of(step.items, step.state.slots(step.items))
@@ -91,7 +89,7 @@ def test_the_device_holds_what_the_host_computed() -> None:
     assert rows.position.take(layout.block.packed).tolist() == layout.block.positions.tolist()
 
 
-def test_every_place_is_a_candidate_where_committed_ones_count() -> None:
+def test_every_place_is_a_candidate_where_committed_ones_count():
     step = step_of([Resident(phase=Phase.REUSE), Resident(phase=Phase.REUSE, committed=2)])
     layout = layouts_of(step, NoAttention(), every=True).of(step.items, None)
     assert layout.every is not None

@@ -92,7 +92,7 @@ def no_collection() -> Iterator[None]:
 
 @makers
 @pytest.mark.parametrize("steps", [3, None], ids=["in the middle", "to its end"])
-def test_no_executor_outlives_its_run(make: Callable[[], tuple[Scheduler, TorchExecutor]], steps: int | None) -> None:
+def test_no_executor_outlives_its_run(make, steps):
     """References alone end it, whether or not it was closed, with a layout, graphs and features at hand."""
     scheduler, executor = make()
     engine = Engine(scheduler, executor)
@@ -110,7 +110,7 @@ def test_no_executor_outlives_its_run(make: Callable[[], tuple[Scheduler, TorchE
 
 
 @pytest.mark.parametrize("wrapper", ["leading", "bounded"])
-def test_what_is_around_it_does_not_keep_it(wrapper: str) -> None:
+def test_what_is_around_it_does_not_keep_it(wrapper):
     scheduler, executor = packed()
     around: Executor
     if wrapper == "leading":
@@ -130,7 +130,7 @@ def test_what_is_around_it_does_not_keep_it(wrapper: str) -> None:
 
 
 @makers
-def test_a_closed_executor_holds_nothing(make: Callable[[], tuple[Scheduler, TorchExecutor]]) -> None:
+def test_a_closed_executor_holds_nothing(make):
     scheduler, executor = make()
     engine = Engine(scheduler, executor)
     submit(engine)
@@ -150,7 +150,7 @@ def test_a_closed_executor_holds_nothing(make: Callable[[], tuple[Scheduler, Tor
         engine.step()
 
 
-def test_a_failed_step_keeps_nothing_either() -> None:
+def test_a_failed_step_keeps_nothing_either():
     scheduler, executor = packed()
     engine = Engine(scheduler, executor)
     submit(engine)
@@ -159,7 +159,7 @@ def test_a_failed_step_keeps_nothing_either() -> None:
     def fails(*inputs: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    executor.head = fails  # type: ignore[assignment]
+    executor.head = fails
     with no_collection():
         alive = weakref.ref(executor)
         record = engine.step()
@@ -169,7 +169,7 @@ def test_a_failed_step_keeps_nothing_either() -> None:
         assert alive() is None
 
 
-def test_garbage_is_collected_before_a_limit_is_set() -> None:
+def test_garbage_is_collected_before_a_limit_is_set():
     """What only the collector frees would count against the limit."""
     events: list[str] = []
 
@@ -216,10 +216,10 @@ class Scope:
         self.depth -= 1
 
 
-def test_everything_of_an_executor_happens_on_its_device() -> None:
+def test_everything_of_an_executor_happens_on_its_device():
     """``--device cuda:1``: events and graphs belong to the current device, which is another where nobody says so."""
     _, executor = packed(REPLAYED, recorder=CountingRecorder())
-    scope = executor.scope = Scope()  # type: ignore[assignment]
+    scope = executor.scope = Scope()
     inside: list[str] = []
 
     class Inside:
@@ -244,7 +244,7 @@ def test_everything_of_an_executor_happens_on_its_device() -> None:
     assert scope.depth == 0
 
 
-def test_parts_are_made_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_made_on_their_device(monkeypatch):
     scope = Scope()
     depths: list[int] = []
     choice = compose.KernelChoice
@@ -261,7 +261,7 @@ def test_parts_are_made_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None
     assert depths == [1, 1, 1]
 
 
-def test_only_cuda_devices_are_made_current(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cuda_devices_are_made_current(monkeypatch):
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: asked.append(device) or Scope())
     for name in ("cpu", "cuda:1"):

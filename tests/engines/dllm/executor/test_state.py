@@ -1,7 +1,5 @@
 """Slots and token ids of resident requests."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +13,13 @@ from engines.runtime.staging import Staging
 
 
 def request_of(request_id: int, prompt_len: int, **generation: object) -> Request:
-    settings = GenerationConfig(gen_length=6, block_length=3, steps=6, **generation)  # type: ignore[arg-type]
+    settings = GenerationConfig(gen_length=6, block_length=3, steps=6, **generation)
     ids = tuple(range(1, prompt_len + 1))
     return Request(request_id=request_id, prompt_len=prompt_len, prompt_ids=ids, generation=settings)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(1, 30)), max_size=40))
-def test_every_request_has_its_own_slot(events: list[tuple[bool, int, int]]) -> None:
+def test_every_request_has_its_own_slot(events):
     """Whatever comes and goes, nobody's ids are another's; a slot is free again at once."""
     state = RequestState(GQA.config, Staging(), num_slots=3, max_len=40, device=torch.device("cpu"))
     resident: dict[int, Request] = {}
@@ -39,12 +37,12 @@ def test_every_request_has_its_own_slot(events: list[tuple[bool, int, int]]) -> 
         assert state.is_empty == (not resident)
 
 
-def test_a_request_that_was_never_admitted_has_no_ids() -> None:
+def test_a_request_that_was_never_admitted_has_no_ids():
     state = RequestState(GQA.config, Staging(), num_slots=1, max_len=40, device=torch.device("cpu"))
     assert state.release(4) == ()
 
 
-def test_special_requests_are_known_while_they_live() -> None:
+def test_special_requests_are_known_while_they_live():
     asked = {
         "guided": {"cfg_scale": 1.0},
         "sampled": {"temperature": 0.5},
@@ -60,13 +58,13 @@ def test_special_requests_are_known_while_they_live() -> None:
     assert step_of([Resident(generation=generation) for generation in also_sampled]).state.sampled == {0, 1}
 
 
-def test_an_early_end_is_filled_with_end_of_text() -> None:
+def test_an_early_end_is_filled_with_end_of_text():
     step = step_of([Resident(committed=4)])
     step.state.end_with(step.items[0])
     assert step.state.release(0) == (5, 6, 7, 8, *[GQA.config.eos_token_id] * 4)
 
 
-def test_draws_are_counted_for_each_request() -> None:
+def test_draws_are_counted_for_each_request():
     step = step_of([Resident(), Resident()])
     assert step.state.next_draws(step.items) == [0, 0]
     assert step.state.next_draws(step.items[1:]) == [1]

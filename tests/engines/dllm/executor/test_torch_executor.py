@@ -1,7 +1,5 @@
 """The step itself, with parts that only note their turn."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -32,14 +30,14 @@ class Parts:
         self.is_empty = False
         self.executor = TorchExecutor(
             config=EngineConfig(),
-            kernels=self,  # type: ignore[arg-type]
-            state=self,  # type: ignore[arg-type]
-            pool=self,  # type: ignore[arg-type]
-            layouts=Layouts(self),  # type: ignore[arg-type]
+            kernels=self,
+            state=self,
+            pool=self,
+            layouts=Layouts(self),
             forward=Forward(self),
-            candidates=Candidacy(self),  # type: ignore[arg-type]
+            candidates=Candidacy(self),
             head=Head(self),
-            commit=self.commit,  # type: ignore[arg-type]
+            commit=self.commit,
             timer=StepTimer(),
             scope=nullcontext,
             checks=(self.check,),
@@ -123,7 +121,7 @@ def plan_of(step: Step) -> StepPlan:
     return StepPlan(items=tuple(step.items), admitted=tuple(step.requests[:1]), scheduled_tokens=0)
 
 
-def test_a_step_is_its_parts_in_turn() -> None:
+def test_a_step_is_its_parts_in_turn():
     """Requests in a Refresh come first, and the outcome is in the plan's own order."""
     step = step_of([Resident(phase=Phase.REUSE), Resident(), Resident(phase=Phase.REUSE), Resident(phase=Phase.BUILD)])
     parts = Parts(step)
@@ -146,7 +144,7 @@ def test_a_step_is_its_parts_in_turn() -> None:
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("can't allocate memory")]
 )
-def test_running_out_of_memory_drops_the_layout(error: Exception) -> None:
+def test_running_out_of_memory_drops_the_layout(error):
     step = step_of([Resident()])
     parts = Parts(step, fails=error)
     with pytest.raises(
@@ -158,13 +156,13 @@ def test_running_out_of_memory_drops_the_layout(error: Exception) -> None:
     assert parts.executor.execute(plan_of(step)).committed == (10,)
 
 
-def test_other_errors_are_a_bug_s() -> None:
+def test_other_errors_are_a_bug_s():
     step = step_of([Resident()])
     with pytest.raises(RuntimeError, match="shape mismatch"):
         Parts(step, fails=RuntimeError("shape mismatch")).executor.execute(plan_of(step))
 
 
-def test_the_forward_rests_once_nobody_is_left() -> None:
+def test_the_forward_rests_once_nobody_is_left():
     parts = Parts(step_of([Resident()]))
     assert parts.executor.release(3) == (3,)
     assert parts.calls == []
@@ -173,7 +171,7 @@ def test_the_forward_rests_once_nobody_is_left() -> None:
     assert parts.calls == [("rest", None)]
 
 
-def test_requests_are_checked_and_paths_are_told() -> None:
+def test_requests_are_checked_and_paths_are_told():
     step = step_of([Resident(), Resident()])
     executor = Parts(step).executor
     executor.validate(step.requests[0])

@@ -1,7 +1,5 @@
 """Requests that are cancelled at any moment hold nothing afterwards, and change nothing for those before them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +58,7 @@ Moves = st.lists(
 @pytest.mark.parametrize("name", SCHEDULERS)
 @settings(max_examples=25)
 @given(moves=Moves)
-def test_no_row_and_no_demand_is_left(name: str, moves: list[tuple[str, int]]) -> None:
+def test_no_row_and_no_demand_is_left(name, moves):
     made = scheduler_of(name)
     driven, submitted, live = Driven(made), 0, set[int]()
     for what, value in moves:
@@ -87,7 +85,7 @@ def test_no_row_and_no_demand_is_left(name: str, moves: list[tuple[str, int]]) -
 @pytest.mark.parametrize("name", SCHEDULERS)
 @settings(max_examples=15)
 @given(cancelled_at=st.integers(0, 12), order=st.permutations(range(5)))
-def test_requests_before_it_run_as_if_it_had_never_been(name: str, cancelled_at: int, order: list[int]) -> None:
+def test_requests_before_it_run_as_if_it_had_never_been(name, cancelled_at, order):
     """First come, first served: who came before never depends on who came after."""
     victim = order[0]
     both = []
@@ -107,7 +105,7 @@ def test_requests_before_it_run_as_if_it_had_never_been(name: str, cancelled_at:
     assert both[0][:length] == both[1][:length]
 
 
-def test_cancelling_twice_or_nobody_does_nothing() -> None:
+def test_cancelling_twice_or_nobody_does_nothing():
     made = scheduler_of("phase")
     assert not made.cancel(3)
     made.submit(request(3))
@@ -116,7 +114,7 @@ def test_cancelling_twice_or_nobody_does_nothing() -> None:
     assert not made.has_work
 
 
-def test_members_of_a_running_static_batch_end_together() -> None:
+def test_members_of_a_running_static_batch_end_together():
     config = EngineConfig(max_num_batched_tokens=60, max_num_seqs=4, max_model_len=60)
     made = StaticBatchScheduler(config, KvPool(60), DelayedCache(delay=1), batch_size=2)
     driven = Driven(made)

@@ -1,7 +1,5 @@
 """A refresh rule reuses what it has built, and builds where it says that it caches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +35,12 @@ def built(step: int) -> Phase:
         (Rule(lambda step: "build"), "answers 'build' for step 0 of a block, which is no Phase"),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(rule: Rule, said: str) -> None:
+def test_a_rule_that_cannot_be_is_refused(rule, said):
     with pytest.raises(UserError, match=said):
         check_rule(rule, 8)
 
 
-def test_what_it_raises_is_said_of_it() -> None:
+def test_what_it_raises_is_said_of_it():
     with pytest.raises(RunError, match=r"policy Rule\.phase fails \(KeyError: 1\): correct it"):
         check_rule(Rule({0: Phase.BUILD}.__getitem__), 8)
 
@@ -62,13 +60,13 @@ class Doubts(Counts):
         raise LookupError("there are none yet")
 
 
-def test_one_that_keeps_state_is_left_as_it_is() -> None:
+def test_one_that_keeps_state_is_left_as_it_is():
     rule = Counts()
-    check_rule(rule, 8)  # type: ignore[arg-type]
+    check_rule(rule, 8)
     assert rule.num == 0
-    check_rule(Doubts(), 8)  # type: ignore[arg-type]
+    check_rule(Doubts(), 8)
 
 
 @pytest.mark.parametrize("rule", [DelayedCache(), DelayedCache(delay=0, window="suffix"), NoCache(), Rule(built)])
-def test_a_rule_that_builds_first_is_taken(rule: Any) -> None:
+def test_a_rule_that_builds_first_is_taken(rule):
     check_rule(rule, 8)

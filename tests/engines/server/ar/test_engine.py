@@ -1,7 +1,5 @@
 """Requests that come and go over the torch worker: the tokens of each alone, whatever happens to the others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,7 +82,7 @@ REQUESTS = [(20, 6), (3, 12), (50, 1), (31, 7), (9, 5), (40, 17), (1, 9), (17, 3
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_answers_in_company_are_those_of_each_request_alone(model: CausalModel, name: str) -> None:
+def test_answers_in_company_are_those_of_each_request_alone(model, name):
     batching, options = CASES[name]
     engine = served(model, batching, **options)
     answers: dict[int, tuple[int, ...]] = {}
@@ -113,9 +111,7 @@ class Recording:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_tokens": 96, "block_size": 8}], ids=["room-for-all", "scarce-blocks"])
-def test_requests_that_come_at_once_make_the_steps_of_the_engine_s_own_run(
-    model: CausalModel, options: dict[str, Any]
-) -> None:
+def test_requests_that_come_at_once_make_the_steps_of_the_engine_s_own_run(model, options):
     """The same policy object, here and in a run to the end: the same questions, the same answers, the same tokens."""
     ran, taken = Recording(CHUNKED), Recording(CHUNKED)
     sessions = [Session(i, 0.0, (Round(length, tokens),)) for i, (length, tokens) in enumerate(REQUESTS)]
@@ -137,7 +133,7 @@ def test_requests_that_come_at_once_make_the_steps_of_the_engine_s_own_run(
     assert (run.facts["num_preemptions"] > 0) == bool(options)
 
 
-def test_tokens_are_told_as_they_come_and_each_once(model: CausalModel) -> None:
+def test_tokens_are_told_as_they_come_and_each_once(model):
     engine = served(model)
     engine.submit(submission(0, prompt(8), 5, tells=True))
     engine.submit(submission(1, prompt(8), 5))
@@ -149,7 +145,7 @@ def test_tokens_are_told_as_they_come_and_each_once(model: CausalModel) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_an_end_token_ends_the_answer_unless_it_is_ignored(model: CausalModel, place: int) -> None:
+def test_an_end_token_ends_the_answer_unless_it_is_ignored(model, place):
     """At its first token, which the prefill makes, and at one of the decode's."""
     ids = alone(model, prompt(12), 8)
     end = ids[place]
@@ -162,7 +158,7 @@ def test_an_end_token_ends_the_answer_unless_it_is_ignored(model: CausalModel, p
     assert_nothing_is_held(engine)
 
 
-def test_requests_sample_by_their_own_settings(model: CausalModel) -> None:
+def test_requests_sample_by_their_own_settings(model):
     """Greedy beside two seeds and a nucleus; each as alone, also where it goes on from another's kept K/V."""
     ids = prompt(24)
     asked: list[dict[str, Any]] = [
@@ -192,7 +188,7 @@ def test_requests_sample_by_their_own_settings(model: CausalModel) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 6])
-def test_a_cancelled_request_frees_its_blocks_at_once(model: CausalModel, steps: int) -> None:
+def test_a_cancelled_request_frees_its_blocks_at_once(model, steps):
     """Waiting, in the middle of its prefill, decoding."""
     engine = served(model)
     engine.submit(submission(0, prompt(40, 1), 20))
@@ -227,9 +223,7 @@ ANSWERS: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=histories(), room=st.sampled_from([96, 160, 1024]))
-def test_whatever_comes_and_goes_the_answers_are_right_and_nothing_leaks(
-    model: CausalModel, drawn: list[tuple[str, int, int, int]], room: int
-) -> None:
+def test_whatever_comes_and_goes_the_answers_are_right_and_nothing_leaks(model, drawn, room):
     """Few blocks and slots: prompts, their next turns and cancellations among evictions and preemptions."""
     engine = served(model, num_tokens=room, block_size=8, num_slots=6)
     prompts: dict[int, np.ndarray] = {}
@@ -268,7 +262,7 @@ def test_whatever_comes_and_goes_the_answers_are_right_and_nothing_leaks(
 # ---- conversations -----------------------------------------------------------------------------------------
 
 
-def test_a_next_turn_goes_on_from_the_kv_of_the_last(model: CausalModel) -> None:
+def test_a_next_turn_goes_on_from_the_kv_of_the_last(model):
     engine = served(model)
     first = prompt(40, 1)
     engine.submit(submission(0, first, 10))
@@ -284,7 +278,7 @@ def test_a_next_turn_goes_on_from_the_kv_of_the_last(model: CausalModel) -> None
     assert_nothing_is_held(engine)
 
 
-def test_an_opening_that_many_share_is_not_taken_from_a_conversation(model: CausalModel) -> None:
+def test_an_opening_that_many_share_is_not_taken_from_a_conversation(model):
     engine = served(model)
     opening = prompt(20, 1)
     talk = np.concatenate([opening, prompt(60, 2)])
@@ -300,7 +294,7 @@ def test_an_opening_that_many_share_is_not_taken_from_a_conversation(model: Caus
     assert engine.status().counts["reused_tokens"] == 80
 
 
-def test_the_same_prompt_again_computes_its_last_token_alone(model: CausalModel) -> None:
+def test_the_same_prompt_again_computes_its_last_token_alone(model):
     engine = served(model)
     for i in range(2):
         engine.submit(submission(i, prompt(33), 1))
@@ -311,7 +305,7 @@ def test_the_same_prompt_again_computes_its_last_token_alone(model: CausalModel)
 # ---- failures -------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_step_costs_its_batch_alone(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_costs_its_batch_alone(model, monkeypatch):
     engine = served(model, Chunked(max_num_batched_tokens=8, max_num_seqs=2))
     for i in range(4):
         engine.submit(submission(i, prompt(12, i), 6))
@@ -349,7 +343,7 @@ class Late:
         return CHUNKED.next_step(at, now) if self.asked > 3 else StepPlan(wake_s=now + 1e-4)
 
 
-def test_a_scheduler_that_starts_nothing_is_a_failure_and_one_that_waits_is_asked_again(model: CausalModel) -> None:
+def test_a_scheduler_that_starts_nothing_is_a_failure_and_one_that_waits_is_asked_again(model):
     engine = served(model, Idle())
     engine.submit(submission(0, prompt(5), 2))
     with pytest.raises(RunError, match="leaves waiting prompts where they are"):
@@ -360,7 +354,7 @@ def test_a_scheduler_that_starts_nothing_is_a_failure_and_one_that_waits_is_aske
     assert finish(late)[0] == alone(model, prompt(5), 2)
 
 
-def test_what_the_pool_never_holds_is_refused_in_a_sentence(model: CausalModel) -> None:
+def test_what_the_pool_never_holds_is_refused_in_a_sentence(model):
     engine = served(model, num_tokens=64)
     with pytest.raises(
         UserError, match="prompt of 60 tokens and max_tokens=5 make more than the 64 tokens of K/V there is room for"
@@ -371,7 +365,7 @@ def test_what_the_pool_never_holds_is_refused_in_a_sentence(model: CausalModel) 
     assert len(finish(engine)[1]) == 4
 
 
-def test_the_status_says_what_the_last_step_did(model: CausalModel) -> None:
+def test_the_status_says_what_the_last_step_did(model):
     engine = served(model)
     engine.submit(submission(0, prompt(6, 1), 4))
     engine.step()
@@ -386,7 +380,7 @@ def test_the_status_says_what_the_last_step_did(model: CausalModel) -> None:
     assert engine.status().phases == {"prefill": 0, "decode": 0}
 
 
-def test_the_default_length_gives_way_to_the_prompt() -> None:
+def test_the_default_length_gives_way_to_the_prompt():
     assert ArGeneration(default_tokens=100).length(10, 256) == 100
     assert ArGeneration(default_tokens=100).length(200, 256) == 56
     assert ArGeneration(max_tokens=90).length(200, 256) == 90

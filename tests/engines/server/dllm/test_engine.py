@@ -1,7 +1,5 @@
 """The packed engine behind a server: blocks are told as they are complete, and what is cancelled holds nothing."""
 
-from __future__ import annotations
-
 import pytest
 from support.engine_runs import engine_for, run_together
 from support.tiny_models import GQA, prompt_of
@@ -25,7 +23,7 @@ def submission(request_id: int, *, wants_tokens: bool) -> Submission:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_blocks_are_told_in_order_and_are_the_whole_answer(scheduler: str) -> None:
+def test_blocks_are_told_in_order_and_are_the_whole_answer(scheduler):
     config = EngineConfig(max_num_batched_tokens=80, max_num_seqs=4, max_model_len=60, scheduler=scheduler)
     asked = [submission(i, wants_tokens=i % 2 == 0) for i in range(5)]
     wanted = run_together(
@@ -60,7 +58,7 @@ def test_blocks_are_told_in_order_and_are_the_whole_answer(scheduler: str) -> No
         assert [len(part) for part in parts] == ([4, 4, 4] if request_id % 2 == 0 else [12])
 
 
-def test_rows_and_slots_are_free_again_after_a_cancellation() -> None:
+def test_rows_and_slots_are_free_again_after_a_cancellation():
     engine = served()
     for round_ in range(3):
         for i in range(6):
@@ -84,7 +82,7 @@ def test_rows_and_slots_are_free_again_after_a_cancellation() -> None:
     assert [end.request_id for end in ends] == [30]
 
 
-def test_giving_up_costs_what_runs_and_leaves_what_waits() -> None:
+def test_giving_up_costs_what_runs_and_leaves_what_waits():
     engine = served()
     for i in range(6):
         engine.submit(submission(i, wants_tokens=False))
@@ -100,7 +98,7 @@ def test_giving_up_costs_what_runs_and_leaves_what_waits() -> None:
     assert engine.status().pool_used == 0
 
 
-def test_a_server_keeps_nothing_of_steps_that_are_over() -> None:
+def test_a_server_keeps_nothing_of_steps_that_are_over():
     engine = served()
     inner, most = engine._engine, 0
     for i in range(FORGET_EVERY // 12 + 2):

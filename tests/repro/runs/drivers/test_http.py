@@ -1,7 +1,5 @@
 """Open-loop driving in virtual time: every stamp is known beforehand, to the last bit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +64,7 @@ def drive(talks: Sequence[Talk], server: Server, **options: Any) -> list[Exchang
     return run_virtually(drive_http(talks, server.send, **options))
 
 
-def test_requests_are_sent_when_due_whatever_is_under_way() -> None:
+def test_requests_are_sent_when_due_whatever_is_under_way():
     server = Server()
     exchanges = drive([Talk(0, 1.0), Talk(2, 1.5), Talk(1, 1.25)], server)
     assert [(e.session_id, e.due_s, e.sent_s, e.ended_s) for e in exchanges] == [
@@ -78,7 +76,7 @@ def test_requests_are_sent_when_due_whatever_is_under_way() -> None:
     assert server.most == 3
 
 
-def test_a_cap_holds_requests_back_in_order_and_tells_their_wait() -> None:
+def test_a_cap_holds_requests_back_in_order_and_tells_their_wait():
     server = Server()
     exchanges = drive([Talk(i, 0.25 * i) for i in range(4)], server, max_concurrency=2)
     assert server.most == 2
@@ -87,7 +85,7 @@ def test_a_cap_holds_requests_back_in_order_and_tells_their_wait() -> None:
     assert [e.due_s for e in exchanges] == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_turns_of_a_conversation_follow_its_answers() -> None:
+def test_turns_of_a_conversation_follow_its_answers():
     exchanges = drive([Talk(0, 1.0, (2.0, 0.5, 9.0)), Talk(1, 1.0)], Server())
     turns = [e for e in exchanges if e.session_id == 0]
     assert [(e.turn, e.due_s, e.ended_s) for e in turns] == [(0, 1.0, 2.0), (1, 4.0, 5.0), (2, 5.5, 6.5)]
@@ -95,7 +93,7 @@ def test_turns_of_a_conversation_follow_its_answers() -> None:
     assert turns[2].ask.body["heard"] == ["0.0", "0.1"]
 
 
-def test_turns_behind_a_failure_are_not_sent_and_not_lost() -> None:
+def test_turns_behind_a_failure_are_not_sent_and_not_lost():
     exchanges = drive([Talk(0, 0.0, (1.0, 1.0, 1.0)), Talk(1, 0.0)], Server(failing=((0, 1),)))
     assert [(e.session_id, e.turn, e.error) for e in exchanges] == [
         (0, 0, None),
@@ -106,7 +104,7 @@ def test_turns_behind_a_failure_are_not_sent_and_not_lost() -> None:
     assert exchanges[-1].sent_s is None
 
 
-def test_progress_counts_every_turn() -> None:
+def test_progress_counts_every_turn():
     told: list[DriveProgress] = []
     drive([Talk(0, 0.0, (0.0, 0.0)), Talk(1, 0.0)], Server(), on_progress=told.append)
     assert [p.num_closed for p in told] == [1, 2, 3]
@@ -120,12 +118,12 @@ def test_progress_counts_every_turn() -> None:
         ([Talk(0, 0.0)], {"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
     ],
 )
-def test_what_cannot_be_driven_is_refused(talks: list[Talk], options: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_driven_is_refused(talks, options, sentence):
     with pytest.raises(UserError, match=sentence):
         drive(talks, Server(), **options)
 
 
-def test_an_error_of_the_client_ends_the_run_and_its_tasks() -> None:
+def test_an_error_of_the_client_ends_the_run_and_its_tasks():
     async def send(body: Mapping[str, Any], clock: Clock) -> Reply:
         await asyncio.sleep(0.5 if body["session"] else 0.25)
         raise ValueError("a fault")
@@ -140,7 +138,7 @@ def test_an_error_of_the_client_ends_the_run_and_its_tasks() -> None:
     turns=st.integers(1, 3),
     cap=st.none() | st.integers(1, 4),
 )
-def test_every_turn_is_answered_once_and_never_early(arrivals: list[int], turns: int, cap: int | None) -> None:
+def test_every_turn_is_answered_once_and_never_early(arrivals, turns, cap):
     server = Server()
     talks = [Talk(i, time / 8, (0.125,) * turns) for i, time in enumerate(arrivals)]
     exchanges = drive(talks, server, max_concurrency=cap)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +14,7 @@ from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.log import drive_engine
 
 
-def test_golden_stamps() -> None:
+def test_golden_stamps():
     # Request 1 falls due inside the first step, 2 at its very end, 3 after an idle stretch.
     record = drive([1.0, 1.5, 3.0, 10.0], 2.0)
     table = record.requests
@@ -33,18 +31,18 @@ def test_golden_stamps() -> None:
     assert DLLM.assess(record).valid
 
 
-def test_no_requests() -> None:
+def test_no_requests():
     record = drive([], 1.0)
     assert record.num_requests == len(record.tables["steps"]["step"]) == 0
     DLLM.check_tables(record)
 
 
-def test_deterministic_queue_below_saturation_never_waits() -> None:
+def test_deterministic_queue_below_saturation_never_waits():
     record = drive([0.5 * k for k in range(100)], 0.5)
     assert request_times(record, "queue_wait_s").tolist() == [0.0] * 100
 
 
-def test_deterministic_queue_above_saturation() -> None:
+def test_deterministic_queue_above_saturation():
     # D/D/1 with T = 0.5 and D = 0.75: the k-th waits k (D - T), exactly in binary floating point.
     record = drive([0.5 * k for k in range(100)], 0.75)
     assert request_times(record, "queue_wait_s").tolist() == [0.25 * k for k in range(100)]
@@ -52,7 +50,7 @@ def test_deterministic_queue_above_saturation() -> None:
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
-def test_poisson_arrivals_meet_pollaczek_khinchine(load: float) -> None:
+def test_poisson_arrivals_meet_pollaczek_khinchine(load):
     """M/D/1: mean wait = load * D / (2 (1 - load)). Batch means give nearly independent samples of it."""
     arrivals = np.random.default_rng(7).exponential(1 / load, size=40_000).cumsum()
     waits = request_times(drive(arrivals.tolist(), 1.0), "queue_wait_s")
@@ -76,9 +74,7 @@ quarters = st.integers(0, 40).map(lambda n: n / 4)
     capacity=st.integers(1, 4),
     fail=st.frozensets(st.integers(0, 24)),
 )
-def test_every_request_ends_once_and_none_is_submitted_early(
-    workload: list[tuple[float, int]], service_s: float, capacity: int, fail: frozenset[int]
-) -> None:
+def test_every_request_ends_once_and_none_is_submitted_early(workload, service_s, capacity, fail):
     requests = make_requests([arrival for arrival, _ in workload], [steps for _, steps in workload])
     clock = VirtualClock()
     engine = FakeEngine(clock, service_s=service_s, capacity=capacity, fail=fail)
@@ -102,12 +98,12 @@ def test_every_request_ends_once_and_none_is_submitted_early(
     assert problems == ([] if requests else ["there are no requests"])
 
 
-def test_same_workload_twice_is_the_same_record() -> None:
+def test_same_workload_twice_is_the_same_record():
     arrivals = np.random.default_rng(3).exponential(1.0, size=200).cumsum().tolist()
     assert drive(arrivals, 0.7, capacity=3) == drive(arrivals, 0.7, capacity=3)
 
 
-def test_stopping_leaves_open_requests_unfinished() -> None:
+def test_stopping_leaves_open_requests_unfinished():
     clock = VirtualClock()
     seen: list[DriveProgress] = []
     record = drive_engine(
@@ -147,7 +143,7 @@ class BlockingEngine(FakeEngine):
         return super().step()
 
 
-def test_a_blocking_step_is_stamped_by_the_clock_not_by_its_own_duration() -> None:
+def test_a_blocking_step_is_stamped_by_the_clock_not_by_its_own_duration():
     clock = SleepyClock()
     record = drive_engine(BlockingEngine(clock, service_s=1.0), make_requests([0.5, 1.0]), clock)
     assert clock.sleeps == [0.5]
@@ -156,7 +152,7 @@ def test_a_blocking_step_is_stamped_by_the_clock_not_by_its_own_duration() -> No
     assert record.tables["steps"]["duration_s"] == [1.0, 1.0]
 
 
-def test_wall_clock() -> None:
+def test_wall_clock():
     clock = WallClock()
     record = drive_engine(FakeEngine(clock, service_s=0.0), make_requests([0.0, 0.002, 0.004]), clock)
     assert record.obtained == "measured"
@@ -165,20 +161,20 @@ def test_wall_clock() -> None:
     assert clock.now() >= 0.004
 
 
-def test_virtual_clock_refuses_impossible_durations() -> None:
+def test_virtual_clock_refuses_impossible_durations():
     for duration in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite and not negative"):
             VirtualClock().advance(duration)
 
 
-def test_sleeping_never_turns_the_clock_back() -> None:
+def test_sleeping_never_turns_the_clock_back():
     clock = VirtualClock()
     clock.sleep_until(5.0)
     clock.sleep_until(3.0)
     assert clock.now() == 5.0
 
 
-def test_bad_workloads_are_refused() -> None:
+def test_bad_workloads_are_refused():
     clock = VirtualClock()
     request = make_requests([0.0])[0]
     with pytest.raises(UserError, match="request_id=0 appears twice"):
@@ -195,13 +191,13 @@ class StuckEngine(FakeEngine):
         return super().step() if self.num_waiting >= 2 else None
 
 
-def test_an_engine_with_nothing_to_run_waits_for_the_next_arrival() -> None:
+def test_an_engine_with_nothing_to_run_waits_for_the_next_arrival():
     clock = VirtualClock()
     record = drive_engine(StuckEngine(clock, service_s=1.0, capacity=2), make_requests([0.0, 4.0]), clock)
     assert record.requests["admitted_s"] == [4.0, 4.0]
 
 
-def test_a_stalled_engine_is_an_error() -> None:
+def test_a_stalled_engine_is_an_error():
     clock = VirtualClock()
     with pytest.raises(EngineStalledError, match="1 requests waiting and 0 running"):
         drive_engine(StuckEngine(clock, service_s=1.0), make_requests([0.0]), clock)
@@ -228,7 +224,7 @@ class LyingEngine(FakeEngine):
         ("plan", {"admitted": (0, 0)}, "admitted_s of request 0 twice"),
     ],
 )
-def test_an_engine_that_miscounts_is_an_error(part: str, reported: dict[str, object], said: str) -> None:
+def test_an_engine_that_miscounts_is_an_error(part, reported, said):
     clock = VirtualClock()
     with pytest.raises(RuntimeError, match=said):
         drive_engine(LyingEngine(clock, part, reported), make_requests([0.0, 9.0]), clock)

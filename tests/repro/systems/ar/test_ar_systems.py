@@ -1,7 +1,5 @@
 """Systems on the simulated cluster through the harness: what a cell becomes, what its record holds, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
@@ -50,7 +48,7 @@ def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system: str) -> None:
+def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system):
     experiment, record = ran(cell(system))
     AR.check_tables(record)
     assert AR.assess(record).reasons == ()
@@ -67,7 +65,7 @@ def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system: str) -> N
     assert "constants physical (assumed)" in record.manifest["calibration"]
 
 
-def test_the_reading_and_the_objectives_are_the_cells() -> None:
+def test_the_reading_and_the_objectives_are_the_cells():
     _, strict = ran(cell(rate=2.0, transient=True, slo_ttft_s=0.2))
     _, loose = ran(cell(rate=2.0, transient=True, slo_ttft_s=60, slo_itl_s=60, slo_scope="session", itl_stat="max"))
     assert strict.facts["slo"]["ttft_s"] == 0.2
@@ -76,7 +74,7 @@ def test_the_reading_and_the_objectives_are_the_cells() -> None:
     assert AR.summarize(strict)["slo_attainment"] < 0.6
 
 
-def test_it_is_stored_once_and_the_same_bytes_again(tmp_path: Path) -> None:
+def test_it_is_stored_once_and_the_same_bytes_again(tmp_path):
     asked = [prepare(cell(system)) for system in ("ampd", "vllm-sim")]
     first = Sweep(asked, Store(tmp_path / "a")).run(jobs=1)
     second = Sweep(asked, Store(tmp_path / "b")).run(jobs=1)
@@ -88,14 +86,14 @@ def test_it_is_stored_once_and_the_same_bytes_again(tmp_path: Path) -> None:
     assert [outcome.status for outcome in Sweep(asked, Store(tmp_path / "a")).run(jobs=1)] == ["reused", "reused"]
 
 
-def test_policies_are_part_of_the_code_behind_a_run() -> None:
+def test_policies_are_part_of_the_code_behind_a_run():
     modules = prepare(cell()).code.modules
     assert {"engines.ampd.routing", "engines.ampd.reordering", "engines.ar.cluster.decode_worker"} <= modules.keys()
     assert {"repro.systems.ar.settings", "repro.workloads.sessions.workload"} <= modules.keys()
     assert not any(name.startswith(("paper_figures", "repro.cli")) for name in modules)
 
 
-def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path, monkeypatch):
     (tmp_path / "my_router.py").write_text(
         "from engines.policies.routing import Decision\n\n\nclass Home:\n"
         "    def __init__(self, *, model, slo, seed):\n        pass\n\n"
@@ -108,7 +106,7 @@ def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeyp
     assert "my_router" in experiment.code.modules
 
 
-def test_what_a_router_is_made_with_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_router_is_made_with_is_its_own(tmp_path, monkeypatch):
     """Neither the verdict on it nor other systems' runs rest on what it has made of that."""
     (tmp_path / "spoils.py").write_text(
         "from engines.policies.routing import Decision\n\n\nclass Home:\n"
@@ -133,9 +131,7 @@ def test_what_a_router_is_made_with_is_its_own(tmp_path: Path, monkeypatch: pyte
         ("def __new__(cls, **given): raise LookupError('no\\nline')", "fails when called (LookupError: no line)"),
     ],
 )
-def test_what_is_no_router_is_refused_before_it_runs(
-    route: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_router_is_refused_before_it_runs(route, sentence, tmp_path, monkeypatch):
     name = f"mine_{zlib.crc32(route.encode())}"
     (tmp_path / f"{name}.py").write_text(
         f"class Mine:\n    def __init__(self, *, model, slo, seed): ...\n\n    {route}\n"
@@ -152,7 +148,7 @@ def own_sessions(folder: Path, prefill_tokens: int) -> str:
     return str(path)
 
 
-def test_sessions_of_ones_own_are_served_as_they_are(tmp_path: Path) -> None:
+def test_sessions_of_ones_own_are_served_as_they_are(tmp_path):
     path = own_sessions(tmp_path, 8000)
     experiment, record = ran(cell(dataset="gaia", rate=0.1, dataset_path=path))
     assert sorted(session.prefill_tokens for session in experiment.workload.sessions) == list(range(8200, 8220))
@@ -162,32 +158,32 @@ def test_sessions_of_ones_own_are_served_as_they_are(tmp_path: Path) -> None:
     assert sum(session.prefill_tokens for session in scaled.sessions) == round(20 * 6161.02)
 
 
-def test_policies_know_the_speed_at_the_context_of_ones_own_sessions(tmp_path: Path) -> None:
-    config = prepare(cell(dataset="gaia", dataset_path=own_sessions(tmp_path, 8000))).deployment.settings.workload  # type: ignore[attr-defined]
+def test_policies_know_the_speed_at_the_context_of_ones_own_sessions(tmp_path):
+    config = prepare(cell(dataset="gaia", dataset_path=own_sessions(tmp_path, 8000))).deployment.settings.workload
     assert profiled_context(config) == round((8000 + 9.5 + 200 + 60) / 2)
-    gaia = prepare(cell(dataset="gaia")).deployment.settings.workload  # type: ignore[attr-defined]
+    gaia = prepare(cell(dataset="gaia")).deployment.settings.workload
     assert profiled_context(gaia) == round((6161.02 + 528.76) / 2)
 
 
-def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
+def test_a_session_that_no_worker_holds_is_refused(tmp_path):
     path = own_sessions(tmp_path, 20_000_000)
     with pytest.raises(UserError, match=r"has a session of 200002[67]9 tokens and a worker of"):
         prepare(cell(dataset="gaia", dataset_path=path))
 
 
-def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions() -> None:
+def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions():
     experiment, record = ran(cell("vllm-sim", deployment="search", rate=1.2))
     assert record.facts["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
     assert record.facts["options"]["scheduling"] in ("prefill-first", "chunked")
     assert "other samples" in record.facts["deployment_chosen"]
-    ground = Ground.of(experiment.deployment.settings)  # type: ignore[attr-defined]
+    ground = Ground.of(experiment.deployment.settings)
     assert ground.sampled().sessions != experiment.workload.sessions
     fixed = [ran(cell("vllm-sim", deployment=str(each), rate=1.2))[1] for each in candidates(ground, False)]
     shares = [AR.summarize(each)["slo_attainment"] for each in fixed]
     assert AR.summarize(record)["slo_attainment"] >= min(shares)
 
 
-def test_the_planner_plans_for_the_rate_of_the_cell() -> None:
+def test_the_planner_plans_for_the_rate_of_the_cell():
     _, low = ran(cell(deployment="planner", rate=0.4))
     _, high = ran(cell(deployment="planner", rate=1.6))
     _, told = ran(cell(deployment="planner", rate=1.6, planning_rate=0.4))
@@ -202,12 +198,12 @@ def test_the_planner_plans_for_the_rate_of_the_cell() -> None:
         ("D:TP2x3 P:TP2x1", Deployment.disaggregated(2, 1, 2, 3)),
     ],
 )
-def test_deployments_are_read_as_they_are_written(text: str, deployment: Deployment) -> None:
+def test_deployments_are_read_as_they_are_written(text, deployment):
     assert parse_deployment(text) == deployment
     assert parse_deployment(str(deployment)) == deployment
 
 
-def test_a_rate_that_never_drains_is_invalid_unless_asked_for() -> None:
+def test_a_rate_that_never_drains_is_invalid_unless_asked_for():
     _, record = ran(cell(rate=20.0))
     (reason,) = AR.assess(record).reasons
     assert reason.startswith("the rate never drains: prefills take")
@@ -216,7 +212,7 @@ def test_a_rate_that_never_drains_is_invalid_unless_asked_for() -> None:
     assert record.facts["overload_reason"] is not None
 
 
-def test_lost_rounds_and_kv_are_noticed() -> None:
+def test_lost_rounds_and_kv_are_noticed():
     _, record = ran(cell())
     table = dict(record.tables["rounds"])
     table["decode_tokens"] = [table["decode_tokens"][0] + 1, *table["decode_tokens"][1:]]
@@ -227,7 +223,7 @@ def test_lost_rounds_and_kv_are_noticed() -> None:
     assert "sent back other K/V" in " ".join(AR.assess(broken).reasons)
 
 
-def test_objectives_are_the_papers() -> None:
+def test_objectives_are_the_papers():
     printed = yaml.safe_load((PAPER / "ampd" / "protocol.yaml").read_text(encoding="utf-8"))["slo_ms"]
     own = {
         (model, trace.lower()): (slo["ttft_ms"], slo["itl_ms"])

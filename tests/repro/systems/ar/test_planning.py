@@ -1,7 +1,5 @@
 """AMPD's planner as a system: what its runs hold, what it refuses, and that timing changes no plan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from support.cells import a_cell
@@ -34,7 +32,7 @@ def summary(asked: Cell) -> dict[str, Any]:
     return PLANNING.summarize(record)
 
 
-def test_it_plans_what_ampd_serves_on() -> None:
+def test_it_plans_what_ampd_serves_on():
     """A run of ampd with ``deployment=planner`` is on the first plan of seed 0."""
     served = a_cell(
         "ampd", dataset="toolbench", platform="h20x32", executor="roofline", rate=0.6, seed=3, model="Qwen3-32B"
@@ -47,7 +45,7 @@ def test_it_plans_what_ampd_serves_on() -> None:
     assert [plan["worst_of_slo"] for plan in plans] == sorted(plan["worst_of_slo"] for plan in plans)
 
 
-def test_timed_runs_are_measured_and_plan_the_same() -> None:
+def test_timed_runs_are_measured_and_plan_the_same():
     plain, timed = prepare(cell()), prepare(cell(timed=True))
     assert (plain.deployment.obtained, timed.deployment.obtained) == ("simulated", "measured")
     assert plain.run() == plain.run()
@@ -58,11 +56,11 @@ def test_timed_runs_are_measured_and_plan_the_same() -> None:
     assert without["coefficients_s"] is None
 
 
-def test_another_seed_is_another_sample_of_sessions() -> None:
+def test_another_seed_is_another_sample_of_sessions():
     first, second = (prepare(cell(seed=seed)).workload.provenance.checksum for seed in (0, 1))
     assert first != second
 
 
-def test_a_cluster_larger_than_the_platform_can_be_planned() -> None:
+def test_a_cluster_larger_than_the_platform_can_be_planned():
     (plan, *_) = summary(cell(num_gpus=256, rate=19.2, num_prompts=300))["plans"]
     assert plan["worst_of_slo"] > 0

@@ -1,10 +1,7 @@
 """Cells whose answers are graded: their requests, their verdicts, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +35,7 @@ def cell(task: str, system: str = "dllm-serve", **knobs: Scalar) -> Cell:
     return a_cell(system, dataset=task, platform=where, executor=executor, seed=3, **knobs)
 
 
-def test_prompts_go_in_whole_and_in_order() -> None:
+def test_prompts_go_in_whole_and_in_order():
     experiment = prepare(cell("mini-gsm", num_prompts=5))
     task = require_task(experiment.deployment.task, experiment.cell)
     tokenizer = load_tokenizer(TINY_DIR)
@@ -50,11 +47,11 @@ def test_prompts_go_in_whole_and_in_order() -> None:
     assert (provenance.num_clipped, provenance.num_repeated, provenance.length_scale) == (0, 0, 1.0)
 
 
-def test_default_size_is_the_tasks() -> None:
+def test_default_size_is_the_tasks():
     assert len(prepare(cell("mini-code")).workload.requests) == TASKS["mini-code"].num_problems == 500
 
 
-def test_the_key_follows_the_problems(tmp_path: Path) -> None:
+def test_the_key_follows_the_problems(tmp_path):
     keys = set()
     for answer in ("#### 2", "#### 3"):
         path = tmp_path / "g.jsonl"
@@ -68,12 +65,12 @@ def test_the_key_follows_the_problems(tmp_path: Path) -> None:
     assert len(keys) == 2, "other answers, other verdicts"
 
 
-def test_lengths_of_its_prompts_are_their_own() -> None:
+def test_lengths_of_its_prompts_are_their_own():
     with pytest.raises(UserError, match="input_len=32 has no effect with dataset='mini-gsm'"):
         prepare(cell("mini-gsm", input_len=32))
 
 
-def test_published_tasks_can_be_served_without_being_graded() -> None:
+def test_published_tasks_can_be_served_without_being_graded():
     simulated = prepare(cell("humaneval", executor="roofline", platform="rtx4090", num_prompts=4))
     assert simulated.deployment.task is None
     assert simulated.workload.requests[0].prompt_ids is None
@@ -83,7 +80,7 @@ def test_published_tasks_can_be_served_without_being_graded() -> None:
     assert DLLM.summarize(simulated.run())["accuracy"] is None
 
 
-def test_a_conversation_is_encoded_with_its_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_encoded_with_its_opening(monkeypatch):
     from engines.models import chat
 
     monkeypatch.setattr(
@@ -109,7 +106,7 @@ def sparse() -> tuple[Any, RunRecord]:
     return experiment, experiment.run()
 
 
-def test_answers_are_those_of_one_request_at_a_time(sparse: tuple[Any, RunRecord]) -> None:
+def test_answers_are_those_of_one_request_at_a_time(sparse):
     """What the batch answers, and its verdicts, against single requests through ``repro generate``'s path."""
     experiment, record = sparse
     generation = GenerationConfig(gen_length=40, block_length=8, steps=40)
@@ -124,7 +121,7 @@ def test_answers_are_those_of_one_request_at_a_time(sparse: tuple[Any, RunRecord
     assert len(set(record.requests["correct_strict"])) == 2, "some right, some wrong"
 
 
-def test_stopping_at_the_end_of_text_changes_no_verdict(sparse: tuple[Any, RunRecord]) -> None:
+def test_stopping_at_the_end_of_text_changes_no_verdict(sparse):
     _, record = sparse
     early = prepare(cell("mini-gsm", selection="uniform", retention_ratio=0.2, stop_at_eos=True, **QUICK)).run()
     assert sum(early.requests["output_len"]) < sum(record.requests["output_len"])
@@ -132,7 +129,7 @@ def test_stopping_at_the_end_of_text_changes_no_verdict(sparse: tuple[Any, RunRe
         assert early.requests[column] == record.requests[column]
 
 
-def test_accuracy_is_stored(sparse: tuple[Any, RunRecord], tmp_path: Path) -> None:
+def test_accuracy_is_stored(sparse, tmp_path):
     experiment, record = sparse
     store = Store(tmp_path)
     store.put(pack(experiment, record, {"finished_utc": "now"}))
@@ -145,7 +142,7 @@ def test_accuracy_is_stored(sparse: tuple[Any, RunRecord], tmp_path: Path) -> No
     assert stored.summary["accuracy_strict"]["value"] < accuracy["value"]
 
 
-def test_a_problem_without_an_answer_is_not_solved(sparse: tuple[Any, RunRecord]) -> None:
+def test_a_problem_without_an_answer_is_not_solved(sparse):
     experiment, record = sparse
     task = experiment.deployment.task
     ids = [tuple(load_tokenizer(TINY_DIR).encode(problem.reference)) for problem in task.problems]
@@ -156,7 +153,7 @@ def test_a_problem_without_an_answer_is_not_solved(sparse: tuple[Any, RunRecord]
 
 
 @pytest.mark.parametrize("system", ["llada", "sparse-dllm"])
-def test_baselines_answer_too(system: str) -> None:
+def test_baselines_answer_too(system):
     record = prepare(cell("mini-gsm", system, gen_length=32, block_length=16, steps=32, num_prompts=3)).run()
     accuracy = DLLM.summarize(record)["accuracy"]
     assert accuracy["n"] == 3

@@ -1,7 +1,5 @@
 """What runs share is of the files as they are."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from repro.runs.experiment import prepare
 from repro.systems.dllm.on_torch import load, model_key
 
 
-def test_a_checkpoint_that_was_written_anew_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_written_anew_is_loaded_anew(tmp_path):
     folder = Path(shutil.copytree(TINY_DIR, tmp_path / "model"))
     cell = a_cell(model=str(folder), num_prompts=1)
 
@@ -22,7 +20,7 @@ def test_a_checkpoint_that_was_written_anew_is_loaded_anew(tmp_path: Path) -> No
         return {
             name: each.clone()
             for name, each in load(*model_key(prepare(cell).deployment.settings)).state_dict().items()
-        }  # type: ignore[attr-defined]
+        }
 
     before = weights()
     (file,) = folder.glob("*.safetensors")

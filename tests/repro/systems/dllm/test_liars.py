@@ -1,7 +1,5 @@
 """A scheduler of one's own is judged by what was executed: what it says of itself decides nothing."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -42,12 +40,12 @@ def ran(name: str) -> RunRecord:
         ("Subclassed", "scheduler Subclassed plans no StepPlan"),
     ],
 )
-def test_a_plan_that_is_not_what_requests_need_ends_the_run_with_a_sentence(name: str, said: str) -> None:
+def test_a_plan_that_is_not_what_requests_need_ends_the_run_with_a_sentence(name, said):
     with pytest.raises(RunError, match=re.escape(said)):
         ran(name)
 
 
-def test_a_scheduler_that_changes_what_it_is_made_with_is_refused() -> None:
+def test_a_scheduler_that_changes_what_it_is_made_with_is_refused():
     for name in ("OwnPool", "Unmade"):
         with pytest.raises(UserError, match=rf"scheduler='support\.liars:{name}' replaces the config, pool, rule"):
             ran(name)
@@ -60,12 +58,12 @@ def test_a_scheduler_that_changes_what_it_is_made_with_is_refused() -> None:
         ("Drops", "1 of 6 requests did not finish"),
     ],
 )
-def test_a_budget_that_was_exceeded_and_a_request_that_was_dropped_are_in_the_verdict(name: str, said: str) -> None:
+def test_a_budget_that_was_exceeded_and_a_request_that_was_dropped_are_in_the_verdict(name, said):
     (reason,) = DLLM.assess(ran(name)).reasons
     assert re.fullmatch(said, reason)
 
 
-def test_one_that_starves_is_told_by_the_longest_wait_beside_the_mean() -> None:
+def test_one_that_starves_is_told_by_the_longest_wait_beside_the_mean():
     record = ran("Starves")
     assert DLLM.assess(record).valid
     waits = [

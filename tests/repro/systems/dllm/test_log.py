@@ -1,7 +1,5 @@
 """What the driver of a diffusion-LLM engine writes down of its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from support.driven import FakeEngine, make_requests
@@ -30,7 +28,7 @@ class LaggingEngine(FakeEngine):
         ]
 
 
-def test_what_is_known_late_is_in_the_record() -> None:
+def test_what_is_known_late_is_in_the_record():
     clock = VirtualClock()
     steps = drive_engine(LaggingEngine(clock, service_s=10.0), make_requests([0.0, 1.0, 2.0]), clock).tables["steps"]
     assert steps["forward_s"] == [0.5, 1.5, 2.5]

@@ -1,7 +1,5 @@
 """Every metric of a diffusion-LLM run on a record small enough to reckon by hand, and those of its steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -38,7 +36,7 @@ GOLDEN = record_of(
 )
 
 
-def test_golden_summary() -> None:
+def test_golden_summary():
     # Window: first arrival 1.0 to last finish 9.0.
     assert DLLM.summarize(GOLDEN) == {
         "num_requests": {"ok": 3, "failed": 1, "unfinished": 1},
@@ -80,7 +78,7 @@ def test_golden_summary() -> None:
     }
 
 
-def test_no_requests_and_no_steps() -> None:
+def test_no_requests_and_no_steps():
     summary = DLLM.summarize(record_of(slos={"a": {"e2el_s": 1}}))
     assert summary["e2el_s"] == summary["ttft_s"] == summary["queue_wait_s"] == stats(0, None, None, None, None, None)
     assert summary["num_requests"] == {"ok": 0, "failed": 0, "unfinished": 0}
@@ -99,7 +97,7 @@ def profiled(duration_s: float, **seconds: float) -> dict[str, float]:
     return {"duration_s": duration_s, **{f"{part}_s": seconds.get(part, 0.0) for part in STEP_PARTS}}
 
 
-def test_a_profile_by_kind_of_step() -> None:
+def test_a_profile_by_kind_of_step():
     steps = steps_table(
         {"num_refresh": 2, **profiled(8.0, gemm=4.0, attention=3.0, idle=1.0)},
         {"num_refresh": 1, "num_reuse": 1, **profiled(4.0, gemm=2.0, selection=2.0)},
@@ -125,14 +123,14 @@ def test_a_profile_by_kind_of_step() -> None:
     assert summary["graph_hit_rate"] == 1.0
 
 
-def test_a_kind_of_step_that_was_not_profiled_has_no_shares() -> None:
+def test_a_kind_of_step_that_was_not_profiled_has_no_shares():
     steps = steps_table({"num_reuse": 1, **profiled(1.0, gemm=1.0)}, {"num_refresh": 1, "duration_s": 1.0})
     found = DLLM.summarize(record_of(steps=steps))["profile"]
     seconds, share = dict.fromkeys(STEP_PARTS, 0.0), dict.fromkeys(STEP_PARTS)
     assert found["refresh"] == {"num_steps": 0, "seconds": seconds, "share": share}
 
 
-def test_shares_of_time_are_over_the_steps_that_have_them() -> None:
+def test_shares_of_time_are_over_the_steps_that_have_them():
     steps = steps_table(
         {"duration_s": 4.0, "bound_s": 1.0, "forward_s": None},
         {"duration_s": 6.0, "bound_s": 3.0, "forward_s": 3.0},
@@ -143,7 +141,7 @@ def test_shares_of_time_are_over_the_steps_that_have_them() -> None:
     assert summary["outside_forward_share"] == 1 - 3 / 6
 
 
-def test_a_graph_counts_where_all_are_in_reuse() -> None:
+def test_a_graph_counts_where_all_are_in_reuse():
     refreshes = ({"num_refresh": 1, "num_reuse": 1, "graph": True}, {"num_refresh": 1, "graph": True})
     steps = steps_table(*refreshes, {"num_reuse": 1, "graph": True}, {"num_reuse": 1}, {"num_reuse": 1})
     assert DLLM.summarize(record_of(steps=steps))["graph_hit_rate"] == 1 / 3

@@ -1,7 +1,5 @@
 """A policy that decides by what only a model gives is not simulated as something else."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,7 +72,7 @@ class Reads(PhaseScheduler):
     """Says nothing of it."""
 
     def submit(self, request: Request) -> None:
-        self.num_ids = len(request.prompt_ids)  # type: ignore[arg-type]
+        self.num_ids = len(request.prompt_ids)
         super().submit(request)
 
 
@@ -112,7 +110,7 @@ def with_rule(rule: Any, **own: Any) -> DllmSystem:
         (Word(), "refresh rule Word has needs='confidences': give a set of confidences and ids"),
     ],
 )
-def test_a_rule_on_data_is_refused_before_a_simulation(rule: Any, said: str) -> None:
+def test_a_rule_on_data_is_refused_before_a_simulation(rule, said):
     with pytest.raises(UserError, match=re.escape(said)):
         with_rule(rule).prepare(cell())
 
@@ -127,26 +125,26 @@ class Reuses:
 
 
 @pytest.mark.parametrize("executor", ["roofline", "torch"])
-def test_a_cache_that_was_never_built_is_not_reused(executor: str) -> None:
+def test_a_cache_that_was_never_built_is_not_reused(executor):
     with pytest.raises(
         UserError, match="refresh rule Reuses reuses a cache in step 0 of a block, before one was built"
     ):
         with_rule(Reuses()).prepare(cell(executor))
 
 
-def test_a_method_and_a_scheduler_are_asked_too() -> None:
+def test_a_method_and_a_scheduler_are_asked_too():
     with pytest.raises(UserError, match="method Mine needs ids, which a simulation does not know"):
         with_rule(DelayedCache(), needs=frozenset({"ids"})).prepare(cell())
     with pytest.raises(UserError, match="scheduler ByIds needs ids, which a simulation does not know"):
         with_rule(DelayedCache()).prepare(cell(scheduler=f"{__name__}:ByIds"))
 
 
-def test_where_the_model_runs_they_are_prepared() -> None:
+def test_where_the_model_runs_they_are_prepared():
     deployment, _ = with_rule(Honest()).prepare(cell("torch", scheduler=f"{__name__}:ByIds"))
     assert isinstance(deployment.sampler.rule, Honest)
 
 
-def test_state_that_no_model_decides_is_simulated() -> None:
+def test_state_that_no_model_decides_is_simulated():
     deployment, workload = with_rule(Counts()).prepare(cell())
     assert DLLM.assess(deployment.run(workload)).valid
 
@@ -158,7 +156,7 @@ def test_state_that_no_model_decides_is_simulated() -> None:
         ("Looks", "policy Looks.schedule fails (AttributeError: 'Sequence' object has no attribute 'confidence')"),
     ],
 )
-def test_what_a_simulation_lacks_is_absent_and_no_stand_in(name: str, said: str) -> None:
+def test_what_a_simulation_lacks_is_absent_and_no_stand_in(name, said):
     deployment, workload = with_rule(DelayedCache()).prepare(cell(scheduler=f"{__name__}:{name}"))
     with pytest.raises(RunError, match=re.escape(said)):
         deployment.run(workload)

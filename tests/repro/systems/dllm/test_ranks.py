@@ -1,7 +1,5 @@
 """The end of a run on several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -26,7 +24,7 @@ class Closing:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_graphs_are_released_before_the_group_is_left(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_graphs_are_released_before_the_group_is_left(monkeypatch, fails):
     """A communicator waits for the graphs that hold its collectives."""
     events: list[str] = []
 

@@ -1,13 +1,10 @@
 """Three readings of a baseline: as published, in our implementation, and its cache policy alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,14 +72,14 @@ def facts_of(cell: Cell) -> Mapping[str, Any]:
 def simulate(cell: Cell, **constants: float) -> RunRecord:
     """With some of the card's constants replaced."""
     experiment = prepare(cell)
-    calibration = replace(load_calibration(cell.platform), **constants)  # type: ignore[arg-type]
-    return replace(experiment.deployment, calibration=calibration).run(experiment.workload)  # type: ignore[type-var]
+    calibration = replace(load_calibration(cell.platform), **constants)
+    return replace(experiment.deployment, calibration=calibration).run(experiment.workload)
 
 
 # ---- knobs --------------------------------------------------------------------------------------
 
 
-def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching() -> None:
+def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching():
     for reading in ("published", "efficient"):
         with pytest.raises(
             UserError, match=r"threshold=0\.9, factor=None: parallel decoding ends .*add --batch-size 1"
@@ -92,13 +89,13 @@ def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching() -> None
     assert prepare(cell_of("fast-dllm", "cpu-tiny", batch_rule="one", threshold=0.9)).deployment.batch_size == 1
 
 
-def test_dllm_caches_policy_can_only_be_simulated() -> None:
+def test_dllm_caches_policy_can_only_be_simulated():
     with pytest.raises(UserError, match="reading='policy' of system='dllm-cache' can only be simulated"):
         prepare(cell_of("dllm-cache", "cpu-tiny", reading="policy"))
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reading_heeds_its_knobs(reading: str) -> None:
+def test_a_reading_heeds_its_knobs(reading):
     knobs: dict[str, Scalar] = {"batch_size": 3}
     if reading == "policy":
         knobs = {
@@ -124,7 +121,7 @@ def test_a_reading_heeds_its_knobs(reading: str) -> None:
 
 
 @pytest.mark.parametrize("system", BASELINES)
-def test_published_is_the_default_of_a_simulation(system: str) -> None:
+def test_published_is_the_default_of_a_simulation(system):
     """Asked for or not, it is the same run: a figure's and that of a command share it."""
     default, named, efficient = (
         prepare(cell_of(system, **SMALL, **extra)) for extra in ({}, {"reading": "published"}, {"reading": "efficient"})
@@ -137,7 +134,7 @@ def test_published_is_the_default_of_a_simulation(system: str) -> None:
 
 
 @pytest.mark.parametrize("system", BASELINES)
-def test_efficient_is_the_default_of_a_measurement(system: str) -> None:
+def test_efficient_is_the_default_of_a_measurement(system):
     default, named = (
         prepare(cell_of(system, "cpu-tiny", num_prompts=2, **extra)) for extra in ({}, {"reading": "efficient"})
     )
@@ -146,7 +143,7 @@ def test_efficient_is_the_default_of_a_measurement(system: str) -> None:
     assert default.cell.key == named.cell.key
 
 
-def test_the_reading_that_was_every_cells_default_leaves_the_key_as_it_was() -> None:
+def test_the_reading_that_was_every_cells_default_leaves_the_key_as_it_was():
     """Keys of runs stored while it was: a measured one, and a simulated one as figures asked for it."""
     assert cell_of("fast-dllm", reading="efficient").key == cell_of("fast-dllm").key == "8a7497f5f831"
     assert cell_of("fast-dllm", reading="published").key != "8a7497f5f831"
@@ -174,7 +171,7 @@ def published_batch(system: str, platform: str, tokens: int) -> int:
 @pytest.mark.parametrize("platform", CARD_BYTES)
 @pytest.mark.parametrize("system", BATCHING_UPSTREAM)
 @pytest.mark.parametrize("input_len", [100, 650, 2000])
-def test_published_batches_follow_their_rule(system: str, platform: str, input_len: int) -> None:
+def test_published_batches_follow_their_rule(system, platform, input_len):
     def found(**knobs: Scalar) -> tuple[int, str]:
         lengths: dict[str, Scalar] = {"input_len": input_len, "length_scale": 1.0, **knobs}
         facts = facts_of(cell_of(system, platform, reading="published", **lengths))
@@ -194,7 +191,7 @@ def test_published_batches_follow_their_rule(system: str, platform: str, input_l
 
 
 @pytest.mark.parametrize(("platform", "system"), list(product(CARD_BYTES, ("sparse-dllm", "llada"))))
-def test_published_code_that_serves_one_request_at_a_time_does(platform: str, system: str) -> None:
+def test_published_code_that_serves_one_request_at_a_time_does(platform, system):
     facts = facts_of(cell_of(system, platform, reading="published"))
     assert (facts["batch_size"], facts["batch_obtained"]) == (1, "one request at a time, as published code serves")
     asked = facts_of(cell_of(system, platform, reading="published", batch_size=1))
@@ -202,7 +199,7 @@ def test_published_code_that_serves_one_request_at_a_time_does(platform: str, sy
 
 
 @pytest.mark.parametrize("system", BASELINES)
-def test_rules_of_our_own_batches_are_the_memory_models(system: str) -> None:
+def test_rules_of_our_own_batches_are_the_memory_models(system):
     """The largest with ``max_model_len`` is the largest of a workload of such requests."""
     rule: dict[str, Scalar] = {"batch_rule": "max_model_len"}
     size = {
@@ -218,7 +215,7 @@ def test_rules_of_our_own_batches_are_the_memory_models(system: str) -> None:
     assert asked.tables == of_size.run().tables
 
 
-def test_requests_that_published_code_cannot_hold_are_counted_and_run() -> None:
+def test_requests_that_published_code_cannot_hold_are_counted_and_run():
     """4000 tokens with logits in 16 bits, their float64 copies and their softmax, do not fit beside 16 GB of
     weights; Sparse-dLLM's 16-bit softmax does."""
     longest: dict[str, Scalar] = {"input_len": 3744, "length_scale": 1.0, "num_prompts": 5}
@@ -246,7 +243,7 @@ OVERHEAD_S = 0.0125
 
 @pytest.mark.parametrize("system", [*BASELINES, "dllm-serve"])
 @pytest.mark.parametrize("reading", READINGS)
-def test_every_step_of_every_system_is_charged_one_overhead(system: str, reading: str) -> None:
+def test_every_step_of_every_system_is_charged_one_overhead(system, reading):
     named: dict[str, Scalar] = {} if system == "dllm-serve" else {"reading": reading}
     cell = cell_of(system, **named, **SMALL)
     without, with_it = (simulate(cell, step_overhead_s=seconds) for seconds in (0.0, OVERHEAD_S))
@@ -264,7 +261,7 @@ in 16 bits."""
 
 
 @pytest.mark.parametrize("system", BASELINES)
-def test_published_code_is_charged_its_copies_of_logits_and_nothing_else(system: str) -> None:
+def test_published_code_is_charged_its_copies_of_logits_and_nothing_else(system):
     """In batches of two, all else equal: the head's traffic takes so much longer, where it was the longer part or becomes
     it."""
     ours, theirs = (simulate(cell_of(system, reading=r, batch_size=2, **SMALL)) for r in ("efficient", "published"))
@@ -292,7 +289,7 @@ def test_published_code_is_charged_its_copies_of_logits_and_nothing_else(system:
     assert (max(extra) > 1e-4) == (system == "fast-dllm")
 
 
-def test_other_confidences_of_dream_move_what_they_store() -> None:
+def test_other_confidences_of_dream_move_what_they_store():
     """Probabilities, their logarithm, the product and its sum: written and read, 8 passes in place of 2."""
     per_value = {
         alg: planned(cell_of("sparse-dllm", model="dream-7b", alg=alg)).sampler.reduction_traffic_per_value(2)
@@ -302,7 +299,7 @@ def test_other_confidences_of_dream_move_what_they_store() -> None:
 
 
 @pytest.mark.parametrize("system", BASELINES)
-def test_on_a_real_executor_published_code_differs_in_the_batch_alone(system: str) -> None:
+def test_on_a_real_executor_published_code_differs_in_the_batch_alone(system):
     scarce: dict[str, Scalar] = {**TINY, "memory_limit": 14 * 2**20}
     cells = {reading: cell_of(system, "cpu-tiny", reading=reading, **scarce) for reading in ("published", "efficient")}
     facts = {reading: facts_of(cell) for reading, cell in cells.items()}
@@ -315,15 +312,15 @@ def test_on_a_real_executor_published_code_differs_in_the_batch_alone(system: st
     assert facts["published"]["batch_peak_bytes"] < facts["efficient"]["batch_peak_bytes"]
 
 
-def test_on_a_real_executor_a_rule_decides_what_is_measured() -> None:
+def test_on_a_real_executor_a_rule_decides_what_is_measured():
     def found(**knobs: Scalar) -> int:
-        return facts_of(cell_of("fast-dllm", "cpu-tiny", **{**TINY, "memory_limit": 48 * 2**20, **knobs}))["batch_size"]  # type: ignore[no-any-return]
+        return facts_of(cell_of("fast-dllm", "cpu-tiny", **{**TINY, "memory_limit": 48 * 2**20, **knobs}))["batch_size"]
 
     longest = found(input_len=768 - 32, length_scale=1.0)
     assert found(batch_rule="one") == 1 < found(batch_rule="max_model_len") == longest < found(batch_rule="workload")
 
 
-def test_on_a_real_executor_no_published_batch_is_larger_than_fits() -> None:
+def test_on_a_real_executor_no_published_batch_is_larger_than_fits():
     sizes = [
         facts_of(cell_of("dllm-cache", "cpu-tiny", reading="published", memory_limit=mib * 2**20, **TINY))["batch_size"]
         for mib in (8, 64)
@@ -331,7 +328,7 @@ def test_on_a_real_executor_no_published_batch_is_larger_than_fits() -> None:
     assert sizes[0] == 1 < sizes[1]
 
 
-def test_a_calibration_has_one_overhead() -> None:
+def test_a_calibration_has_one_overhead():
     raw = asdict(Calibration.datasheet(L40S))
     assert Calibration.from_dict(raw) == Calibration.datasheet(L40S)
     with pytest.raises(UserError, match=r"unknown keys \['upstream_step_overhead_s'\]"):
@@ -366,7 +363,7 @@ SCARCE: dict[str, dict[str, Scalar]] = {
 
 @pytest.mark.parametrize("platform", SCARCE)
 @pytest.mark.parametrize("scheduler", ["phase", "request"])
-def test_sparse_dllms_policy_is_dllm_serve_but_for_its_decoding(platform: str, scheduler: str) -> None:
+def test_sparse_dllms_policy_is_dllm_serve_but_for_its_decoding(platform, scheduler):
     """Same plans step by step, on both executors: only how tokens are chosen differs."""
     shared: dict[str, Scalar] = {**SCARCE[platform], "scheduler": scheduler}
     policy, _ = serve(cell_of("sparse-dllm", platform, reading="policy", **shared))
@@ -376,7 +373,7 @@ def test_sparse_dllms_policy_is_dllm_serve_but_for_its_decoding(platform: str, s
     assert {item.phase for plan in policy for item in plan.items} == {Phase.FULL, Phase.BUILD, Phase.REUSE}
 
 
-def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
+def test_the_same_policy_makes_the_same_plans_on_both_executors():
     """The tiny model's memory plan with measured activations against itself."""
     experiment = prepare(cell_of("sparse-dllm", "cpu-tiny", reading="policy", **TINY))
     plans = []
@@ -405,7 +402,7 @@ def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
     ],
     ids=str,
 )
-def test_a_reading_changes_no_token(monkeypatch: pytest.MonkeyPatch, system: str, knobs: dict[str, Scalar]) -> None:
+def test_a_reading_changes_no_token(monkeypatch, system, knobs):
     """In float64, where no two candidates are close enough for another order of sums to decide."""
     model = load_model("tiny").double()
     monkeypatch.setattr(on_torch, "load", lambda *_: model)
@@ -431,7 +428,7 @@ def test_a_reading_changes_no_token(monkeypatch: pytest.MonkeyPatch, system: str
 @pytest.mark.parametrize(
     ("system", "steps"), [("sparse-dllm", 128), ("fast-dllm", 64), ("llada", 128), ("dllm-cache", 128)]
 )
-def test_idle_steps_belong_to_the_policy(system: str, steps: int) -> None:
+def test_idle_steps_belong_to_the_policy(system, steps):
     """Twice as many steps as tokens: published loops run them, Fast-dLLM's and dLLM-Serve's end with the block."""
     shared: dict[str, Scalar] = {**SMALL, "steps": 128, "num_prompts": 1}
     assert len(serve(cell_of(system, reading="policy", **shared))[0]) == steps
@@ -449,7 +446,7 @@ def test_idle_steps_belong_to_the_policy(system: str, steps: int) -> None:
         ("llada", {}, lambda total: 0),
     ],
 )
-def test_a_request_reserves_what_its_policy_keeps(system: str, knobs: dict[str, Scalar], rows: Any) -> None:
+def test_a_request_reserves_what_its_policy_keeps(system, knobs, rows):
     plans, _ = serve(cell_of(system, "l40s", reading="policy", input_len=301, length_scale=1.0, num_prompts=3, **knobs))
     experiment = prepare(cell_of(system, "l40s", reading="policy", **knobs))
     with served(experiment) as (engine, _):
@@ -460,7 +457,7 @@ def test_a_request_reserves_what_its_policy_keeps(system: str, knobs: dict[str, 
     assert all(plan.pad_to is None and plan.scheduled_tokens <= 16384 for plan in plans)
 
 
-def test_float64_confidences_take_their_share_of_the_plan() -> None:
+def test_float64_confidences_take_their_share_of_the_plan():
     """A chunk of 2048 rows has room for the copies of 128; of 64 it has not."""
     chunks = {rows: planned(cell_of("fast-dllm", reading="policy", max_num_logits=rows)).facts for rows in (2048, 64)}
     assert chunks[2048]["logits_bytes"] == 2048 * 126464 * 2 * 2
@@ -498,7 +495,7 @@ def execute(
     return executor.execute(plan)
 
 
-def test_every_request_counts_its_own_steps() -> None:
+def test_every_request_counts_its_own_steps():
     """A newcomer refreshes all it has while others select rows; one that was held goes on where it was."""
     generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
     a, b = (Request(request_id=i, prompt_len=100 * i, generation=generation) for i in (1, 2))
@@ -515,7 +512,7 @@ def test_every_request_counts_its_own_steps() -> None:
     assert execute(executor, [a], [a]).query_rows == 356
 
 
-def test_logits_of_a_packed_step_are_the_blocks_in_chunks() -> None:
+def test_logits_of_a_packed_step_are_the_blocks_in_chunks():
     generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
     requests = [Request(request_id=i, prompt_len=100, generation=generation) for i in range(3)]
     executor = PackedFeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
@@ -530,9 +527,7 @@ def test_logits_of_a_packed_step_are_the_blocks_in_chunks() -> None:
     ratio=st.sampled_from([0.0, 0.001, 0.25, 1.0]),
     shape=st.sampled_from([LLADA_8B, DREAM_7B]),
 )
-def test_packed_work_is_the_sum_but_for_the_weights(
-    steps: list[tuple[int, int, int]], ratio: float, shape: Any
-) -> None:
+def test_packed_work_is_the_sum_but_for_the_weights(steps, ratio, shape):
     cache = replace(DEMO, transfer_ratio=ratio)
     taken = [cache.step(*step) for step in steps]
     whole = packed_work([(step, 1) for step in taken], shape, logit_rows=7)
@@ -557,7 +552,7 @@ def test_packed_work_is_the_sum_but_for_the_weights(
     )
 
 
-def test_features_of_a_pool_take_four_tensors_a_token() -> None:
+def test_features_of_a_pool_take_four_tensors_a_token():
     fast, cache = (planned(cell_of(system, "l40s", reading="policy")) for system in ("fast-dllm", "dllm-cache"))
     kv_bytes = cache.facts["kv_bytes"]
     assert fast.facts["kv_bytes"] == kv_bytes
@@ -565,14 +560,14 @@ def test_features_of_a_pool_take_four_tensors_a_token() -> None:
     assert fast.kv_rows == kv_bytes // LLADA_8B.kv_bytes_per_token
 
 
-def test_figures_and_systems_know_the_same_readings() -> None:
+def test_figures_and_systems_know_the_same_readings():
     assert [View(platform=CPU_TINY, reading=name).reading for name in READINGS] == list(READINGS)
     with pytest.raises(UserError, match="reading='fast' is unknown: use one of published, efficient, policy"):
         View(platform=CPU_TINY, reading="fast")
 
 
 @pytest.mark.parametrize("system", ["fast-dllm", "sparse-dllm", "llada", "dream"])
-def test_a_trace_of_many_lengths_is_batched_and_says_so(tmp_path: Path, system: str) -> None:
+def test_a_trace_of_many_lengths_is_batched_and_says_so(tmp_path, system):
     """Every request asks for another length, most of them for no whole blocks."""
     path = tmp_path / "trace.jsonl"
     rows = [{"arrival_s": 0.0, "prompt_len": 20 + i, "gen_length": 33 + 5 * i} for i in range(12)]

@@ -1,9 +1,6 @@
 """What a platform's measured runs default to, and what is refused before one begins."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -26,21 +23,21 @@ def resolved(asked: Cell) -> Settings:
 
 
 @pytest.mark.parametrize("where", [H200, L40S, RTX4090], ids=lambda where: where.name)
-def test_a_card_is_measured_on_cuda_in_16_bits(where: Any) -> None:
+def test_a_card_is_measured_on_cuda_in_16_bits(where):
     settings = resolved(cell(where.name, weights="random"))
     assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cuda", "bfloat16", "random")
     asked = resolved(cell(where.name, weights="random", device="cpu", dtype="float32"))
     assert (asked.on.device, asked.on.dtype) == ("cpu", "float32")
 
 
-def test_the_embedded_model_stays_where_it_was() -> None:
+def test_the_embedded_model_stays_where_it_was():
     settings = resolved(cell("cpu-tiny"))
     assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cpu", "float32", "checkpoint")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 @pytest.mark.parametrize("system", ["dllm-serve", "sparse-dllm"])
-def test_without_a_card_a_measured_run_is_refused_in_a_sentence(system: str) -> None:
+def test_without_a_card_a_measured_run_is_refused_in_a_sentence(system):
     asked = replace(cell("h200", weights="random", num_prompts=1), system=system)
     experiment = prepare(asked)
     for refused in (experiment.deployment.check_machine, experiment.run):
@@ -51,7 +48,7 @@ def test_without_a_card_a_measured_run_is_refused_in_a_sentence(system: str) -> 
 
 
 @pytest.mark.parametrize("platform", ["h200", "l40s", "rtx4090"])
-def test_a_shape_has_no_weights_of_its_own(platform: str) -> None:
+def test_a_shape_has_no_weights_of_its_own(platform):
     with pytest.raises(
         UserError,
         match="model='llada-8b' is a shape without weights: add --weights random, or give a checkpoint with --model",

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -40,7 +38,7 @@ def record_of(requests: Table, steps: Table) -> RunRecord:
     return made
 
 
-def test_a_good_run_is_valid() -> None:
+def test_a_good_run_is_valid():
     assert DLLM.assess(record()).reasons == ()
     assert DLLM.assess(record()).valid
 
@@ -86,39 +84,39 @@ LOST: dict[str, list[Any]] = {"finished_s": [2.0, None], "output_len": [4, None]
         ({"committed_tokens": [4, 5]}, "wrong output lengths: 9 tokens were committed, 8 were due"),
     ],
 )
-def test_each_fault_is_the_only_reason(changed: dict[str, list[Any]], said: str) -> None:
+def test_each_fault_is_the_only_reason(changed, said):
     validity = DLLM.assess(record(**changed))
     assert not validity.valid
     assert validity.reasons == (said,)
 
 
-def test_a_device_may_lag_behind_the_steps() -> None:
+def test_a_device_may_lag_behind_the_steps():
     assert DLLM.assess(record(forward_s=[3.0, 1.0])).valid
     assert DLLM.assess(record(forward_s=[None, 2.0])).valid
 
 
-def test_no_requests() -> None:
+def test_no_requests():
     empty = record_of(empty_table(DLLM.columns["requests"]), empty_table(STEP_COLUMNS))
     assert DLLM.assess(empty).reasons == ("there are no requests",)
 
 
-def test_a_stamp_no_driver_saw_is_no_fault() -> None:
+def test_a_stamp_no_driver_saw_is_no_fault():
     assert DLLM.assess(record(admitted_s=[None, None], first_output_s=[None, None])).valid
 
 
-def test_a_run_without_steps_is_judged_by_its_requests() -> None:
+def test_a_run_without_steps_is_judged_by_its_requests():
     without = record_of({**REQUESTS, "submit_lag_s": [0.0, 0.0]}, empty_table(STEP_COLUMNS))
     assert DLLM.assess(without).valid
 
 
-def test_over_budget_steps() -> None:
+def test_over_budget_steps():
     assert DLLM.assess(record().with_manifest(max_num_batched_tokens=12)).valid
     assert DLLM.assess(record().with_manifest(max_num_batched_tokens=11)).reasons == (
         "2 steps compute up to 12 query tokens, max_num_batched_tokens=11",
     )
 
 
-def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
+def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is():
     # The request due at 1 s may be submitted when the step that was running ends at 2 s. Mean latency is 2.5 s,
     # so 25 ms more are allowed.
     late = {"start_s": [0.0, 2.5], "admitted_s": [0.0, 2.5], "forward_s": [1.0, 1.5]}
@@ -128,7 +126,7 @@ def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
     )
 
 
-def test_one_late_submission_in_a_hundred_is_allowed() -> None:
+def test_one_late_submission_in_a_hundred_is_allowed():
     n = 100
     table = requests_table(*((float(i), None, None, i + 0.5, 4, "ok") for i in range(n)))
     for num_late, valid in ((1, True), (2, False)):

@@ -1,7 +1,5 @@
 """The controller near capacity: eight instances under constant load, as Figure 7 has them, for a minute."""
 
-from __future__ import annotations
-
 import pytest
 from support.cells import a_cell
 
@@ -21,7 +19,7 @@ def run(load: float, seed: int) -> RunRecord:
 
 
 @pytest.mark.parametrize(("load", "seed"), [(0.5, 0), (0.7, 0), (0.9, 0), (0.9, 1), (0.9, 2)])
-def test_mended_moves_at_most_once_a_minute(load: float, seed: int) -> None:
+def test_mended_moves_at_most_once_a_minute(load, seed):
     record = run(load, seed)
     assert len(record.tables[MOVES]["time_s"]) <= 1
     assert all(1 <= num < INSTANCES for num in record.tables[MOVES]["num_short"])

@@ -1,7 +1,5 @@
 """On an instance of any size LAPS's systems serve the family's own turns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -27,20 +25,20 @@ def first(figure: str, instance: Any = STUB, **changes: Any) -> Cell:
 
 @pytest.mark.parametrize("system", LoopGrid(setting=TINY, num_turns=1).compared)
 @pytest.mark.parametrize("instance", [STUB, CARD], ids=["tiny", "card"])
-def test_runs_are_whole_and_obey_littles_law(system: str, instance: Any) -> None:
+def test_runs_are_whole_and_obey_littles_law(system, instance):
     record = run_cell(instance, first("fig6", instance, concurrency=(8,), compared=(system,)))
     assert PREFILL.assess(record).reasons == ()
     assert record.facts["slo_s"] == (0.08 if instance is STUB else 0.4)
     assert record.facts["instance"] == instance.facts
 
 
-def test_a_run_on_the_tiny_instance_is_a_cell_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_the_tiny_instance_is_a_cell_of_the_platform(monkeypatch):
     monkeypatch.setattr(on_torch, "instance", lambda max_len: STUB)
     cell = first("fig6", concurrency=(4,), compared=("laps",))
     assert run_cell(STUB, cell).tables == prepare(cell).run().tables
 
 
-def test_turns_on_a_card_have_the_papers_lengths() -> None:
+def test_turns_on_a_card_have_the_papers_lengths():
     tiny, card = (
         run_cell(each, first("fig6", each, concurrency=(1,), compared=("sglang-pd",))).tables[REQUESTS]["prompt_len"]
         for each in (STUB, CARD)
@@ -48,7 +46,7 @@ def test_turns_on_a_card_have_the_papers_lengths() -> None:
     assert tiny == [max(1, round(tokens / 4)) for tokens in card]
 
 
-def test_short_first_shields_shorts_from_longs() -> None:
+def test_short_first_shields_shorts_from_longs():
     """Figure 3's point, on exact steps: with 4 longs about, short requests wait for them under SGLang."""
     grid = LoopGrid(setting=TINY, num_turns=400, seeds=(0,), long_clients=(4,), short_clients=(4,))
     mean_s = {
@@ -58,7 +56,7 @@ def test_short_first_shields_shorts_from_longs() -> None:
     assert mean_s["reserve"] < mean_s["sglang-pd"]
 
 
-def test_cells_of_the_figures() -> None:
+def test_cells_of_the_figures():
     grid = LoopGrid(setting=TINY, num_turns=50, seeds=(0,))
     cells = list(grid.cells(("fig1", "fig3", "fig5", "fig6")))
     assert len(cells) == 24 + 6 + 15
@@ -69,12 +67,12 @@ def test_cells_of_the_figures() -> None:
     assert {cell.knob_values["num_prompts"] for cell in cells if cell.figure == "fig5"} == {LEAST_TURNS * 16}
 
 
-def test_what_runs_on_a_card_by_default() -> None:
+def test_what_runs_on_a_card_by_default():
     part = part_of(CARD.setting)
     assert (part.gpu, part.model, part.length_scale, part.time_scale) == (None, "qwen2.5-14b", 1.0, 1.0)
     assert part.most_tokens == MOST_TOKENS
 
 
-def test_systems_that_prefill_nothing_are_refused() -> None:
+def test_systems_that_prefill_nothing_are_refused():
     with pytest.raises(UserError, match="system='ampd' prefills nothing"):
         run_cell(STUB, replace(first("fig6"), system="ampd"))

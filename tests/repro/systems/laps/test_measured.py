@@ -1,7 +1,5 @@
 """Measured instances: what a cell of this CPU becomes, with steps whose time is known, and one with the model itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.cells import a_cell
@@ -31,7 +29,7 @@ def cell(system: str = "laps", *, seed: int = 0, **knobs: Scalar) -> Cell:
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_runs_are_whole_valid_and_say_that_they_were_measured(system: str) -> None:
+def test_runs_are_whole_valid_and_say_that_they_were_measured(system):
     experiment = prepare(cell(system, clients=8))
     record = experiment.run()
     PREFILL.check_tables(record)
@@ -45,7 +43,7 @@ def test_runs_are_whole_valid_and_say_that_they_were_measured(system: str) -> No
     assert found["slo_violations"] == pytest.approx((times > PART.slo_s)[record.requests["counted"]].mean())
 
 
-def test_lengths_are_a_quarter_of_the_simulated_ones() -> None:
+def test_lengths_are_a_quarter_of_the_simulated_ones():
     measured = prepare(cell(clients=4)).workload.streams[0].sessions
     whole = Cell(**{**vars(cell(clients=4)), "platform": "h200", "executor": "roofline"})
     simulated = prepare(whole).workload.streams[0].sessions
@@ -56,7 +54,7 @@ def test_lengths_are_a_quarter_of_the_simulated_ones() -> None:
             assert ours.decode_tokens == max(1, round(theirs.decode_tokens / 4))
 
 
-def test_measured_runs_rest_on_the_engine_and_simulated_ones_do_not() -> None:
+def test_measured_runs_rest_on_the_engine_and_simulated_ones_do_not():
     measured = prepare(cell(clients=4))
     simulated = prepare(Cell(**{**vars(cell(clients=4)), "platform": "h200", "executor": "roofline"}))
     assert "engines.ar.torch.executor" in measured.code.modules
@@ -66,7 +64,7 @@ def test_measured_runs_rest_on_the_engine_and_simulated_ones_do_not() -> None:
     assert measured.cell.key != simulated.cell.key
 
 
-def test_systems_of_a_comparison_take_turns() -> None:
+def test_systems_of_a_comparison_take_turns():
     grid = [
         cell(system, seed=seed, clients=clients, comparison="x")
         for seed in (0, 1)
@@ -79,7 +77,7 @@ def test_systems_of_a_comparison_take_turns() -> None:
     assert order[6].system == SYSTEMS[1], "another begins in every repeat"
 
 
-def test_the_model_itself_serves_a_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_itself_serves_a_few_turns(monkeypatch):
     """Steps take time of this machine's: nothing is said of how much."""
     monkeypatch.setattr(on_torch, "PROFILED", (1, 8, 32, 128))
     monkeypatch.setattr(on_torch, "REPEATS", 1)

@@ -1,7 +1,5 @@
 """Prefill systems through the harness: what a cell becomes, what its record holds, what is checked of it, what is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -55,7 +53,7 @@ def summary(asked: Cell) -> dict[str, Any]:
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("rate", [None, 40.0])
 @pytest.mark.parametrize("instances", [1, 4])
-def test_runs_are_whole_valid_and_the_same_again(system: str, rate: float | None, instances: int) -> None:
+def test_runs_are_whole_valid_and_the_same_again(system, rate, instances):
     experiment, record = ran(cell(system, rate=rate, num_instances=instances))
     PREFILL.check_tables(record)
     assert PREFILL.assess(record).reasons == ()
@@ -70,25 +68,25 @@ def test_runs_are_whole_valid_and_the_same_again(system: str, rate: float | None
     assert found["ttft_all_s"]["n"] == found["ttft_short_s"]["n"] + found["ttft_long_s"]["n"]
 
 
-def test_with_one_instance_the_router_has_nothing_to_do() -> None:
+def test_with_one_instance_the_router_has_nothing_to_do():
     plain, routed = (ran(cell(system, rate=60.0))[1] for system in ("sglang-pd", "sglang-pd-router"))
     assert plain.tables[STEPS] == routed.tables[STEPS]
 
 
-def test_classes_are_apart_in_laps_and_mixed_in_the_others() -> None:
+def test_classes_are_apart_in_laps_and_mixed_in_the_others():
     mixed = {system: summary(cell(system, rate=70.0))["mixed_steps"] for system in SYSTEMS}
     assert mixed["laps"] == mixed["laps-disaggregation-only"] == 0
     assert all(share > 0 for system, share in mixed.items() if not system.startswith(("laps", "laps-dis")))
     assert mixed["laps-graphs-only"] > 0
 
 
-def test_a_closed_loop_keeps_its_clients_in_the_system_or_thinking() -> None:
+def test_a_closed_loop_keeps_its_clients_in_the_system_or_thinking():
     busy, idle = summary(cell(clients=12)), summary(cell(clients=12, think_s=0.5))
     assert busy["in_system"] == pytest.approx(12, abs=1e-6)
     assert idle["in_system"] + 0.5 * idle["rps"] == pytest.approx(12, rel=0.1)
 
 
-def test_a_closed_loop_that_dies_before_its_last_conversation_is_counted_up_to_its_end() -> None:
+def test_a_closed_loop_that_dies_before_its_last_conversation_is_counted_up_to_its_end():
     """As printed the wait for company ends for ever in a round without a request, and with it LAPS."""
     _, record = ran(cell(clients=12, num_prompts=300, wait="printed"))
     assert record.facts["window_s"][1] == record.facts["end_s"]
@@ -96,12 +94,12 @@ def test_a_closed_loop_that_dies_before_its_last_conversation_is_counted_up_to_i
     assert PREFILL.assess(record).reasons == ("12 of 70 requests did not finish",)
 
 
-def test_one_client_alone_never_waits() -> None:
+def test_one_client_alone_never_waits():
     _, record = ran(cell("sglang-pd", clients=1, num_prompts=60))
     assert record.requests["admitted_s"] == record.requests["arrival_s"]
 
 
-def test_two_closed_loops_have_prompts_of_their_own_lengths() -> None:
+def test_two_closed_loops_have_prompts_of_their_own_lengths():
     experiment, record = ran(cell("sglang-pd", long_clients=2, short_clients=8, num_prompts=400))
     lengths = np.array(record.requests["prompt_len"])
     assert ((lengths < 64) | (lengths > 1000)).all()
@@ -111,7 +109,7 @@ def test_two_closed_loops_have_prompts_of_their_own_lengths() -> None:
     assert len(experiment.workload.streams) == 2
 
 
-def test_decoding_on_the_same_instance_costs_turns() -> None:
+def test_decoding_on_the_same_instance_costs_turns():
     apart, mixed = (
         summary(cell(decode=decode, clients=16, num_prompts=200, num_instances=2)) for decode in ("apart", "mixed")
     )
@@ -119,7 +117,7 @@ def test_decoding_on_the_same_instance_costs_turns() -> None:
     assert apart["requests_per_step"] is None
 
 
-def test_what_is_decoded_adds_to_the_history() -> None:
+def test_what_is_decoded_adds_to_the_history():
     for decode in ("none", "apart", "mixed"):
         experiment, record = ran(cell(decode=decode, num_prompts=80, clients=4, answer_tokens=50))
         (conversations,) = experiment.workload.streams
@@ -134,7 +132,7 @@ def test_what_is_decoded_adds_to_the_history() -> None:
         assert [expected[key] for key in keys] == requests["history"]
 
 
-def test_the_printed_algorithm_never_ends_and_its_run_says_so() -> None:
+def test_the_printed_algorithm_never_ends_and_its_run_says_so():
     _, record = ran(cell(rate=30.0, wait="printed"))
     verdict = PREFILL.assess(record)
     assert not verdict.valid
@@ -142,20 +140,20 @@ def test_the_printed_algorithm_never_ends_and_its_run_says_so() -> None:
     assert PREFILL.summarize(record)["slo_violations"] > 0.5, "a turn without a token misses its objective"
 
 
-def test_overload_is_invalid_unless_it_is_meant() -> None:
+def test_overload_is_invalid_unless_it_is_meant():
     asked = {"rate": 200.0, "num_prompts": 1000}
-    _, record = ran(cell("sglang-pd", **asked))  # type: ignore[arg-type]
+    _, record = ran(cell("sglang-pd", **asked))
     assert any("never drains" in reason for reason in PREFILL.assess(record).reasons)
-    _, meant = ran(cell("sglang-pd", transient=True, **asked))  # type: ignore[arg-type]
+    _, meant = ran(cell("sglang-pd", transient=True, **asked))
     assert PREFILL.assess(meant).valid
 
 
-def test_more_instances_share_the_load() -> None:
+def test_more_instances_share_the_load():
     one, four = (summary(cell("sglang-pd-router", clients=32, num_instances=count)) for count in (1, 4))
     assert four["rps"] > 2 * one["rps"]
 
 
-def test_a_mixing_penalty_is_mostly_the_systems_that_mix() -> None:
+def test_a_mixing_penalty_is_mostly_the_systems_that_mix():
     """LAPS pays for the last chunks of long prompts, which are short, beside others."""
     lost = {}
     for system in ("sglang-pd", "laps"):
@@ -165,7 +163,7 @@ def test_a_mixing_penalty_is_mostly_the_systems_that_mix() -> None:
     assert lost["laps"] < 0.6 * lost["sglang-pd"]
 
 
-def test_a_run_that_breaks_littles_law_is_found_out() -> None:
+def test_a_run_that_breaks_littles_law_is_found_out():
     _, record = ran(cell(clients=8))
     assert list(littles_law(record)) == []
     late = [stamp + 0.2 for stamp in record.requests["finished_s"]]
@@ -176,14 +174,14 @@ def test_a_run_that_breaks_littles_law_is_found_out() -> None:
     assert list(littles_law(opened)) == []
 
 
-def test_a_run_that_loses_tokens_is_found_out() -> None:
+def test_a_run_that_loses_tokens_is_found_out():
     _, record = ran(cell(clients=8))
     assert list(tokens_are_whole(record)) == []
     lost = [tokens - 1 for tokens in record.tables[STEPS]["tokens"]]
     assert list(tokens_are_whole(record.with_columns(STEPS, tokens=lost)))
 
 
-def test_the_window_opens_after_a_tenth_and_closes_where_it_is_told() -> None:
+def test_the_window_opens_after_a_tenth_and_closes_where_it_is_told():
     assert window_of([float(time) for time in range(100)], 50.0) == Window(5.0, 50.0)
     assert window_of([], 50.0) == Window(0.0, 0.0)
 
@@ -193,7 +191,7 @@ def conversations(num_turns: int, seed: int) -> Conversations:
 
 
 @given(num_turns=st.integers(1, 900), seed=st.integers(0, 50))
-def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(num_turns: int, seed: int) -> None:
+def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(num_turns, seed):
     drawn = conversations(num_turns, seed)
     turns = list(open_turns(drawn, POISSON, seed))
     assert len(turns) == drawn.num_turns
@@ -209,7 +207,7 @@ def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(nu
         latest[turn.session_id] = turn
 
 
-def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares() -> None:
+def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares():
     turns = list(open_turns(conversations(8000, 1), POISSON, 1))
     for part in (turns[:2000], turns[3000:5000], turns[-2000:]):
         assert np.mean([turn.turn == 0 for turn in part]) == pytest.approx(0.5, abs=0.05)
@@ -219,6 +217,6 @@ def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares() ->
     assert len({turn.session_id for turn in turns}) <= len(conversations(8000, 1).sessions) + LANES
 
 
-def test_burstiness_needs_a_rate() -> None:
+def test_burstiness_needs_a_rate():
     with pytest.raises(UserError, match="burstiness has no effect without a request rate"):
         prepare(cell(clients=8, burstiness=0.5))

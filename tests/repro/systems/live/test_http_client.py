@@ -1,7 +1,5 @@
 """What a client over HTTP asks, and the run at its times."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -53,7 +51,7 @@ def saw(first: Reply) -> tuple[ClusterRun, Any]:
     return HttpClient(exchanges(first)).saw(run_in_store(), store)
 
 
-def test_a_turn_repeats_what_was_before_in_the_session_s_name() -> None:
+def test_a_turn_repeats_what_was_before_in_the_session_s_name():
     def prompts(session: Session, number: int) -> Any:
         return np.array([[1, 2, 3], [5, 6]][number])
 
@@ -67,7 +65,7 @@ def test_a_turn_repeats_what_was_before_in_the_session_s_name() -> None:
     assert list(conversation.delays_s) == [0.5, 0.0]
 
 
-def test_times_are_the_client_s_and_what_lies_between_is_told() -> None:
+def test_times_are_the_client_s_and_what_lies_between_is_told():
     run, facts = saw(Reply(chunks_s=[1.3, 1.35, 1.55], token_ids=[7, 8, 9], completion_tokens=3))
     seen = observe(run)
     assert seen.ttft_s == pytest.approx([0.3, 0.4])
@@ -81,13 +79,13 @@ def test_times_are_the_client_s_and_what_lies_between_is_told() -> None:
     assert facts["added"]["itl_s"]["mean"] == pytest.approx(0.025)
 
 
-def test_tokens_that_came_as_one_piece_have_its_mean_gap() -> None:
+def test_tokens_that_came_as_one_piece_have_its_mean_gap():
     run, _ = saw(Reply(chunks_s=[1.3, 1.5], token_ids=[7, 8, 9], completion_tokens=3))
     assert observe(run).round_itl_s["max"][0] == pytest.approx(0.1)
     assert run.gaps.tokens.tolist() == [2]
 
 
 @pytest.mark.parametrize("ids", [[7, 8], [7, 8, 8], None])
-def test_other_tokens_than_the_workers_made_fail_the_run(ids: list[int] | None) -> None:
+def test_other_tokens_than_the_workers_made_fail_the_run(ids):
     with pytest.raises(RunError, match="session 4, round 0: the client got other tokens than the workers made"):
         saw(Reply(chunks_s=[1.3, 1.4, 1.5], token_ids=ids, completion_tokens=3))

@@ -1,12 +1,9 @@
 """AMPD on live workers, as a system of the harness."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +25,7 @@ def cell(**changes: Any) -> Cell:
     return Cell(system="ampd-live", seed=0, knobs=tuple(changes.items()), **given)
 
 
-def test_a_machine_without_redis_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_redis_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
     missing = "redis-server" if find_spec("redis") is not None else "redis client"
@@ -46,14 +43,14 @@ def test_a_machine_without_redis_is_told_what_to_install(tmp_path: Path, monkeyp
         ("unix:///nonexistent", r"redis='unix:///nonexistent' does not answer"),
     ],
 )
-def test_a_redis_that_is_not_there_is_seen_before_work(address: str, said: str) -> None:
+def test_a_redis_that_is_not_there_is_seen_before_work(address, said):
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, redis=address))
     with pytest.raises(UserError, match=said) as caught:
         deployment.check_machine()
     assert "secret" not in str(caught.value)
 
 
-def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch):
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
     other, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, slo_ttft_s=0.1))
     assert deployment.basis != other.basis
@@ -61,7 +58,7 @@ def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch: pytes
 
 
 @needs_redis
-def test_the_last_worker_of_a_role_ends_the_run_in_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_worker_of_a_role_ends_the_run_in_its_profile(monkeypatch):
     from engines.ampd.live import fleet
 
     class Doomed(fleet.Fleet):
@@ -94,7 +91,7 @@ def record(**facts: Any) -> RunRecord:
     return replace(found, manifest={**found.manifest, "facts": {**found.facts, **facts}})
 
 
-def test_lost_workers_are_in_verdict_and_table() -> None:
+def test_lost_workers_are_in_verdict_and_table():
     assert LIVE.assess(record()).valid
     lost = record(lost_workers=[1, 1])
     (reason,) = LIVE.assess(lost).reasons
@@ -102,9 +99,7 @@ def test_lost_workers_are_in_verdict_and_table() -> None:
     assert LIVE.summarize(lost)["lost_workers"] == 2
 
 
-def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "400")
     found = record(simulated={"ttft_s mean": {"measured": 0.2, "predicted": 0.15, "error": -0.25}})
     summary, rounds = LIVE.summarize(found), found.tables["rounds"]
@@ -113,7 +108,7 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
     span_s = max(found.requests["finished_s"]) - min(found.requests["arrival_s"])
     print_runs(
         [
-            SimpleNamespace(  # type: ignore[list-item]
+            SimpleNamespace(
                 family=LIVE,
                 manifest={"facts": found.manifest},
                 sum_of=lambda column: (1, 1),

@@ -1,7 +1,5 @@
 """Live workers behind Dynamo's frontend: the real one where it is installed, and a stand-in of its interface everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -108,7 +106,7 @@ def left(pids: Path) -> list[Path]:
 
 
 @needs_redis
-def test_sessions_over_http_are_rounds_of_the_coordinator(redis: RedisServer, pids: Path) -> None:
+def test_sessions_over_http_are_rounds_of_the_coordinator(redis, pids):
     store = Store.connect(redis.url, PREFIX)
     with HandFleet(redis.url, PREFIX) as fleet:
         served = over_dynamo().serve(deciding(redis.url), SESSIONS, PROMPTS, store, fleet)
@@ -132,7 +130,7 @@ def test_sessions_over_http_are_rounds_of_the_coordinator(redis: RedisServer, pi
 
 
 @needs_redis
-def test_a_request_that_is_refused_fails_the_run_with_its_sentence(redis: RedisServer, pids: Path) -> None:
+def test_a_request_that_is_refused_fails_the_run_with_its_sentence(redis, pids):
     store = Store.connect(redis.url, PREFIX)
     with HandFleet(redis.url, PREFIX) as fleet, pytest.raises(RunError) as caught:
         over_dynamo(max_len=48).serve(deciding(redis.url), SESSIONS, PROMPTS, store, fleet)
@@ -144,9 +142,7 @@ def test_a_request_that_is_refused_fails_the_run_with_its_sentence(redis: RedisS
 
 @needs_redis
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RunError])
-def test_ctrl_c_and_a_worker_s_failure_stop_everything(
-    error: type[BaseException], redis: RedisServer, pids: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_and_a_worker_s_failure_stop_everything(error, redis, pids, monkeypatch):
     store = Store.connect(redis.url, PREFIX)
     with HandFleet(redis.url, PREFIX) as fleet:
 
@@ -164,9 +160,7 @@ def cell(**knobs: Any) -> Cell:
 
 
 @needs_redis
-def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, frontend="dynamo"))
     with pytest.raises(
@@ -175,14 +169,14 @@ def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(
         deployment.check_machine()
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path):
     with pytest.raises(UserError, match="frontend='nginx' is unknown: use one of dynamo"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="nginx"))
     with pytest.raises(UserError, match=r"has no tokenizer\.json, which frontend='dynamo' reads"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="dynamo", model=str(tmp_path)))
 
 
-def test_what_dynamo_is_is_part_of_what_is_behind_the_numbers(pids: Path) -> None:
+def test_what_dynamo_is_is_part_of_what_is_behind_the_numbers(pids):
     over, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, frontend="dynamo"))
     direct, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
     assert over.basis.startswith(direct.basis)
@@ -197,7 +191,7 @@ def live(redis: RedisServer) -> Iterator[tuple[Store, Fleet]]:
     specs = [
         WorkerSpec(
             worker_id=worker,
-            role=role,  # type: ignore[arg-type]
+            role=role,
             url=redis.url,
             prefix=PREFIX,
             model=CONFIG,
@@ -219,9 +213,7 @@ def needs_dynamo() -> None:
 
 
 @needs_redis
-def test_a_client_that_leaves_frees_its_rows(
-    request: pytest.FixtureRequest, redis: RedisServer, tmp_path: Path
-) -> None:
+def test_a_client_that_leaves_frees_its_rows(request, redis, tmp_path):
     needs_dynamo()
     store, fleet = request.getfixturevalue("live")
 
@@ -251,9 +243,7 @@ def test_a_client_that_leaves_frees_its_rows(
 
 
 @needs_redis
-def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without_it(
-    request: pytest.FixtureRequest, redis: RedisServer
-) -> None:
+def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without_it(request, redis):
     needs_dynamo()
     store, fleet = request.getfixturevalue("live")
     same = [replace(each, session_id=each.session_id + 100) for each in SESSIONS]

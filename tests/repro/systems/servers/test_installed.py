@@ -1,9 +1,5 @@
 """The servers themselves, where they are installed ('repro install vllm', 'repro install dynamo'); minutes on a CPU."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from support.cells import a_cell
 
@@ -35,7 +31,7 @@ def needs(environment: ServerEnvironment) -> None:
     ],
     ids=["vllm requests", "vllm sessions", "vllm with laps", "dynamo requests", "dynamo sessions"],
 )
-def test_a_small_workload_is_completed(system: str, settings: dict[str, Any], workload: tuple[str, Any]) -> None:
+def test_a_small_workload_is_completed(system, settings, workload):
     needs({"vllm": VLLM, "dynamo": DYNAMO}[system]["cpu"])
     dataset, knobs = workload
     cell = a_cell(system, dataset=dataset, rate=5.0, **{**knobs, **settings})

@@ -1,7 +1,5 @@
 """Real servers as systems, before stand-ins that answer as they do: started, driven, told of, stopped."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -66,7 +64,7 @@ def after(words: list[str], name: str) -> str:
 @pytest.mark.parametrize(
     ("dataset", "knobs"), [("gsm8k", {}), ("hotpotqa", {"num_prompts": 3, "length_scale": 0.01, "delay_mean_s": 0.0})]
 )
-def test_vllm_is_started_driven_and_stopped(dataset: str, knobs: dict[str, Any], pids: Path) -> None:
+def test_vllm_is_started_driven_and_stopped(dataset, knobs, pids):
     write_environment(VLLM["cpu"])
     experiment = prepare(cell("vllm", dataset, max_num_seqs=8, **knobs))
     experiment.deployment.check_machine()
@@ -89,7 +87,7 @@ def test_vllm_is_started_driven_and_stopped(dataset: str, knobs: dict[str, Any],
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "logs are of no use"
 
 
-def test_dynamo_s_frontend_and_workers(pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamo_s_frontend_and_workers(pids, monkeypatch):
     """The frontend ends where it is asked anything before both workers have come."""
     write_environment(DYNAMO["cpu"])
     monkeypatch.setenv("FAKE_SERVER_AFTER", "3")
@@ -104,7 +102,7 @@ def test_dynamo_s_frontend_and_workers(pids: Path, monkeypatch: pytest.MonkeyPat
     assert all(after(words, "--prefill-us") == "7.5" for words in workers)
 
 
-def test_a_server_that_ends_in_the_run_fails_it(pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ends_in_the_run_fails_it(pids, monkeypatch):
     write_environment(VLLM["cpu"])
     monkeypatch.setenv("FAKE_SERVER", "die")
     with pytest.raises(RunError, match=r"vllm ended during the run \(exit code 9\)"):
@@ -113,7 +111,7 @@ def test_a_server_that_ends_in_the_run_fails_it(pids: Path, monkeypatch: pytest.
     assert [path.name for path in kept[0].glob("*.log")] == ["vllm.log"], "the log it names is there"
 
 
-def test_ctrl_c_in_the_run_stops_the_server(pids: Path) -> None:
+def test_ctrl_c_in_the_run_stops_the_server(pids):
     write_environment(VLLM["cpu"])
 
     def interrupt(progress: object) -> None:
@@ -125,9 +123,7 @@ def test_ctrl_c_in_the_run_stops_the_server(pids: Path) -> None:
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "nothing went wrong"
 
 
-def test_one_command_measures_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_command_measures_a_server(tmp_path, monkeypatch, capsys):
     write_environment(VLLM["cpu"])
     words = f"bench --system vllm --num-prompts 12 --gen-length 4 --result-dir {tmp_path / 'runs'} --json"
     assert command(monkeypatch, words) in (0, 1)  # 1: a busy machine may send late
@@ -144,18 +140,14 @@ def test_one_command_measures_a_server(
 
 @pytest.mark.parametrize("dry", ["", "--dry-run"])
 @pytest.mark.parametrize("system", ["vllm", "dynamo"])
-def test_what_is_not_installed_is_said_with_the_command_that_installs_it(
-    system: str, dry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(system, dry, tmp_path, monkeypatch, capsys):
     assert command(monkeypatch, f"bench --system {system} --result-dir {tmp_path / 'runs'} {dry}") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(rf"error: {system} is not installed in .*: run 'repro install {system}", line)
     assert "or give the --url of a server that runs" in line
 
 
-def test_a_server_that_runs_is_attached_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_runs_is_attached_to(tmp_path, monkeypatch, capsys):
     with mock_server(MockOpenAI()) as url:
         words = f"bench --system vllm --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir {tmp_path / 'r'}"
         assert command(monkeypatch, f"{words} --json") in (0, 1)
@@ -165,7 +157,7 @@ def test_a_server_that_runs_is_attached_to(
         assert "max_num_seqs=4 has no effect on a server that runs already" in capsys.readouterr().err
 
 
-def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_prints_its_commands(monkeypatch, capsys):
     assert command(monkeypatch, "install vllm --device cpu --dry-run") == 0
     said = capsys.readouterr()
     assert [line.partition(" ")[2].split(" ")[:4] for line in said.out.splitlines()][2][3] == "install"
@@ -177,7 +169,7 @@ def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "device='cpu' is none that sglang is made for: use cuda" in capsys.readouterr().err
 
 
-def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch):
     monkeypatch.setattr("repro.systems.servers.system.machine_device", lambda: "cpu")
     with pytest.raises(UserError, match="this machine has no NVIDIA driver"):
         prepare(cell("vllm", platform="h200")).deployment.check_machine()
@@ -186,12 +178,12 @@ def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch: p
 @pytest.mark.parametrize(
     "launch", [Vllm(), Vllm(device="cuda"), Dynamo(), Dynamo(workers="python"), Sglang(device="cuda")]
 )
-def test_every_setting_is_part_of_what_identifies_a_run(launch: Any) -> None:
+def test_every_setting_is_part_of_what_identifies_a_run(launch):
     changed = replace(launch, max_model_len=512)
     assert len({launch.basis, changed.basis, type(launch)(**{**vars(launch), "prefix_caching": True}).basis}) == 3
 
 
-def test_somebody_else_s_tokens_make_a_run_invalid() -> None:
+def test_somebody_else_s_tokens_make_a_run_invalid():
     for uncounted, is_alone in ((0, True), (1, False)):
         with mock_server(MockOpenAI(counter="vllm:generation_tokens", uncounted_tokens=uncounted)) as url:
             asked = replace(cell("openai-http", url=url), platform="endpoint", executor="http")
