@@ -82,12 +82,16 @@ CASES = {
 ARGUMENTS = {"reproduce": sorted(FIGURES), "figure": sorted(FIGURES)}
 
 
+few = values.filter(lambda word: not (word.isdecimal() and 9 < int(word) <= 1000))
+"""Hundreds of repeats are as many workloads to make; more are refused."""
+
+
 def words_of(asked: str) -> st.SearchStrategy[list[str]]:
     command, *before = asked.split()
     params = commands()[command].params
     flags = [st.just([param.opts[0]]) for param in params if getattr(param, "is_flag", False)]
     options = [
-        st.tuples(st.just(param.opts[0]), values).map(list)
+        st.tuples(st.just(param.opts[0]), few if param.opts[0] == "--num-runs" else values).map(list)
         for param in params
         if param.param_type_name == "option" and not getattr(param, "is_flag", False)
     ]
