@@ -203,7 +203,7 @@ def table(rows: Sequence[Any]) -> str:
     lines = [[each.metadata["title"] for each in columns]]
     lines += [[_cell(getattr(row, each.name), **each.metadata) for each in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    aligns = ["<" if each.type == "str" else ">" for each in columns]
+    aligns = ["<" if each.type in (str, "str") else ">" for each in columns]
     return "\n".join(
         "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
         for line in lines
