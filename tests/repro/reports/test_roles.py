@@ -298,3 +298,14 @@ def test_a_perturbed_run_keeps_what_was_asked_of_it():
         assert made.record.requests["prompt_len"] == run.record.requests["prompt_len"]
         assert made.record.requests["finished_s"] != run.record.requests["finished_s"]
     assert run.summary["throughput_tok_s"] == pytest.approx(10.0)
+
+
+def test_a_share_of_nothing_is_found_all_the_same():
+    """No factor moves it; what is kept stays, whatever it is."""
+    run = stored(CELLS[0], tok_s=10.0)
+    (share, *_) = (metric.name for metric in run.family.metrics if metric.unit == "share")
+    zero = changed(run, summary={**run.summary, share: 0.0})
+    assert 0 < Perturbed(zero, size=FAR, seed=1).summary[share] <= FAR
+    assert Perturbed(zero, size=FAR, seed=1, kept=[share]).summary[share] == 0
+    half = changed(run, summary={**run.summary, share: 0.5})
+    assert Perturbed(half, size=NEAR, seed=1).summary[share] == pytest.approx(0.5, rel=2 * NEAR)
