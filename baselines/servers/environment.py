@@ -98,10 +98,8 @@ class ServerEnvironment:
         say(f"{self.name}: {self.folder}, {self.cost}")
         for number, command in enumerate(commands, 1):
             say(f"{number}/{len(commands)}: {shlex.join(command)}")
-            for name, content in self.files.items() if number == len(commands) else ():
-                path = Path(self._ask(_PLACE).strip()) / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(content)
+            if number == len(commands):
+                self._write_files()
             if code := run(command):
                 raise RunError(
                     f"installing {self.name} failed in step {number} of {len(commands)} (exit code {code}, its output is "
@@ -122,6 +120,12 @@ class ServerEnvironment:
             self.folder.exists() or free_gb >= self.disk_gb,
             f"{there} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",
         )
+
+    def _write_files(self) -> None:
+        for name, content in self.files.items():
+            path = Path(self._ask(_PLACE).strip()) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
 
     def _ask(self, program: str) -> str:
         return subprocess.run((str(self.python), "-c", program), stdout=subprocess.PIPE, text=True, check=True).stdout

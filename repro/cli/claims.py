@@ -124,16 +124,23 @@ def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
             "The paper's own inconsistencies",
             ("claim", "what does not agree", "recomputed"),
             [
-                # cannot_check and the like, as files name it.
-                (each.claim.id, each.claim.statement, re.sub(r"(?<=[a-z])_(?=[a-z])", " ", verdict))
+                (
+                    each.claim.id,
+                    each.claim.statement,
+                    _words(each.claim.recomputed.verdict if each.claim.recomputed else "-"),
+                )
                 for each in own
-                for verdict in [each.claim.recomputed.verdict if each.claim.recomputed else "-"]
             ],
         )
     for role, counts in count_by_role(judged).items():
         say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
     others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
     say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
+
+
+def _words(verdict: str) -> str:
+    """``cannot_check`` and the like, as files name it."""
+    return re.sub(r"(?<=[a-z])_(?=[a-z])", " ", verdict)
 
 
 def _ours(each: Judged) -> str:

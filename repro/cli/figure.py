@@ -258,16 +258,17 @@ def _said_of(
 
 def _say(figures: Sequence[Mapping[str, Any]], lines: Sequence[str], *, json: bool) -> None:
     """``lines`` are of the runs, and go to stderr."""
-    here = Path.cwd()
-    for figure in figures if not json else ():
-        page = figure["json"]
-        print_table(figure["title"], page["columns"], page["rows"])
-        for note in filter(None, (figure["lengths"], *page["notes"])):
-            say(note, "  ")
-        files = map(Path, page["files"])
-        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in files)
-        say(f"files: {', '.join(map(str, shown))}", "  ")
     if json:
         print_json({"figures": [figure["json"] for figure in figures]})
+    else:
+        here = Path.cwd()
+        for figure in figures:
+            page = figure["json"]
+            print_table(figure["title"], page["columns"], page["rows"])
+            for note in filter(None, (figure["lengths"], *page["notes"])):
+                say(note, "  ")
+            files = map(Path, page["files"])
+            shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in files)
+            say(f"files: {', '.join(map(str, shown))}", "  ")
     for line in lines:
         say(line, file=sys.stderr)

@@ -61,9 +61,7 @@ def drawn_by(*modules: str) -> str:
     """Digest of the code that makes a figure of runs: its modules, those of their packages and of ``repro.reports``
     that they import, and what these import themselves."""
     own = {module.rpartition(".")[0] or module for module in modules}
-    return code_of(
-        tuple(sorted({*modules})), (*sorted(f"{package}." for package in own), "paper_figures.", "repro.reports.")
-    ).digest
+    return code_of(modules, (*sorted(f"{package}." for package in own), "paper_figures.", "repro.reports.")).digest
 
 
 def answered_by(paper: Paper) -> str:
