@@ -35,11 +35,10 @@ from common import Rows, add_counts, count, facts_of, parser_of, run, shown, tab
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.registry import method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Request, StepRecord
-from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.loader import load_model

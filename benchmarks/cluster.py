@@ -33,11 +33,9 @@ from engines.ar.metrics import attainments, observe
 from engines.ar.record import ClusterRun
 from engines.ar.session import Arrivals, OpenLoop, Round, Session
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import RemoteOnly
+from engines.policies.routing import LeastKvMemory, RemoteOnly
 from engines.policies.step import Chunk
-from engines.policies.task import Slo
+from engines.policies.task import PrefillQueue, Slo
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, TracePanel, panel_of, panels
 from repro.runs.cell import Cell
 from repro.systems.ar.plans import Build, Ground

@@ -24,13 +24,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.attention import Spans
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import GraphForward, graph_key, metadata_size
 from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.kernels.rmsnorm import rms_norm_reference
 from engines.kernels.rotary import rotate_reference
 from engines.kernels.swiglu import swiglu_reference

@@ -18,8 +18,8 @@ from engines.laps.system import laps, reserve
 from engines.models.decoder import CausalModel
 from engines.named import load_named
 from engines.policies.batching import Chunked, PrefillFirst
-from engines.policies.queue import OpenQueue, PrefillQueue
 from engines.policies.step import Batching, Bucket, Chunk
+from engines.policies.task import OpenQueue, PrefillQueue
 from engines.server.ar.engine import AtMost
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.systems.laps.systems import scaled_laps, scaled_reserve

@@ -12,10 +12,9 @@ from engines.ar.deployment import Deployment
 from engines.errors import require
 from engines.knobs import Seconds, Tokens, check_fields
 from engines.policies.batching import Chunked, PrefillFirst
-from engines.policies.binding import Binder, FewestSessions, LeastKvMemory, RoundRobin
-from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Binder, FewestSessions, LeastKvMemory, RoundRobin
 from engines.policies.step import Batching
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
 _Balance = Literal["memory", "sessions", "round-robin"]

@@ -16,9 +16,8 @@ from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
-from engines.policies.queue import OpenQueue
 from engines.policies.step import Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import OpenQueue, PrefillTask
 from engines.strict_json import json_object
 
 

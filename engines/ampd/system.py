@@ -7,17 +7,15 @@ from functools import partial
 from typing import Annotated
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ampd.policies import MAX_LOOKAHEAD, AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ar.cluster.cluster import Cluster, Policies
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.ar.window import WINDOW_S
 from engines.errors import require
 from engines.knobs import Only, Range, check_fields
-from engines.policies.queue import PrefillQueue
 from engines.policies.routing import Dispatch, RemoteOnly, Router
-from engines.policies.task import Slo
+from engines.policies.task import PrefillQueue, Slo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,18 @@
-"""A session: rounds of prefill and decode with the environment (tools, retrieval, a user) between them (AMPD §1)."""
+"""Sessions and how they come: rounds of prefill and decode with the environment (tools, retrieval, a user) between them (AMPD §1).
+
+They come by the clock of a run: open arrivals each at its own time, clients of a closed loop one after the other. Its events are a heap
+of times, handlers and arguments: no threads, no wall clock. Those of the same time run in the order they were scheduled, so a run is the
+same every time. An event is never taken back: its handler compares a version it was given with the current one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from engines.errors import UserError, require
 
@@ -89,3 +96,102 @@ class ClosedLoop:
 
 
 Arrivals = OpenLoop | ClosedLoop
+
+
+Handler = Callable[..., None]
+
+
+class EventLoop:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_events = 0
+        self.is_stopped = False
+        """Set by who leaves what is still scheduled."""
+        self._heap: list[tuple[float, int, Handler, tuple[Any, ...]]] = []
+        self._order = 0
+
+    def at(self, time_s: float, handler: Handler, *args: Any) -> None:
+        self._order += 1
+        heappush(self._heap, (time_s, self._order, handler, args))
+
+    @property
+    def next_s(self) -> float:
+        """When the next event is due; never without any."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def handle_next(self) -> None:
+        self.now, _, handler, args = heappop(self._heap)
+        self.num_events += 1
+        handler(*args)
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Handle events until none is left, one stops the loop, or the next lies behind ``until_s``."""
+        heap = self._heap
+        while heap and not self.is_stopped:
+            if heap[0][0] > until_s:
+                self.now = until_s
+                return
+            self.now, _, handler, args = heappop(heap)
+            self.num_events += 1
+            handler(*args)
+
+
+class _Arriving(Protocol):
+    @property
+    def arrival_s(self) -> float: ...
+
+
+Item = TypeVar("Item", bound=_Arriving)
+
+
+class OpenArrivals(Generic[Item]):
+    """``arrive`` is called with each item when it is due; one is drawn when the one before it arrives."""
+
+    def __init__(self, loop: EventLoop, items: Iterable[Item], arrive: Callable[[Item], None]) -> None:
+        self._loop, self._items, self._arrive = loop, iter(items), arrive
+        self.is_over = False
+        """Whether all have arrived."""
+        self._draw()
+
+    def _draw(self) -> None:
+        item = next(self._items, None)
+        if item is None:
+            self.is_over = True
+        else:
+            self._loop.at(item.arrival_s, self._due, item)
+
+    def _due(self, item: Item) -> None:
+        self._draw()
+        self._arrive(item)
+
+
+class Clients:
+    """``arrive`` is called with a client's next session ``think_s`` after it has ended the one before."""
+
+    def __init__(self, loop: EventLoop, closed: ClosedLoop, arrive: Callable[[Session], None]) -> None:
+        self._loop, self._sessions, self._arrive = loop, deque(closed.sessions), arrive
+        self.think_s = closed.think_s
+        self.num_thinking = 0
+        """Clients whose next session is scheduled."""
+        for _ in range(min(closed.num_clients, len(closed.sessions))):
+            self._come(0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all sessions have begun."""
+        return not self._sessions and not self.num_thinking
+
+    def go_on(self, now: float) -> bool:
+        """A client's session has ended; whether there is another for it."""
+        if not self._sessions:
+            return False
+        self._come(now + self.think_s)
+        return True
+
+    def _come(self, time_s: float) -> None:
+        self.num_thinking += 1
+        self._loop.at(time_s, self._due, self._sessions.popleft())
+
+    def _due(self, session: Session) -> None:
+        self.num_thinking -= 1
+        self._arrive(session)

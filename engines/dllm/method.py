@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig, TiePolicy
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import rows_for_request
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import RefreshRule
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline
 from engines.knobs import given_to, knobs_of

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.record import table_of
-from engines.ar.session import ClosedLoop, OpenLoop, Session
+from engines.ar.session import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
 from engines.errors import RunError, UserError, require
 from engines.knobs import Count, Range, Tokens, check_fields
 from engines.laps.controller import PressureController, Signals

@@ -9,9 +9,8 @@ from engines.ar.cluster.worker import Host, Worker
 from engines.laps.controller import Signals
 from engines.laps.record import InstanceRow, StepRow
 from engines.policies.instances import LengthClass
-from engines.policies.queue import OpenQueue, PrefillQueue
 from engines.policies.step import Batching, Bucket, Fallback, Rung, StepPlan, StepTimes, padded_tokens
-from engines.policies.task import PrefillTask
+from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
 
 
 class _PrefillHost(Host, Protocol):

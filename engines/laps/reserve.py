@@ -14,9 +14,8 @@ from typing import Annotated, Protocol
 
 from engines.errors import UserError, require
 from engines.knobs import Fixed, Proportion, Range, Seconds, check_fields
-from engines.policies.queue import OpenQueue
 from engines.policies.step import IDLE, Share, Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import OpenQueue, PrefillTask
 
 Step = Annotated[float, Range(above=0, most=1e6)]
 

@@ -9,14 +9,13 @@ from typing import Annotated, Literal
 from engines.knobs import Count, Range, Tokens, check_fields
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import BATCHES, LADDER, Cheapest, GraphChoice, Ladder, Nearest, WithGraphs, captured_buckets
-from engines.laps.queue import ClassQueue
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
-from engines.laps.waiting import AdaptiveWait, WaitConfig
+from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig
 from engines.policies.instances import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
-from engines.policies.queue import OpenQueue, PrefillQueue
 from engines.policies.step import Batching, Bucket, Chunk, Rung, StepTimes
+from engines.policies.task import OpenQueue, PrefillQueue
 
 Graphs = Literal["none", "nearest", "cheapest", "ladder"]
 """nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder: packed sizes, ditto."""

@@ -15,8 +15,7 @@ from typing import Literal
 
 from engines.errors import UserError
 from engines.knobs import Seconds, Tokens, check_fields
-from engines.laps.queue import ClassQueue
-from engines.laps.waiting import AdaptiveWait
+from engines.laps.waiting import AdaptiveWait, ClassQueue
 from engines.policies.step import Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
 

@@ -134,6 +134,19 @@ class ModelShape:
         layer = self.dense_weights + experts * self.expert_weights
         return round((self.n_layers * layer + self.d_model) * self.dtype_bytes)
 
+    def on_rank(self, size: int) -> ModelShape:
+        """What one of ``size`` ranks holds and computes, the largest part where parts differ.
+
+        Its logits are the rank's own columns; reductions that need whole rows gather them besides.
+        """
+        return replace(
+            self,
+            n_heads=self.n_heads // size,
+            n_kv_heads=self.n_kv_heads // size,
+            mlp_hidden=-(-self.mlp_hidden // size),
+            vocab_rows=-(-self.vocab_rows // size),
+        )
+
 
 LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")
 

@@ -6,11 +6,8 @@ head by vocabulary id. Norms are whole on every rank.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from engines.errors import UserError
 from engines.models.config import ModelConfig
-from engines.models.shape import ModelShape
 
 
 def span(length: int, rank: int, size: int) -> tuple[int, int]:
@@ -29,17 +26,3 @@ def check_division(config: ModelConfig, size: int) -> None:
                 f"tensor_parallel={size} does not divide the model's {field}={getattr(config, field)}: "
                 f"use one of {', '.join(map(str, fits))}"
             )
-
-
-def rank_shape(shape: ModelShape, size: int) -> ModelShape:
-    """What one of ``size`` ranks holds and computes, the largest part where parts differ.
-
-    Its logits are the rank's own columns; reductions that need whole rows gather them besides.
-    """
-    return replace(
-        shape,
-        n_heads=shape.n_heads // size,
-        n_kv_heads=shape.n_kv_heads // size,
-        mlp_hidden=-(-shape.mlp_hidden // size),
-        vocab_rows=-(-shape.vocab_rows // size),
-    )

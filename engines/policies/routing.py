@@ -1,4 +1,4 @@
-"""Where a prefill runs: on the decode worker its session is bound to, or on a prefill worker, and which (AMPD §3)."""
+"""Which decode worker a session belongs to, for life, and where each of its prefills runs: there, or on a prefill worker (AMPD §3)."""
 
 from __future__ import annotations
 
@@ -70,3 +70,36 @@ class RemoteOnly:
         if self.dispatch == "shared":
             return min(prefills, key=lambda worker: (worker.backlog_tokens, worker.worker_id))
         return min(prefills, key=lambda worker: (worker.busy_s(now) + worker.backlog_s, worker.worker_id))
+
+
+class Binder(Protocol):
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
+        """Id of the decode worker a new session belongs to, for life."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastKvMemory:
+    """Least K/V in use; ties by fewest sessions, then by id (AMPD §3, binding)."""
+
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
+        return min(decodes, key=lambda worker: (worker.kv_tokens, worker.num_sessions, worker.worker_id)).worker_id
+
+
+@dataclass(kw_only=True)
+class RoundRobin:
+    """Workers in turn."""
+
+    turn: int = field(default=0, init=False)
+
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
+        self.turn += 1
+        return decodes[(self.turn - 1) % len(decodes)].worker_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewestSessions:
+    """Fewest sessions bound; ties by least K/V, then by id."""
+
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
+        return min(decodes, key=lambda worker: (worker.num_sessions, worker.kv_tokens, worker.worker_id)).worker_id

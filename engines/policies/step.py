@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from engines.policies.queue import PrefillQueue
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 
 
 class Chunk(NamedTuple):

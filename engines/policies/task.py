@@ -1,8 +1,13 @@
-"""What routing and ordering policies see: the metadata of a prefill waiting in a queue, and the objectives (AMPD §3, §6)."""
+"""What routing and ordering policies see: a prefill that waits, the objectives, and the queue it waits in (AMPD §3, §6).
+
+How a queue is ordered, and whether a task may leave out of turn, is a policy: a subclass.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,3 +56,70 @@ class Slo:
         for name in ("ttft_s", "itl_s"):
             value = getattr(self, name)
             require(value > 0 and math.isfinite(value), f"{name}={value}: an objective is a positive number of seconds")
+
+
+class PrefillQueue:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[PrefillTask] = deque()
+        self.backlog_s = 0.0
+        """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
+        self.backlog_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[PrefillTask]:
+        return iter(self._tasks)
+
+    def push(self, task: PrefillTask) -> None:
+        self._tasks.append(task)
+        self._count(task)
+
+    def peek(self, now: float) -> PrefillTask:
+        """The task ``take`` would return; changes nothing."""
+        return self._tasks[0]
+
+    def take(self, now: float) -> PrefillTask:
+        """Remove the next task. ``now`` is when it can start."""
+        return self._taken(self._tasks.popleft())
+
+    def _count(self, task: PrefillTask) -> None:
+        self.backlog_s += task.estimate_s
+        self.backlog_tokens += task.tokens
+
+    def _taken(self, task: PrefillTask) -> PrefillTask:
+        self.backlog_tokens -= task.tokens
+        # An empty queue sheds the rounding of the sums before.
+        self.backlog_s = self.backlog_s - task.estimate_s if len(self) else 0.0
+        return task
+
+
+class OpenQueue(PrefillQueue):
+    """First come, first served; any task can be taken out of turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[int, PrefillTask] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[PrefillTask]:
+        return iter(self._waiting.values())
+
+    def push(self, task: PrefillTask) -> None:
+        self._waiting[task.task_id] = task
+        self._count(task)
+
+    def peek(self, now: float) -> PrefillTask:
+        return next(iter(self._waiting.values()))
+
+    def take(self, now: float) -> PrefillTask:
+        return self.pull(self.peek(now))
+
+    def pull(self, task: PrefillTask) -> PrefillTask:
+        """Remove this very task."""
+        del self._waiting[task.task_id]
+        return self._taken(task)

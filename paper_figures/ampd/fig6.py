@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from engines.ampd.routing import RoutingConfig
+from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from paper_figures.ampd.contenders import CONTENDERS
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text

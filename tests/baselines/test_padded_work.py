@@ -11,11 +11,11 @@ from baselines.dllm.registry import method
 from baselines.dllm.static import attend as static_batch
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import Request
+from engines.dllm.scheduling.scheduler import KvPool
 from engines.dllm.sequence import cache_rows
 
 

@@ -9,11 +9,11 @@ from support.tiny_models import GQA, MHA, network, prompt_of
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
+from engines.dllm.scheduling.scheduler import KvPool
 from engines.dllm.sequence import cache_rows
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)

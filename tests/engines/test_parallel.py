@@ -24,7 +24,6 @@ from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
 from torch import Tensor
 
 from engines.attention import sdpa
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
 from engines.dllm.decode.vocabulary import vocabulary_reduction
@@ -33,7 +32,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor, follow
 from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.errors import UserError
 from engines.kernels.importance import ContextRows, importance
 from engines.models.checkpoint import TINY_DIR, config_of
@@ -43,7 +42,7 @@ from engines.models.loader import load_model
 from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer
 from engines.parallel import launch
-from engines.parallel.division import check_division, rank_shape, span
+from engines.parallel.division import check_division, span
 from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import RankFailed, local_ranks
 from engines.parallel.shard import PartialLinear, load_shard, shard_model
@@ -161,7 +160,7 @@ def loading(group: TensorParallel, folder: Path) -> None:
         held = sum(own.numel() for own in read.values())
         shape = ModelShape.from_config(config_of(name), name="")
         largest = max(group.gathered(held))
-        computed = rank_shape(shape, group.size).weight_bytes // shape.dtype_bytes
+        computed = shape.on_rank(group.size).weight_bytes // shape.dtype_bytes
         assert largest == computed or shape.vocab_rows % group.size
         assert largest <= computed <= largest + 2 * group.size * shape.d_model
 

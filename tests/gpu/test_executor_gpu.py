@@ -16,7 +16,6 @@ from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines import kernels
 from engines.attention import availability
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
@@ -24,7 +23,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.llada import LLaDAModelLM
 from engines.runtime.graphs import capture_stream

@@ -15,8 +15,7 @@ from baselines.ar.sglang import CacheAware
 from baselines.ar.vllm import ContinuumConfig, VllmConfig
 from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.planner.planner import PlannerConfig
-from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
-from engines.ampd.routing import RoutingConfig
+from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue, RoutingConfig
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.cost import PHYSICAL
 from engines.ar.metrics import Reading
@@ -28,12 +27,11 @@ from engines.laps.controller import ControllerConfig
 from engines.laps.cost import PrefillConstants
 from engines.laps.graphs import captured_buckets
 from engines.laps.latency import TwoClasses, fit_floor_form, fit_paper_totals
-from engines.laps.queue import ClassQueue
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, Spatial, laps
 from engines.laps.temporal import TemporalConfig
-from engines.laps.waiting import WaitConfig
+from engines.laps.waiting import ClassQueue, WaitConfig
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.routing import RemoteOnly
 from engines.policies.task import Slo

@@ -29,7 +29,7 @@ LEAVES = {
 POLICIES = (
     *("engines.dllm.config", "engines.dllm.plan", "engines.dllm.sequence"),
     *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.serve", "engines.dllm.scheduling"),
-    *("engines.dllm.memory.budget", "engines.dllm.cache.kv_pool", "engines.dllm.executor.roofline"),
+    *("engines.dllm.memory.budget", "engines.dllm.executor.roofline"),
     *("engines.hardware.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.ar.vllm_pd", "baselines.dllm.registry", "baselines.dllm.static.scheduler"),
     *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),
@@ -193,7 +193,7 @@ def test_a_method_is_in_the_file_of_its_name():
 
 def test_real_workers_and_policies_know_no_simulator():
     """Simulated, torch and live workers ask the same policies, and a policy does not know which of them does."""
-    real = ("engines.policies", "engines.ar.torch", "engines.server", "engines.ampd.routing", "engines.ampd.reordering")
+    real = ("engines.policies", "engines.ar.torch", "engines.server", "engines.ampd.policies")
     wrong = [
         (name, target)
         for name, targets in edges(lazy=True).items()

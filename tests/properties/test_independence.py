@@ -15,7 +15,6 @@ from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, r
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
@@ -23,7 +22,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.dllm.serve import serve_decode
 from engines.errors import UserError

@@ -18,11 +18,9 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, ModelShape
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import Binder, LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Decision, Estimator, Router
+from engines.policies.routing import Binder, Decision, Estimator, LeastKvMemory, Router
 from engines.policies.step import Batching, Chunk
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 from engines.policies.views import DecodeView, PrefillView
 
 

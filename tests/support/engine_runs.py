@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 from support.tiny_models import TinyModel, network
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -15,6 +14,7 @@ from engines.dllm.method import Sampler
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling.scheduler import KvPool
 from engines.dllm.sequence import cache_rows
 
 Ids = tuple[int, ...]

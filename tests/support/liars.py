@@ -5,10 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from engines.dllm import plan
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.plan import Completion, PlanItem, Request
 from engines.dllm.scheduling.phase import Phase
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision

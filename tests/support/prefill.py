@@ -13,9 +13,8 @@ from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.step_model import StepModel
 from engines.laps.system import shapes_of
 from engines.models.shape import QWEN2_5_14B
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Chunk, Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
 """A millisecond a token and nothing else."""

@@ -13,7 +13,6 @@ from baselines.dllm.options import DllmCacheOptions
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from baselines.dllm.static.search import StaticFootprint, base_bytes
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
@@ -21,6 +20,7 @@ from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import NoCache, Phase, Window
+from engines.dllm.scheduling.scheduler import KvPool
 from engines.errors import require
 from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape

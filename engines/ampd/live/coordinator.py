@@ -17,8 +17,7 @@ from engines.ampd.live.store import Member, Store, held, texts
 from engines.ar.session import Session
 from engines.ar.window import WINDOW_S
 from engines.errors import RunError, UserError, require
-from engines.policies.binding import Binder
-from engines.policies.routing import Estimator, Router
+from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.task import PrefillTask
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from engines.policies.binding import Binder
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Decision, Router
-from engines.policies.task import PrefillTask
+from engines.policies.routing import Binder, Decision, Router
+from engines.policies.task import PrefillQueue, PrefillTask
 from engines.policies.views import WorkerSnapshot
 
 

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from engines.ampd.live.coordinator import SETTLE_S, Coordinator
 from engines.ampd.live.store import Store
 from engines.errors import require
-from engines.policies.binding import Binder
-from engines.policies.routing import Estimator, Router
+from engines.policies.routing import Binder, Estimator, Router
 
 _NUM_NUMBERS = 10**9
 """Names below it that are numbers are sessions' ids; a profile's sessions come behind them."""

@@ -17,8 +17,7 @@ from engines.ar.record import ClusterRun, rows_of
 from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts
 from engines.least_squares import least_squares
-from engines.policies.binding import LeastKvMemory
-from engines.policies.routing import Local, RemoteOnly
+from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
 
 FIRST_ID = 10**9
 """Sessions of a profile have ids from here on."""

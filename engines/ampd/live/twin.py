@@ -15,10 +15,9 @@ from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.ar.window import WINDOW_S
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import Binder
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Estimator, Router
+from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.step import Chunk
+from engines.policies.task import PrefillQueue
 
 HOMES, PREFILLS = 0, 1
 """Servers that tell the two directions apart."""

@@ -19,8 +19,7 @@ from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig
-from engines.policies.queue import PrefillQueue
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 from engines.runtime.rows import Ints
 
 Role = Literal["prefill", "decode"]

@@ -31,11 +31,9 @@ from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import require
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import FewestSessions
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import RemoteOnly
+from engines.policies.routing import FewestSessions, RemoteOnly
 from engines.policies.step import Chunk
-from engines.policies.task import Slo
+from engines.policies.task import PrefillQueue, Slo
 
 Floats = npt.NDArray[np.float64]
 

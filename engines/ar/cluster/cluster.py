@@ -16,10 +16,9 @@ from engines.ar.session import Arrivals, ClosedLoop, OpenLoop, Session
 from engines.ar.window import WINDOW_S
 from engines.errors import require
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import Binder, LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Estimator, Local, Router
+from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Router
 from engines.policies.step import Batching
+from engines.policies.task import PrefillQueue
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from engines.ar.cluster.decode_worker import Home
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.worker import Live
 from engines.ar.cost import KvLinks
-from engines.ar.events import Clients, EventLoop, OpenArrivals
 from engines.ar.record import (
     ClusterRun,
     RoundRow,
@@ -22,12 +21,11 @@ from engines.ar.record import (
     prefill_load,
     table_of,
 )
-from engines.ar.session import Arrivals, ClosedLoop, Session
+from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.errors import RunError, require
 from engines.named import asked
-from engines.policies.binding import Binder
 from engines.policies.owed import Owed, checked_decision
-from engines.policies.routing import Estimator, Router
+from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.task import PrefillTask, TaskKind
 
 

@@ -13,15 +13,13 @@ from math import fsum
 from typing import TYPE_CHECKING, ClassVar, NotRequired, Protocol, TypedDict
 
 from engines.ar.cost import StepCost
-from engines.ar.events import EventLoop
 from engines.ar.kv import KvPool
 from engines.ar.record import WorkerRow
-from engines.ar.session import Session
+from engines.ar.session import EventLoop, Session
 from engines.named import asked
 from engines.policies.owed import Owed
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 
 if TYPE_CHECKING:
     from engines.ar.cluster.decode_worker import Home

@@ -25,9 +25,8 @@ from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.errors import require
 from engines.named import asked
 from engines.policies.owed import Owed
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import IDLE, Batching, Chunk, Share, Situation, StepPlan
-from engines.policies.task import PrefillTask, TaskKind
+from engines.policies.task import PrefillQueue, PrefillTask, TaskKind
 from engines.runtime.rows import Ints
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
@@ -22,7 +21,7 @@ from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.memory.budget import logit_rows_at_once
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.protocol import DiffusionModel
 

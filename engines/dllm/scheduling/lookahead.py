@@ -33,11 +33,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling.phase import RefreshRule
-from engines.dllm.scheduling.scheduler import Completion, PhaseScheduler, plan_item
+from engines.dllm.scheduling.scheduler import Completion, KvPool, PhaseScheduler, plan_item
 from engines.dllm.sequence import Sequence, is_open_ended
 from engines.errors import UserError
 

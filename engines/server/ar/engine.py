@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from engines.ar.session import Round, Session
 from engines.errors import RunError, require
 from engines.knobs import Proportion, Range, check_fields
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from engines.ampd.planner.coefficients import Method, PlanningWorkload, coefficients, default_method
 from engines.ampd.planner.planner import PlannerConfig, solve
-from engines.ampd.reordering import best_ordering
-from engines.ampd.routing import AdaptiveRouter
+from engines.ampd.policies import AdaptiveRouter, best_ordering
 from engines.errors import require
 from engines.knobs import Range, check_fields, given_to
 from engines.policies.task import PrefillTask

@@ -10,7 +10,7 @@ from typing import Any
 
 from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
-from engines.ampd.routing import RoutingConfig
+from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment

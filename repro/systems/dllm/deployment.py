@@ -10,13 +10,12 @@ from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.method import Method, Sampler
 from engines.dllm.scheduling.registry import scheduler_of
-from engines.dllm.scheduling.scheduler import Scheduler
+from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.errors import require
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration, Roofline

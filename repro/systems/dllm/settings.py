@@ -15,7 +15,7 @@ from engines.knobs import Checked, Fixed, check_given, given_to
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.config import ModelConfig
 from engines.models.shape import ModelShape
-from engines.parallel.division import check_division, rank_shape
+from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs, default_reading
@@ -76,7 +76,7 @@ class Settings(ModelKnobs, Checked):
 
 @lru_cache(maxsize=32)
 def _shape(name: str, config: ModelConfig, dtype_bytes: int, size: int) -> ModelShape:
-    return rank_shape(ModelShape.from_config(config, name=name, dtype_bytes=dtype_bytes), size)
+    return ModelShape.from_config(config, name=name, dtype_bytes=dtype_bytes).on_rank(size)
 
 
 def default_profile_every(device: str) -> int:

@@ -17,8 +17,7 @@ from engines.errors import require
 from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
-from engines.policies.binding import FewestSessions
-from engines.policies.routing import Local, RemoteOnly
+from engines.policies.routing import FewestSessions, Local, RemoteOnly
 from repro.systems.laps.workload import PrefillWorkload
 
 

@@ -20,9 +20,8 @@ from engines.ampd.live.store import Store, client_of, load_redis, shown
 from engines.ampd.system import AmpdConfig
 from engines.ar.record import prefill_load, rows_of
 from engines.errors import UserError, require
-from engines.policies.binding import LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Router
+from engines.policies.routing import LeastKvMemory, Router
+from engines.policies.task import PrefillQueue
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord

@@ -20,9 +20,8 @@ from engines.errors import UserError
 from engines.laps.graphs import LADDER
 from engines.laps.step_model import StepModel
 from engines.policies.instances import LengthClass
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 
 _, MODEL = h200_14b()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import task
 
-from engines.ampd.reordering import ReorderingQueue, best_ordering
+from engines.ampd.policies import ReorderingQueue, best_ordering
 from engines.policies.task import PrefillTask
 
 windows = st.lists(

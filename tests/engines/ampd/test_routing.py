@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from support.clusters import task
 
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
+from engines.ampd.policies import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
 from engines.policies.routing import Decision
 from engines.policies.task import Slo
 from engines.policies.views import WorkerSnapshot

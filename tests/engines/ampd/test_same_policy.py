@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.clusters import hardware, profiled, session
 
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ampd.policies import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
@@ -22,8 +22,7 @@ PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)
 SLO = Slo(ttft_s=1.0, itl_s=0.05)
 POLICY_FILES = (
-    "engines/ampd/routing.py",
-    "engines/ampd/reordering.py",
+    "engines/ampd/policies.py",
     "engines/ampd/performance.py",
     "engines/ar/window.py",
     *(str(path.relative_to(REPO)) for path in sorted((REPO / "engines" / "policies").glob("*.py"))),

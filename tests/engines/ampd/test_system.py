@@ -8,7 +8,7 @@ import pytest
 from support.clusters import hardware, profiled, session
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.routing import RoutingConfig
+from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.deployment import Deployment
 from engines.ar.record import ClusterRun

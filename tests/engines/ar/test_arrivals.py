@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from support.clusters import session
 
-from engines.ar.events import Clients, EventLoop, OpenArrivals
-from engines.ar.session import ClosedLoop, Session
+from engines.ar.session import Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 
 
 def test_an_open_arrival_is_drawn_when_the_one_before_it_comes():

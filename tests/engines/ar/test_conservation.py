@@ -14,11 +14,9 @@ from engines.ar.metrics import observe
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
-from engines.policies.binding import RoundRobin
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Decision
+from engines.policies.routing import Decision, RoundRobin
 from engines.policies.step import Batching
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 from engines.policies.views import DecodeView, PrefillView
 
 COST = LinearCost(token_s=1e-4, decode_s=5e-3, slope_s=2e-6, floor_s=6e-3)

@@ -18,16 +18,13 @@ from engines.ampd.planner.coefficients import erlang_c
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation
-from engines.ar.events import EventLoop
 from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop, Session
+from engines.ar.session import EventLoop, OpenLoop, Session
 from engines.errors import UserError
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import LeastKvMemory
 from engines.policies.owed import Owed
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Local, RemoteOnly
-from engines.policies.task import PrefillTask
+from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
+from engines.policies.task import PrefillQueue, PrefillTask
 
 MICRO = LinearCost(token_s=1e-6)
 """A service time of 1 s is a prompt of a million tokens: whole tokens round it by less than one in a million."""

@@ -13,8 +13,7 @@ from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.deployment import Deployment, Pool, place, replications, splits
 from engines.ar.session import ClosedLoop, OpenLoop
 from engines.errors import UserError
-from engines.policies.binding import FewestSessions, LeastKvMemory, RoundRobin
-from engines.policies.routing import Decision, RemoteOnly
+from engines.policies.routing import Decision, FewestSessions, LeastKvMemory, RemoteOnly, RoundRobin
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
 

@@ -8,10 +8,9 @@ from support.clusters import FIRST_PREFILL, LinearCost, serve, session, simulati
 
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.session import ClosedLoop
-from engines.policies.queue import PrefillQueue
 from engines.policies.routing import Local
 from engines.policies.step import IDLE, Share, Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import PrefillQueue, PrefillTask
 
 
 @dataclass(frozen=True)

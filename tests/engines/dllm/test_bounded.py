@@ -14,14 +14,13 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor, step_work
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.hardware.catalogue import H200
 from engines.hardware.peaks import REPEATS, measured_peaks, seconds_of
 from engines.hardware.roofline import Roofline

@@ -21,7 +21,6 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -31,7 +30,7 @@ from engines.dllm.method import Sampler
 from engines.dllm.plan import Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as LiveSequence
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError

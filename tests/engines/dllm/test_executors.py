@@ -12,7 +12,6 @@ from support.tiny_models import GQA, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -21,7 +20,7 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import Scheduler
+from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 

@@ -9,7 +9,6 @@ from support.tiny_models import TinyModel, network, prompt_of, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, reduce_in_chunks, reduce_in_parts
 from engines.dllm.engine import Engine
@@ -17,7 +16,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.runtime.noise import row_keys
 

@@ -13,7 +13,6 @@ from support.engine_runs import free_runs
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -22,7 +21,7 @@ from engines.dllm.plan import Request, StepPlan, StepRecord
 from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError

@@ -8,7 +8,6 @@ import torch
 from support.engine_runs import free_runs
 from support.tiny_models import GQA, network, request_on
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
@@ -17,6 +16,7 @@ from engines.dllm.executor.step import Head
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling.scheduler import KvPool
 from repro.runs.clock import WallClock
 from repro.systems.dllm.log import drive_engine
 

@@ -19,12 +19,12 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, choose
 from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request
+from engines.dllm.scheduling.scheduler import KvPool
 from engines.dllm.sequence import cache_rows
 from engines.runtime.noise import row_keys
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from support.engine_runs import free_runs
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase
 from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.graph_recorders import EagerRecorder
 from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -19,7 +18,7 @@ from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 
 CONFIG = EngineConfig(

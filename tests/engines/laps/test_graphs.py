@@ -9,8 +9,8 @@ from support.prefill import ask, h200_14b, task
 from engines.laps.graphs import GRID, LADDER, Cheapest, Ladder, Nearest, WithGraphs, captured_buckets, graph_bytes
 from engines.laps.system import graph_choice, shapes_of
 from engines.policies.batching import Chunked
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, StepMode, padded_tokens
+from engines.policies.task import PrefillQueue
 
 _, MODEL = h200_14b()
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=70)

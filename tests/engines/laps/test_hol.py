@@ -7,11 +7,10 @@ from support.prefill import TokenCost, turns
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.latency import TwoClasses, waits_s
-from engines.laps.queue import ClassQueue
 from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
-from engines.laps.waiting import AdaptiveWait, WaitConfig
+from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig
 from engines.policies.batching import ONE_BY_ONE
 from paper_figures.laps import boundary
 

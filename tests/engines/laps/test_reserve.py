@@ -14,9 +14,8 @@ from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
-from engines.policies.queue import OpenQueue, PrefillQueue
 from engines.policies.step import StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
 
 MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
 

@@ -9,12 +9,11 @@ from support.prefill import TokenCost, ask, execute, h200_14b, task, turns
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
-from engines.laps.waiting import AdaptiveWait, WaitConfig, WaitRule
-from engines.policies.queue import PrefillQueue
+from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig, WaitRule
 from engines.policies.step import StepPlan
+from engines.policies.task import PrefillQueue
 
 BOUNDARY = 256
 _, MODEL = h200_14b()

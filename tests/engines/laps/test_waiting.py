@@ -8,9 +8,17 @@ from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, laps
-from engines.laps.waiting import AdaptiveWait, Wait, WaitConfig, WaitRule, graph_window_s, sla_window_s, window_s
+from engines.laps.waiting import (
+    AdaptiveWait,
+    ClassQueue,
+    Wait,
+    WaitConfig,
+    WaitRule,
+    graph_window_s,
+    sla_window_s,
+    window_s,
+)
 
 DEPTHS = (1, 2, 4)
 MS = 1e-3

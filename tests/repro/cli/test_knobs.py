@@ -24,15 +24,15 @@ import importlib.util, json, sys
 from pathlib import Path
 
 own = Path(sys.argv[1])
-text = Path("engines/ampd/routing.py").read_text()
+text = Path("engines/ampd/policies.py").read_text()
 head = "class RoutingConfig:\\n"
 assert text.count(head) == 1
 field = "    haste: Annotated[float, Range(0, 5)] = 1.5\\n    '''How soon a worker is taken.'''\\n"
 place = text.index("    alpha: ")
 own.write_text(text[:place] + field + text[place:])
-spec = importlib.util.spec_from_file_location("engines.ampd.routing", own)
+spec = importlib.util.spec_from_file_location("engines.ampd.policies", own)
 module = importlib.util.module_from_spec(spec)
-sys.modules["engines.ampd.routing"] = module
+sys.modules["engines.ampd.policies"] = module
 spec.loader.exec_module(module)
 
 sys.path.insert(0, "tests")

@@ -15,8 +15,7 @@ from engines.ampd.live.intake import FIRST_NAMED, Asked, Deciding, Intake, Limit
 from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
 from engines.errors import UserError
-from engines.policies.binding import LeastKvMemory
-from engines.policies.routing import RemoteOnly
+from engines.policies.routing import LeastKvMemory, RemoteOnly
 
 LIMITS = Limits(vocab_size=1000, max_len=64)
 FIRST, SECOND = [1, 2, 3], [7, 4, 5]

@@ -20,8 +20,7 @@ from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import Choice, Replay, choose, order_line, replay
 from engines.ampd.live.store import Store, held, texts
 from engines.ampd.performance import profile_hardware
-from engines.ampd.reordering import ReorderingQueue
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
@@ -29,12 +28,10 @@ from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.worker import Live
 from engines.ar.deployment import Deployment
-from engines.ar.events import EventLoop
 from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop, Session
+from engines.ar.session import EventLoop, OpenLoop, Session
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import LeastKvMemory
-from engines.policies.routing import Decision
+from engines.policies.routing import Decision, LeastKvMemory
 from engines.policies.task import PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView
 

@@ -9,8 +9,7 @@ from support.live import Hand, HandClock, client_of_any, needs_store
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.store import Store
 from engines.errors import RunError, UserError
-from engines.policies.binding import LeastKvMemory
-from engines.policies.routing import Local, RemoteOnly
+from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
 
 pytestmark = needs_store
 

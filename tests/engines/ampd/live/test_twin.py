@@ -10,9 +10,8 @@ from engines.ampd.live.profile import _fitted
 from engines.ampd.live.twin import simulate_live
 from engines.ar.metrics import observe
 from engines.ar.session import Session
-from engines.policies.binding import LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import Local, RemoteOnly
+from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
+from engines.policies.task import PrefillQueue
 
 COST = LinearCost(token_s=1e-3, decode_s=10e-3, slope_s=1e-5)
 KV = links(2e-5, latency_s=3e-3)

@@ -23,15 +23,14 @@ from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
 from engines.ampd.live.twin import simulate_live
 from engines.ampd.live.worker import WorkerSpec
-from engines.ampd.reordering import ReorderingQueue
+from engines.ampd.policies import ReorderingQueue
 from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.run import random_prompts
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.routing import RemoteOnly
+from engines.policies.routing import LeastKvMemory, RemoteOnly
+from engines.policies.task import PrefillQueue
 from repro.systems.live.system import compared
 
 pytestmark = needs_redis

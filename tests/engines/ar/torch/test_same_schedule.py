@@ -27,8 +27,8 @@ from engines.laps.waiting import WaitConfig
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Bucket, Chunk, Situation, StepPlan
+from engines.policies.task import PrefillQueue
 
 
 @dataclass(frozen=True)

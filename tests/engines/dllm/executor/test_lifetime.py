@@ -18,7 +18,6 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor import compose
@@ -28,7 +27,7 @@ from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
 from engines.hardware.catalogue import L40S
 from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.scheduling.phase import NoCache
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.parallel.group import TensorParallel
 from repro.systems.dllm import on_torch
 

@@ -27,16 +27,15 @@ from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.routing import AdaptiveRouter
+from engines.ampd.policies import AdaptiveRouter
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.run import random_prompts
 from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.binding import LeastKvMemory
-from engines.policies.queue import PrefillQueue
-from engines.policies.task import Slo
+from engines.policies.routing import LeastKvMemory
+from engines.policies.task import PrefillQueue, Slo
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.live.front import Direct
