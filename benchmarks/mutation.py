@@ -238,7 +238,8 @@ def judged(mutant: Mutant, reach: Reach, folder: Path) -> Mutant:
             listed.write_text("\n".join(batch), encoding="utf-8")
             limit_s = 30 + 5 * sum(reach.seconds.get(test, 1.0) for test in batch)
             status, output = pytest(folder, "-x", f"@{listed}", cpu_s=limit_s)
-            assert status not in (4, 5), f"{mutant.module}: {output[-2000:]}"
+            # Some changes cannot be imported; then pytest does not find the tests either and calls that wrong usage.
+            assert status not in (4, 5) or "ERROR collecting" in output, f"{mutant.module}: {output[-2000:]}"
             if status is None:
                 return replace(mutant, outcome="killed", noticed_by="time")
             if status:
