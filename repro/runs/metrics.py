@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.errors import UserError
+from engines.errors import require
 from repro.runs.record import RunRecord
 
 Floats = npt.NDArray[np.float64]
@@ -111,36 +110,26 @@ def with_waits(record: RunRecord) -> RunRecord:
 # -- goodput ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slo:
-    """A request is good when it is ok and every named time is at most its limit (seconds)."""
+def goodput(record: RunRecord) -> dict[str, Any]:
+    """By the manifest's ``slos``, ``{name: {time: limit in seconds}}``: num_good; requests_s = num_good / window; attainment =
+    num_good / all requests, failed ones included.
 
-    name: str
-    limits: tuple[tuple[str, float], ...]
-
-    def __post_init__(self) -> None:
-        if not self.limits:
-            raise UserError(f"slo {self.name!r} has no limit: name at least one of {', '.join(REQUEST_TIMES)}")
-        for metric, limit in self.limits:
-            if metric not in REQUEST_TIMES:
-                raise UserError(
-                    f"slo {self.name!r} limits {metric!r}, which is unknown: use {', '.join(REQUEST_TIMES)}"
-                )
-            if not math.isfinite(limit) or limit <= 0:
-                raise UserError(f"slo {self.name!r} has {metric}={limit!r}: a limit must be positive seconds")
-
-
-def goodput(record: RunRecord, slo: Slo) -> dict[str, Any]:
-    """num_good; requests_s = num_good / window; attainment = num_good / all requests, failed ones included.
-
-    A request without a named stamp is not good: what was not seen cannot have met a limit.
+    A request is good when it is ok and every named time is at most its limit. One without a named stamp is not: what was not
+    seen cannot have met a limit.
     """
-    good = is_ok(record)
-    arrival = floats(record.requests["arrival_s"])
-    for metric, limit in slo.limits:
-        # A comparison with NaN, a missing stamp, is False.
-        good = good & (floats(record.requests[REQUEST_TIMES[metric]]) - arrival <= limit)
-    return {"limits": dict(slo.limits), **told_of_good(record, good)}
+    arrival, found = floats(record.requests["arrival_s"]), {}
+    for name, limits in sorted(record.manifest.get("slos", {}).items()):
+        require(bool(limits), f"slo {name!r} has no limit: name at least one of {', '.join(REQUEST_TIMES)}")
+        good = is_ok(record)
+        for time, limit in sorted(limits.items()):
+            require(
+                time in REQUEST_TIMES, f"slo {name!r} limits {time!r}, which is unknown: use {', '.join(REQUEST_TIMES)}"
+            )
+            require(0 < limit < math.inf, f"slo {name!r} has {time}={limit!r}: a limit must be positive seconds")
+            # A comparison with NaN, a missing stamp, is False.
+            good = good & (floats(record.requests[REQUEST_TIMES[time]]) - arrival <= limit)
+        found[name] = {"limits": dict(sorted(limits.items())), **told_of_good(record, good)}
+    return found
 
 
 def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, Any]:
@@ -151,13 +140,6 @@ def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, An
         "requests_s": per_second(num_good, window_s(record)),
         "attainment": num_good / n if n else None,
     }
-
-
-def _all_goodputs(record: RunRecord) -> dict[str, Any]:
-    """By the manifest's ``slos``: ``{name: {time: limit in seconds}}``."""
-    asked = sorted(record.manifest.get("slos", {}).items())
-    slos = [Slo(name=name, limits=tuple(sorted(limits.items()))) for name, limits in asked]
-    return {slo.name: goodput(record, slo) for slo in slos}
 
 
 def floats(column: Sequence[float | None]) -> Floats:
@@ -198,6 +180,6 @@ METRICS: tuple[Metric, ...] = (
         "requests/s, share",
         "by SLO: good requests / window_s; good / all requests",
         f"rate: {_NO_WINDOW}; share: no requests",
-        _all_goodputs,
+        goodput,
     ),
 )

@@ -7,7 +7,7 @@ from support.records import record_of, requests_table, stats
 
 from engines.errors import UserError
 from repro.runs.family import Family
-from repro.runs.metrics import METRICS, Slo, distribution, goodput, request_times
+from repro.runs.metrics import METRICS, distribution, goodput, request_times
 from repro.runs.record import REQUEST_COLUMNS, RunRecord
 from repro.systems.dllm.family import DLLM
 
@@ -31,9 +31,9 @@ def test_a_failed_request_has_no_latency_even_with_stamps():
 
 
 def test_a_stamp_nobody_saw_meets_no_limit():
-    record = record_of(requests_table((0.0, None, None, 3.0, 8, "ok")))
-    assert goodput(record, Slo(name="a", limits=(("ttft_s", 100.0),)))["num_good"] == 0
-    assert goodput(record, Slo(name="a", limits=(("e2el_s", 3.0),)))["num_good"] == 1
+    slos = {"seen": {"e2el_s": 3.0}, "unseen": {"ttft_s": 100.0}}
+    found = goodput(record_of(requests_table((0.0, None, None, 3.0, 8, "ok"))).with_manifest(slos=slos))
+    assert (found["seen"]["num_good"], found["unseen"]["num_good"]) == (1, 0)
 
 
 def test_percentiles_appear_with_enough_samples_and_interpolate():
@@ -80,10 +80,10 @@ def test_every_metric_is_documented_once():
     assert all(metric.unit and metric.formula and metric.undefined for metric in metrics)
 
 
-@pytest.mark.parametrize("limits", [(), (("ttft", 1.0),), (("e2el_s", 0.0),), (("e2el_s", float("nan")),)])
+@pytest.mark.parametrize("limits", [{}, {"ttft": 1.0}, {"e2el_s": 0.0}, {"e2el_s": float("nan")}])
 def test_bad_slo_is_refused(limits):
     with pytest.raises(UserError, match="slo 'x'"):
-        Slo(name="x", limits=limits)
+        goodput(record_of(requests_table((0.0, 1.0, 2.0, 3.0, 8, "ok"))).with_manifest(slos={"x": limits}))
 
 
 def test_metrics_of_every_run_need_no_table_but_its_requests():
