@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from engines.errors import UserError, require
+from repro.files import forget
 from repro.paths import LOCAL
 from repro.runs.cell import Cell, Scalar, plain
 from repro.runs.experiment import prepare
-from repro.runs.kept import forget
-from repro.runs.pool import pool_of
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
-from repro.runs.sweep import Sweep
+from repro.runs.sweep import Sweep, pool_of
 from repro.systems.platforms import platform as platform_of
 
 

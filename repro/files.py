@@ -1,13 +1,14 @@
-"""Files that are whole or absent, and folders a user names, checked before any work starts."""
+"""Files that are whole or absent, folders a user names, checked before any work starts, and what is kept of files that were read once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypeVar
 
 from engines.errors import UserError
 
@@ -104,3 +105,25 @@ def unreadable_yaml() -> tuple[type[Exception], ...]:
 
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+T = TypeVar("T")
+
+_KEPT: list[Any] = []
+
+
+def kept(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """As ``lru_cache``, until ``forget``."""
+
+    def keep(read: Callable[..., T]) -> Callable[..., T]:
+        cached = lru_cache(maxsize=maxsize)(read)
+        _KEPT.append(cached)
+        return cached
+
+    return keep
+
+
+def forget() -> None:
+    """The next call from Python reads anew what the cells of a sweep shared of files: they may be others."""
+    for each in _KEPT:
+        each.cache_clear()

@@ -99,14 +99,14 @@ def _quiet_machine() -> Iterator[None]:
     from support.quiet_machine import keep_quiet
 
     from repro.paths import REPO
-    from repro.runs import packing, pool
+    from repro.runs import pool, sweep
 
     keep_quiet()
     # Names that have moved are errors: without the first, every sweep starts processes that import torch.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pool, "CELLS_PER_WORKER", 10**9)
         # Every sweep asks three processes of git; test_provenance asks them too.
-        patched.setattr(packing, "git_state", functools.cache(partial(packing.git_state, REPO)))
+        patched.setattr(sweep, "git_state", functools.cache(partial(sweep.git_state, REPO)))
         yield
 
 

@@ -75,7 +75,7 @@ class Place:
     """With --pool ray: a cluster that is there, auto or host:port [default: one started for the command]."""
 
     def opened(self) -> AbstractContextManager[Pool]:
-        from repro.runs.pool import pool_of
+        from repro.runs.sweep import pool_of
 
         return pool_of(self.pool, self.address, getattr(self, "jobs", None))
 

@@ -1,4 +1,5 @@
-"""What systems of one kind share: what their runs record beyond the harness's own tables, how it is checked, and what is read off it."""
+"""What systems of one kind share: what their runs record beyond the harness's own tables, how it is checked, and what is read off it; and
+whether a run's numbers may be used, and if not, why."""
 
 from __future__ import annotations
 
@@ -11,10 +12,83 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repro.runs.metrics import METRICS, Metric
+from repro.runs.metrics import METRICS, Floats, Metric, floats, is_ok, request_times, status_counts
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, RunRecord, Table
-from repro.runs.validity import CHECKS, Validity
 
+MAX_HARNESS_DELAY_S = 0.010
+MAX_HARNESS_DELAY_SHARE = 0.01
+"""A submission is late when the harness itself added more than the larger of 10 ms and 1 % of the mean latency. A run is
+invalid when more than 1 % of its submissions are late."""
+MAX_LATE_SHARE = 0.01
+
+_ORDER = ("arrival_s", "admitted_s", "first_output_s", "finished_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validity:
+    valid: bool
+    reasons: tuple[str, ...]
+    """Why not."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of valid numbers has to know: that the machine was busy with something else, or the facts' ``warnings``."""
+
+
+def request_counts(record: RunRecord) -> Iterator[str]:
+    n, counts = record.num_requests, status_counts(record)
+    if n == 0:
+        yield "there are no requests"
+        return
+    if counts["failed"]:
+        first = next(error for error in record.requests["error"] if error is not None)
+        yield f"{counts['failed']} of {n} requests failed, the first with: {first}"
+    if counts["unfinished"]:
+        yield f"{counts['unfinished']} of {n} requests did not finish"
+    if other := n - sum(counts.values()):
+        yield f"{other} of {n} requests have an unknown status"
+    if negative := sum(length is not None and length < 0 for length in record.requests["output_len"]):
+        yield f"{negative} of {n} requests have an output_len below 0"
+    if (repeated := n - len(set(record.requests["request_id"]))) > 0:
+        yield f"{repeated} request ids are repeated"
+
+
+def request_stamps(record: RunRecord) -> Iterator[str]:
+    """arrival <= admitted <= first output <= finished. A stamp no request has was not observed, which is no fault."""
+    table = record.requests
+    ok, stamps = is_ok(record), {name: floats(table[name]) for name in _ORDER}
+    for name in _ORDER[1:]:
+        missing = int((np.isnan(stamps[name]) & ok).sum())
+        if missing and (name == "finished_s" or missing < int(ok.sum())):
+            yield f"{missing} finished requests have no {name}"
+    if any(lag is not None and lag < 0 for lag in table["submit_lag_s"]):
+        yield "some requests were submitted before they were due"
+    for i, earlier in enumerate(_ORDER):
+        for later in _ORDER[i + 1 :]:
+            # A comparison with NaN, a missing stamp, is False.
+            if wrong := int((stamps[later] < stamps[earlier]).sum()):
+                yield f"{wrong} requests have {later} before {earlier}"
+
+
+def late_submissions(record: RunRecord, earliest: Floats | None = None) -> Iterator[str]:
+    """``earliest`` is when each request could be submitted at all, where that is later than its due time."""
+    lag = floats(record.requests["submit_lag_s"])
+    was_submitted = ~np.isnan(lag)
+    due = floats(record.requests["arrival_s"])[was_submitted]
+    if due.size == 0:
+        return
+    possible = due if earliest is None else earliest[was_submitted]
+    delay = due + lag[was_submitted] - possible
+    latencies = request_times(record, "e2el_s")
+    limit = max(MAX_HARNESS_DELAY_S, MAX_HARNESS_DELAY_SHARE * float(latencies.mean()) if latencies.size else 0.0)
+    late = int((delay > limit).sum())
+    if late > MAX_LATE_SHARE * due.size:
+        yield (
+            f"{late} of {due.size} requests were submitted more than {limit * 1e3:.3g} ms late by the harness "
+            f"(worst {float(delay.max()) * 1e3:.3g} ms)"
+        )
+
+
+CHECKS = (request_counts, request_stamps)
+"""What is checked of every run that serves requests."""
 Check = Callable[[RunRecord], Iterator[str]]
 """Reasons why a run's numbers may not be used, a clause each; none if they may."""
 
@@ -58,12 +132,27 @@ class Family:
         return (METRICS if self.serves else ()) + self.metrics
 
     def check_tables(self, record: RunRecord) -> None:
-        """Raise ValueError unless the record has the family's tables and columns."""
+        """Raise ValueError unless the record has the family's tables, each with exactly its columns, all of one length, nulls
+        where they may be and no number that is none."""
         if wrong := sorted(set(record.tables) ^ set(self.columns)):
             kind = "unknown" if wrong[0] in record.tables else "missing"
             raise ValueError(f"table {wrong[0]!r} of a run of family {self.name} is {kind}")
         for name, columns in self.columns.items():
-            check_table(name, record.tables[name], columns)
+            table = record.tables[name]
+            if wrong := sorted(set(table) ^ {column.name for column in columns}):
+                kind = "unknown" if wrong[0] in table else "missing"
+                raise ValueError(f"table {name}: column {wrong[0]!r} is {kind}")
+            if len({len(values) for values in table.values()}) > 1:
+                raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
+            for column in columns:
+                values = table[column.name]
+                if not column.nullable and None in values:
+                    raise ValueError(f"table {name}: column {column.name!r} holds a null")
+                if column.kind == "float":
+                    given = [value for value in values if value is not None]
+                    # A sum is finite only of finite values; where it overflows each is looked at.
+                    if not math.isfinite(sum(given)) and not all(map(math.isfinite, given)):
+                        raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
         """Every metric, by name."""
@@ -82,25 +171,6 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any]]] = {
     "str": (str, str),
     "bool": ((bool, np.bool_), bool),
 }
-
-
-def check_table(name: str, table: Table, columns: Sequence[Column]) -> None:
-    """Raise ValueError for a table that does not have exactly these columns, all of one length, nulls where they may be and
-    no number that is none."""
-    expected = [column.name for column in columns]
-    if wrong := sorted(set(table) ^ set(expected)):
-        raise ValueError(f"table {name}: column {wrong[0]!r} is {'unknown' if wrong[0] in table else 'missing'}")
-    if len({len(values) for values in table.values()}) > 1:
-        raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
-    for column in columns:
-        values = table[column.name]
-        if not column.nullable and None in values:
-            raise ValueError(f"table {name}: column {column.name!r} holds a null")
-        if column.kind == "float":
-            given = [value for value in values if value is not None]
-            # A sum is finite only of finite values; where it overflows each is looked at.
-            if not math.isfinite(sum(given)) and not all(map(math.isfinite, given)):
-                raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
 
 
 def plain_table(name: str, table: Table, columns: Sequence[Column]) -> Table:

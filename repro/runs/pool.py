@@ -1,35 +1,95 @@
-"""Where a sweep's runs are made: in this process and others of this machine, or on a cluster (repro.runs.ray_pool)."""
+"""Where a sweep's runs are made and packed: in this process and others of this machine, or on a cluster (repro.runs.ray_pool)."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, Protocol
 
-from engines.errors import UserError, require
-from engines.knobs import Range, check_value
+from engines.errors import UserError
+from engines.knobs import Range
 from engines.runtime.signals import held
 from repro.cores import usable_cores
 from repro.runs.assignment import Assignment, by_repeats
-from repro.runs.cell import plain
+from repro.runs.drivers.steps import OnProgress
 from repro.runs.experiment import Experiment
 from repro.runs.locks import UnitLocks
-from repro.runs.packing import Packing
-from repro.runs.runner import Hooks, WorkerLost, run_by_workers, run_here
+from repro.runs.provenance import GitState, Timing, collect, utc_now
+from repro.runs.record import RunRecord
+from repro.runs.runner import Hooks, WorkerLost, run_by_workers
 from repro.runs.sitting import Sitting
-from repro.runs.store import Packed
+from repro.runs.store import Packed, pack
 from repro.runs.workers import begin_worker, ending_with_its_workers
+
+_OBJECTS = 100_000
+"""That a simulation makes before the collector looks at them (Python's default: 700)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Makes a run and packs it, in whatever process of whatever machine it is called: what it knows is the sweep's.
+
+    Packing a run takes about as long as a short simulation. Done by the sweep, one after the other, workers would wait.
+    """
+
+    git: GitState
+    command: tuple[str, ...]
+    """Cleaned: another machine knows nothing of the folders of this one."""
+
+    def make(
+        self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
+    ) -> Packed:
+        """A run in a sitting says besides how busy the machine was."""
+        with nullcontext() if experiment.is_measured else _collecting_rarely():
+            started, began, load = utc_now(), time.perf_counter(), None
+            if sitting is None:
+                record = experiment.run(on_progress)
+            else:
+                record, load = sitting.measure(partial(experiment.run, on_progress))
+            elapsed = time.perf_counter() - began
+            provenance = collect(
+                obtained=record.obtained,
+                timing=Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load),
+                git=self.git,
+                calibration=record.manifest.get("calibration"),
+                dataset=record.manifest.get("dataset"),
+                argv=self.command,
+                sitting=None if sitting is None else sitting.id,
+                busy_s=_busy_s(experiment, record) if experiment.is_measured else None,
+            )
+            return pack(experiment, record, provenance)
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """A simulation makes millions of small objects and no rings of them: looking for some took a quarter of its time."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
+    """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
+    if record.manifest.get("device", "cpu") != "cpu":
+        return None
+    compute = next((metric.compute for metric in experiment.family.all_metrics if metric.name == "busy_s"), None)
+    return None if compute is None else compute(record)
+
 
 Jobs = Annotated[int, Range(1, 1024)] | None
 """Runs at once; None leaves it to the pool."""
-POOLS = ("local", "ray")
 CELLS_PER_WORKER = 4
 """Simulated cells below which another process costs more than it saves."""
 KEPT_WORKLOADS = 64
@@ -64,20 +124,6 @@ class Pool(Protocol):
         """Unit by unit, each by one worker that has a machine to itself."""
 
 
-def pool_of(name: str, address: str | None = None, jobs: int | None = None) -> AbstractContextManager[Pool]:
-    """The pool of a name, which ends with the body. Refuses what cannot be, ``jobs`` that it is to make at once included."""
-    check_value(Jobs, "jobs", jobs)
-    name, address = plain(name), plain(address)
-    require(address is None or isinstance(address, str), f"address={address!r} must be a text: auto or host:port")
-    require(isinstance(name, str) and name in POOLS, f"pool={name!r} is unknown: use {' or '.join(POOLS)}")
-    if name == "local":
-        require(address is None, f"address={address!r} is of a Ray cluster: add --pool ray, or leave it out")
-        return nullcontext(LocalPool())
-    from repro.runs.ray_pool import RayPool
-
-    return RayPool(address)
-
-
 class LocalPool:
     """This machine. Measured runs are made in this process, alone, in one sitting."""
 
@@ -105,6 +151,19 @@ class LocalPool:
         # Closed whatever happens: the error that ends a sweep is kept by who catches it, and would keep the lock.
         with closing(locks.one_by_one(experiments)) as locked:
             run_here(locked, partial(packing.make, sitting=sitting), hooks)
+
+
+def run_here(
+    experiments: Iterable[Experiment], make: Callable[[Experiment, OnProgress | None], Packed], hooks: Hooks
+) -> None:
+    """One after the other."""
+    for experiment in experiments:
+        hooks.on_start(experiment)
+        try:
+            heard = None if hooks.on_step is None else partial(hooks.on_step, experiment)
+            hooks.on_done(experiment, make(experiment, heard))
+        except Exception as error:
+            hooks.on_error(experiment, error)
 
 
 def _leave_unguarded_script() -> None:

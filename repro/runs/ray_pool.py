@@ -14,7 +14,7 @@ from engines.errors import RunError, UserError
 from repro.runs.assignment import Assignment, Lock, by_repeats
 from repro.runs.experiment import Experiment
 from repro.runs.locks import UnitLocks
-from repro.runs.packing import Packing
+from repro.runs.pool import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.ray_nodes import Identity, Needs, Node, alike, died, measuring, needs_of, nodes_of

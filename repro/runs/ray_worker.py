@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from engines.errors import RunError, UserError
 from repro.runs.experiment import Experiment
 from repro.runs.inputs import changed
-from repro.runs.packing import Packing
+from repro.runs.pool import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.sitting import Sitting
 from repro.runs.store import Packed

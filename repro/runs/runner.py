@@ -1,18 +1,17 @@
-"""Runs experiments, each once, here or by workers; a stop loses only those in flight."""
+"""Runs experiments by workers, each once; a stop loses only those in flight."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from engines.errors import RunError
 from repro.runs.assignment import MOST_LOSSES, Assignment
-from repro.runs.drivers.steps import DriveProgress, OnProgress
+from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment
 from repro.runs.store import Packed
 
@@ -41,7 +40,6 @@ class Worker(Protocol):
 
 OnStep = Callable[[Experiment, DriveProgress], None]
 """Hears of runs made in this process."""
-Make = Callable[[Experiment, OnProgress | None], Packed]
 Start = Callable[[], AbstractContextManager[Worker]]
 """A worker, which ends with the body; at once where that ends by an exception."""
 
@@ -55,17 +53,6 @@ class Hooks:
     on_error: Callable[[Experiment, Exception], None]
     """Raises what ends the sweep; returns where it goes on."""
     on_step: OnStep | None = None
-
-
-def run_here(experiments: Iterable[Experiment], make: Make, hooks: Hooks) -> None:
-    """One after the other."""
-    for experiment in experiments:
-        hooks.on_start(experiment)
-        try:
-            heard = None if hooks.on_step is None else partial(hooks.on_step, experiment)
-            hooks.on_done(experiment, make(experiment, heard))
-        except Exception as error:
-            hooks.on_error(experiment, error)
 
 
 def run_by_workers(assignment: Assignment, starts: Sequence[Start], hooks: Hooks) -> None:

@@ -1,4 +1,7 @@
-"""Runs on disk: one file per cell, whole or absent (repro.runs.run_file).
+"""Runs on disk: one file per cell, whole or absent.
+
+A file is lines of JSON, gzipped. Each line holds one part by its name, the last one seals those before. All lines but the provenance
+and the seal are the same for the same simulated cell and code. Any tool that reads gzip reads it: ``zcat RUN.jsonl.gz``.
 
 Of a measured run it holds every table. A simulated one comes out the same whenever it is made: of that only what is read off
 its tables is kept, and the tables are made again where somebody asks for them.
@@ -6,11 +9,15 @@ its tables is kept, and the tables are made again where somebody asks for them.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import shutil
 import stat
+import struct
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,25 +29,59 @@ from engines.errors import RunError, require
 from repro.files import replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.family import Family, plain_table
+from repro.runs.family import Family, Validity, plain_table
 from repro.runs.inputs import changed as changed_inputs
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table, sums_of
-from repro.runs.run_file import (
-    CELL,
-    MANIFEST,
-    PROVENANCE,
-    SUFFIX,
-    SUMMARY,
-    Damaged,
-    encoded,
-    json_line,
-    part_of,
-    parts_of,
-)
+from repro.runs.seal import SEAL
 from repro.runs.sitting import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
-from repro.runs.validity import Validity
+
+SUFFIX = ".jsonl.gz"
+CELL, MANIFEST, SUMMARY, PROVENANCE = "cell", "manifest", "summary", "provenance"
+
+_HEADER = bytes.fromhex("1f8b08000000000000ff")
+_LAST_STORED = b"\x01"
+
+
+class Damaged(ValueError):
+    """A byte is not as it was written."""
+
+
+def encoded(parts: Mapping[str, Any]) -> bytes:
+    """Raises ValueError for what JSON cannot hold."""
+    content = gzip.compress(b"".join(json_line(name, value) for name, value in parts.items()), mtime=0)
+    return content + _seal(content)
+
+
+def parts_of(content: bytes) -> dict[str, bytes]:
+    """The line of each part. Raises Damaged unless every byte is as it was written."""
+    end = max(0, len(content) - _SEAL_SIZE)
+    if content[end:] != _seal(content[:end]):
+        raise Damaged("it is not as it was written")
+    lines = gzip.decompress(content[:end]).split(b"\n")[:-1]
+    return {line.split(b'"', 2)[1].decode(): line for line in lines}
+
+
+def part_of(parts: Mapping[str, bytes], name: str) -> Any:
+    return json.loads(parts[name])[name]
+
+
+def json_line(name: str, value: Any) -> bytes:
+    text = json.dumps({name: value}, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode()
+
+
+def _seal(content: bytes) -> bytes:
+    """A digest of the compressed lines, as another line in a gzip member of its own. It is not compressed: its bytes are the same
+    whatever compresses."""
+    line = json_line(SEAL, hashlib.sha256(content).hexdigest())
+    size = struct.pack("<HH", len(line), len(line) ^ 0xFFFF)
+    return _HEADER + _LAST_STORED + size + line + struct.pack("<II", zlib.crc32(line), len(line))
+
+
+_SEAL_SIZE = len(_seal(b""))
+
 
 _LEFT_S = 3600.0
 """Age of a file that is still being written from which nobody writes it."""

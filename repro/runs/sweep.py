@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from engines.errors import RunError, UserError
+from engines.errors import RunError, UserError, require
 from engines.knobs import check_value
 from repro.files import writable_folder
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, plain
 from repro.runs.experiment import Experiment, fault_of
 from repro.runs.inputs import is_of_a_plug_in
 from repro.runs.locks import UnitLocks
-from repro.runs.packing import Packing
-from repro.runs.pool import Jobs, LocalPool, Pool
+from repro.runs.pool import Jobs, LocalPool, Packing, Pool
+from repro.runs.provenance import clean_command, git_state
 from repro.runs.runner import Hooks, OnStep
 from repro.runs.sitting import Sitting
 from repro.runs.store import Packed, Store, StoredRun
@@ -24,7 +26,22 @@ from repro.runs.unit import broken, interleaved, units
 
 logger = logging.getLogger(__name__)
 
+POOLS = ("local", "ray")
 EventKind = Literal["started", "ran", "reused", "failed", "interrupted"]
+
+
+def pool_of(name: str, address: str | None = None, jobs: int | None = None) -> AbstractContextManager[Pool]:
+    """The pool of a name, which ends with the body. Refuses what cannot be, ``jobs`` that it is to make at once included."""
+    check_value(Jobs, "jobs", jobs)
+    name, address = plain(name), plain(address)
+    require(address is None or isinstance(address, str), f"address={address!r} must be a text: auto or host:port")
+    require(isinstance(name, str) and name in POOLS, f"pool={name!r} is unknown: use {' or '.join(POOLS)}")
+    if name == "local":
+        require(address is None, f"address={address!r} is of a Ray cluster: add --pool ray, or leave it out")
+        return nullcontext(LocalPool())
+    from repro.runs.ray_pool import RayPool
+
+    return RayPool(address)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +137,7 @@ class Sweep:
         """
         check_value(Jobs, "jobs", jobs)
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
-        packing = Packing.of_this_process()
+        packing = Packing(git=git_state(), command=tuple(clean_command(sys.argv)))
         making = _Making(sweep=self, on_event=on_event, continue_on_error=continue_on_error)
         for outcome in self._outcomes.values():
             making.tell(outcome.status, outcome.cell, outcome.reason)

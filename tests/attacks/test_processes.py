@@ -81,7 +81,7 @@ import multiprocessing.util as util, os, signal, sys
 
 if __name__ == "__main__":
     from repro.runs.pool import local_process
-    from repro.runs.packing import Packing
+    from repro.runs.pool import Packing
     from repro.runs.provenance import GitState
 
     def interrupt(number, frame):

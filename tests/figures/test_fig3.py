@@ -31,9 +31,9 @@ from paper_figures.dllm_serve.rates import CSV_COLUMNS
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims, load_figures
 from repro.runs.cell import Cell
+from repro.runs.family import Validity
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.runs.validity import Validity
 from repro.systems.dllm.part import DllmPart
 from repro.systems.dllm.platforms import CPU_TINY, RTX4090
 

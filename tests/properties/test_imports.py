@@ -150,7 +150,7 @@ def test_policies_load_no_torch(policy):
 
 
 ARITHMETIC = "engines.models.shape, engines.hardware.catalogue, engines.hardware.roofline, engines.dllm.memory.budget"
-HARNESS = "repro.registry, repro.runs.drivers.steps, repro.runs.progress, repro.runs.sweep, repro.runs.validity"
+HARNESS = "repro.registry, repro.runs.drivers.steps, repro.runs.progress, repro.runs.sweep, repro.runs.family"
 SIMULATION = (
     "from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"
     "knobs = (('num_prompts', 3), ('deployment', 'P:TP4x1 D:TP4x1'))\n"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepOutcome, StepRecord
-from repro.runs.clock import Clock, VirtualClock
+from repro.runs.drivers.steps import Clock, VirtualClock
 from repro.runs.record import RunRecord
 from repro.systems.dllm.log import drive_engine
 

@@ -16,8 +16,7 @@ from support.driven import FakeEngine, make_requests
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
-from repro.runs.clock import VirtualClock
-from repro.runs.drivers.steps import OnProgress
+from repro.runs.drivers.steps import OnProgress, VirtualClock
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro.runs.experiment import Experiment
-from repro.runs.packing import Packing
+from repro.runs.pool import Packing
 from repro.runs.provenance import GitState
 from repro.runs.runner import Start, WorkerLost
 

@@ -90,7 +90,7 @@ class Server:
             ends.append(start + self.service_s)
             log.set_once("admitted_s", job.request_id, start)
             log.set_once("first_output_s", job.request_id, ends[-1])
-            log.finish(job.request_id, ends[-1], 1)
+            log.close(job.request_id, "ok", finished_s=ends[-1], output_len=1)
         tables = {REQUESTS: log.table, "work": {"idle_s": idle}}
         return RunRecord(tables=tables, manifest={"obtained": "simulated", "dataset": asdict(workload.provenance)})
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from repro.runs.run_file import PROVENANCE, SUFFIX, part_of, parts_of
+from repro.runs.store import PROVENANCE, SUFFIX, part_of, parts_of
 
 
 def parts(file: Path) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
+from repro.runs.family import Validity
 from repro.runs.record import REQUESTS, Column, RunRecord, sums_of
 from repro.runs.store import StoredRun
-from repro.runs.validity import Validity
 from repro.systems.dllm.family import DLLM, STEP_COLUMNS
 
 CPU = "A Processor 9000"

@@ -1,4 +1,4 @@
-"""Drives an in-process engine, step by step, through an open-loop workload.
+"""Drives an in-process engine, step by step, through an open-loop workload, on the wall's time or on a virtual one that moves only when told.
 
 Requests are submitted when due, never earlier, whatever the engine is doing: load does not adapt to the
 system under test. A step blocks the loop, so a request due in the middle of one is submitted at its end, and
@@ -8,13 +8,70 @@ latency still counts from the due time.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from engines.errors import RunError, UserError
-from repro.runs.clock import Clock
-from repro.runs.record import REQUEST_COLUMNS, Column, Table
+from repro.runs.record import REQUEST_COLUMNS, Column, Obtained, Table
+
+
+class Clock(Protocol):
+    """Seconds since ``start``. ``obtained`` is how times read from this clock came about."""
+
+    @property
+    def obtained(self) -> Obtained: ...
+
+    def start(self) -> None:
+        """Makes this moment zero."""
+
+    def now(self) -> float: ...
+
+    def advance(self, duration_s: float) -> None:
+        """Charges work that was not waited for; nothing on the wall, where it has passed already."""
+
+    def sleep_until(self, time_s: float) -> None:
+        """Returns with ``now() >= time_s``, at once if that holds already."""
+
+
+class WallClock:
+    obtained: Obtained = "measured"
+
+    def __init__(self) -> None:
+        self._zero = time.perf_counter()
+
+    def start(self) -> None:
+        self._zero = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._zero
+
+    def advance(self, duration_s: float) -> None:
+        return None
+
+    def sleep_until(self, time_s: float) -> None:
+        while (left := time_s - self.now()) > 0:
+            time.sleep(left)
+
+
+class VirtualClock:
+    obtained: Obtained = "simulated"
+    _now = 0.0
+
+    def start(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, duration_s: float) -> None:
+        if not math.isfinite(duration_s) or duration_s < 0:
+            raise ValueError(f"a step took {duration_s} s: a duration is finite and not negative")
+        self._now += duration_s
+
+    def sleep_until(self, time_s: float) -> None:
+        self._now = max(self._now, time_s)
 
 
 class TimedRequest(Protocol):
@@ -154,27 +211,18 @@ class RequestLog:
         row = self._row[request_id]
         self.table["submit_lag_s"][row] = now - self.table["arrival_s"][row]
 
-    def finish(self, request_id: int, time_s: float, output_len: int) -> None:
-        self.set_once("finished_s", request_id, time_s)
-        self.set_once("output_len", request_id, output_len)
-        self._close(request_id, "ok")
-
-    def fail(self, request_id: int, reason: str) -> None:
-        self.set_once("error", request_id, reason)
-        self._close(request_id, "failed")
-
-    def value(self, column: str, request_id: int) -> Any:
-        return self.table[column][self._open_row(request_id)]
+    def close(self, request_id: int, status: str, **last: Any) -> None:
+        """``last`` are the columns that are known at its end."""
+        for column, value in last.items():
+            self.set_once(column, request_id, value)
+        self.table["status"][self._open_row(request_id)] = status
+        self.num_closed += 1
 
     def set_once(self, column: str, request_id: int, value: Any) -> None:
         row = self._open_row(request_id)
         if self.table[column][row] is not None:
             raise RuntimeError(f"the engine reported {column} of request {request_id} twice")
         self.table[column][row] = value
-
-    def _close(self, request_id: int, status: str) -> None:
-        self.table["status"][self._open_row(request_id)] = status
-        self.num_closed += 1
 
     def _open_row(self, request_id: int) -> int:
         row = self._row.get(request_id)

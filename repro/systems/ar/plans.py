@@ -17,7 +17,7 @@ from engines.ar.deployment import Deployment, Pool, replications
 from engines.ar.metrics import Reading
 from engines.errors import UserError, require
 from engines.policies.task import Slo
-from repro.runs.kept import kept
+from repro.files import kept
 from repro.systems.ar.settings import Settings, performance_of, profiled_context, sessions_of
 from repro.systems.simulated import Options
 from repro.workloads.arrivals import ArrivalConfig

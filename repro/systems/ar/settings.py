@@ -15,8 +15,8 @@ from engines.hardware.catalogue import gpu
 from engines.knobs import Range, Seconds, check_fields, check_given, given_to
 from engines.models.shape import model_shape
 from engines.policies.task import Slo
+from repro.files import kept
 from repro.runs.cell import Cell
-from repro.runs.kept import kept
 from repro.systems.ar.platforms import ArPart
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape

@@ -20,8 +20,7 @@ from engines.errors import require
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration, Roofline
 from engines.named import asked
-from repro.runs.clock import VirtualClock, WallClock
-from repro.runs.drivers.steps import OnProgress
+from repro.runs.drivers.steps import OnProgress, VirtualClock, WallClock
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.family import step_requests

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS
-from repro.runs.family import WAITS, Family, Shown
+from repro.runs.family import WAITS, Family, Shown, late_submissions
 from repro.runs.metrics import Floats, Metric, distribution, floats, status_counts
 from repro.runs.record import Column, RunRecord
 from repro.runs.statistics import wilson_interval
-from repro.runs.validity import late_submissions
 
 STEPS = "steps"
 

@@ -7,8 +7,7 @@ from operator import attrgetter
 
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Request, StepRecord
-from repro.runs.clock import Clock
-from repro.runs.drivers.steps import OnProgress, RequestLog, drive_steps, in_arrival_order
+from repro.runs.drivers.steps import Clock, OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.runs.record import REQUESTS, RunRecord, Table
 from repro.systems.dllm.family import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 
@@ -33,7 +32,8 @@ def drive_engine(
 class EngineLog(RequestLog):
     def __init__(self, ordered: Sequence[Request]) -> None:
         super().__init__(ordered, REQUEST_COLUMNS)
-        self.table["gen_length"] = [request.generation.gen_length for request in ordered]
+        self._gen_lengths = {request.request_id: request.generation.gen_length for request in ordered}
+        self.table["gen_length"] = list(self._gen_lengths.values())
         self.steps: list[tuple[StepRecord, float, float]] = []
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
@@ -44,9 +44,10 @@ class EngineLog(RequestLog):
             self.set_once("first_output_s", request_id, end)
         stopped = dict(step.done.stopped)
         for request_id in step.done.finished:
-            self.finish(request_id, end, stopped.get(request_id, self.value("gen_length", request_id)))
+            output_len = stopped.get(request_id, self._gen_lengths.get(request_id))
+            self.close(request_id, "ok", finished_s=end, output_len=output_len)
         for request_id, reason in step.done.failed:
-            self.fail(request_id, reason)
+            self.close(request_id, "failed", error=reason)
 
 
 _LENGTHS = {

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+from repro.files import kept
 from repro.runs.cell import Cell
-from repro.runs.kept import kept
 from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from repro.runs.family import Family, Shown
+from repro.runs.family import Family, Shown, late_submissions
 from repro.runs.metrics import Floats, distribution, floats, is_ok, metric, told_of_good
 from repro.runs.record import RunRecord
-from repro.runs.validity import late_submissions
 from repro.systems.http.log import CHUNK_COLUMNS, CHUNKS, REQUEST_COLUMNS
 from repro.systems.http.server_metrics import tokens_generated
 

@@ -13,10 +13,10 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.drivers.http import Ask as AnyAsk
 from repro.runs.drivers.http import Reply
-from repro.runs.kept import kept
 from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
 from repro.workloads.arrivals import ArrivalConfig, arrivals_asked, derive_seed

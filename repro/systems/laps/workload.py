@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import require
 from engines.laps.cluster import PrefillArrivals
-from repro.runs.kept import kept
+from repro.files import kept
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations.workload import (
     ConversationConfig,

@@ -41,7 +41,7 @@ from engines.models.checkpoint import TINY_DIR, read_config
 from engines.models.shape import ModelShape
 from repro.cli.main import app
 from repro.runs.cell import Cell
-from repro.runs.clock import WallClock
+from repro.runs.drivers.steps import WallClock
 from repro.runs.experiment import prepare
 from repro.runs.metrics import throughput_tok_s
 from repro.systems.calibration import load_calibration

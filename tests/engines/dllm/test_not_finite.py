@@ -17,7 +17,7 @@ from engines.dllm.executor.step import Candidates, Head
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool
-from repro.runs.clock import WallClock
+from repro.runs.drivers.steps import WallClock
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.log import drive_engine
 

@@ -21,8 +21,7 @@ from repro.gpu_suite.suite import ARCHIVE, MARGIN, STATE, Job, Suite
 from repro.gpu_suite.summary import README, write_summary
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.runs.run_file import SUFFIX
-from repro.runs.store import Store
+from repro.runs.store import SUFFIX, Store
 
 OTHER = NAME.replace("FAKE", "OTHER")
 

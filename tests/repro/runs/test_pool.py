@@ -27,16 +27,14 @@ from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.inputs import _state
 from repro.runs.locks import UnitLocks, locked
-from repro.runs.packing import Packing
-from repro.runs.pool import LocalPool
+from repro.runs.pool import LocalPool, Packing
 from repro.runs.ray_cluster import check_address, gather, passed_on
 from repro.runs.ray_nodes import Needs, Node, alike, died, measuring, needs_of, nodes_of
 from repro.runs.ray_pool import RayPool
 from repro.runs.ray_worker import RayWorker
-from repro.runs.run_file import PROVENANCE, parts_of
 from repro.runs.runner import Hooks, run_by_workers
 from repro.runs.sitting import Sitting
-from repro.runs.store import Packed, Store
+from repro.runs.store import PROVENANCE, Packed, Store, parts_of
 from repro.runs.sweep import Sweep
 from repro.runs.unit import together
 

@@ -19,8 +19,7 @@ from engines.errors import RunError
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import SCHEMA_VERSION, RunRecord
-from repro.runs.run_file import encoded, json_line
-from repro.runs.store import Store, StoredRun, StoreError, pack
+from repro.runs.store import Store, StoredRun, StoreError, encoded, json_line, pack
 from repro.systems.dllm.family import DLLM
 
 

@@ -22,8 +22,7 @@ from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import CELLS_PER_WORKER
 from repro.runs.record import SCHEMA_VERSION, RunRecord
-from repro.runs.run_file import encoded
-from repro.runs.store import Store
+from repro.runs.store import Store, encoded
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 
 EXPERIMENTS = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]

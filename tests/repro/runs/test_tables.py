@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engines.ar.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of
 from engines.laps.record import InstanceRow, StepRow
-from repro.runs.family import check_table, plain_table
-from repro.runs.record import Column, columns_of
+from repro.runs.family import Family, plain_table
+from repro.runs.record import REQUEST_COLUMNS, Column, RunRecord, columns_of, empty_table
 
 KINDS: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers() | st.integers(-(2**63), 2**63 - 1).map(np.int64),
@@ -48,11 +48,13 @@ def test_a_value_of_another_kind_is_not_stored_as_one_like_it(kind, value):
     ("values", "is_finite"), [([1e308, 1e308], True), ([None, 1.0], True), ([1.0, float("inf")], False)]
 )
 def test_numbers_are_finite(values, is_finite):
+    family = Family(name="any", tables={"t": tuple(column("float"))})
+    record = RunRecord(tables={"requests": empty_table(REQUEST_COLUMNS), "t": {"c": values}})
     if is_finite:
-        check_table("t", {"c": values}, column("float"))
+        family.check_tables(record)
     else:
         with pytest.raises(ValueError, match="table t: column 'c' holds a value that is not finite"):
-            check_table("t", {"c": values}, column("float"))
+            family.check_tables(record)
 
 
 def test_columns_are_read_off_the_rows_of_a_table():

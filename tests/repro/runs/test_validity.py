@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from repro.runs.family import Family
+from repro.runs.family import Family, late_submissions
 from repro.runs.metrics import floats
 from repro.runs.record import RunRecord, Table
-from repro.runs.validity import late_submissions
 
 REQUESTS: Table = {
     "request_id": [0, 1],

@@ -6,8 +6,7 @@ from support.driven import FakeEngine, drive, make_requests
 
 from engines.dllm.plan import StepRecord
 from engines.errors import UserError
-from repro.runs.clock import Clock, VirtualClock, WallClock
-from repro.runs.drivers.steps import DriveProgress, EngineStalledError
+from repro.runs.drivers.steps import Clock, DriveProgress, EngineStalledError, VirtualClock, WallClock
 from repro.runs.metrics import request_times
 from repro.runs.statistics import mean_interval
 from repro.systems.dllm.family import DLLM

@@ -6,7 +6,7 @@ from support.driven import FakeEngine, make_requests
 
 from engines.dllm.plan import StepRecord
 from engines.runtime.step_timer import STEP_PARTS
-from repro.runs.clock import VirtualClock
+from repro.runs.drivers.steps import VirtualClock
 from repro.systems.dllm.log import drive_engine
 
 
