@@ -23,10 +23,9 @@ from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
 from engines.ampd.system import AmpdConfig
-from engines.ar.cluster.cluster import Cluster
+from engines.ar.cluster.cluster import Cluster, Simulation
 from engines.ar.cluster.decode_worker import Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.worker import PrefillWorker
 from engines.ar.cost import DecodeLine
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import attainments, observe

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
 from engines.ampd.planner.planner import PlannerConfig, solve
-from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.simulation import NEVER, StopRule
+from engines.ar.cluster.cluster import NEVER, Cluster, StopRule
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import Reading, attainment, observe

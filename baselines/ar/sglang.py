@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Range, Tokens, check_fields, check_value
+from engines.knobs import Checked, Range, Tokens, check_value
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
 from engines.policies.batching import Chunked
@@ -54,7 +54,7 @@ class GuardedRungs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheAware:
+class CacheAware(Checked):
     """SGLang's router policy: to the instance with the longest cached prefix, else by load.
 
     Defaults are its documentation's. By load means fewest requests where the instances are out of balance, and
@@ -66,9 +66,6 @@ class CacheAware:
     balance_abs_threshold: Annotated[int, Range(least=0)] = 64
     balance_rel_threshold: Annotated[float, Range(least=1)] = 1.5
     """Out of balance: the largest number of requests exceeds the least by the one and times the other."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         loads = [each.num_requests for each in instances]

@@ -10,7 +10,7 @@ from engines.ar.cluster.cluster import Cluster, Policies
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from engines.knobs import Seconds, Tokens, check_fields
+from engines.knobs import Checked, Seconds, Tokens
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.routing import Binder, FewestSessions, LeastKvMemory, RoundRobin
 from engines.policies.step import Batching
@@ -44,7 +44,7 @@ class InFlightFirst(PrefillQueue):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(Checked):
     scheduling: Scheduling = "prefill-first"
     """prefill-first: whole prompts go before decoding and hold it up. chunked: decodes come along in every step, with prompts in
     pieces of what is left of the token budget."""
@@ -52,9 +52,6 @@ class VllmConfig:
     """Tokens of a step; 8192 for whole prompts and 2048 for chunks by default."""
     balance: _Balance = "memory"
     """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

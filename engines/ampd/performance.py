@@ -56,15 +56,23 @@ def fit_piecewise(
     require(bool((y > 0).all()), "a profile holds a time that is not positive: measure again")
     values = np.unique(x)
     segments = _fit_segments(x, features / y[:, None], values)
-    if (0, len(values)) not in segments:
-        raise ValueError(f"{len(y)} measurements are too few to fit {features.shape[1]} coefficients")
-    best = _piece(x, features, y, [0, len(values)], values, segments)
-    for num_pieces in range(2, max_pieces + 1):
+    found: Piecewise | None = None
+    for num_pieces in range(1, max_pieces + 1):
         bounds = _best_bounds(segments, len(values), num_pieces)
-        if bounds is None or best.mean_error <= tolerance:
+        if bounds is None or (found is not None and found.mean_error <= tolerance):
             break
-        best = _piece(x, features, y, bounds, values, segments)
-    return best
+        knees = values[np.array(bounds[1:-1], dtype=np.int64) - 1]
+        pieces = np.array([segments[first, end][1] for first, end in pairwise(bounds)])
+        error = np.abs((features * pieces[np.searchsorted(knees, x)]).sum(axis=1) / y - 1)
+        found = Piecewise(
+            knees=tuple(knees.tolist()),
+            pieces=tuple(map(tuple, pieces.tolist())),
+            mean_error=float(error.mean()),
+            max_error=float(error.max()),
+        )
+    if found is None:
+        raise ValueError(f"{len(y)} measurements are too few to fit {features.shape[1]} coefficients")
+    return found
 
 
 _Segments = dict[tuple[int, int], tuple[float, Floats]]
@@ -105,19 +113,6 @@ def _best_bounds(segments: _Segments, num_values: int, num_pieces: int) -> list[
     for reached in reversed(best[1:]):
         bounds.append(reached[bounds[-1]][1])
     return bounds[::-1]
-
-
-def _piece(x: Floats, features: Floats, y: Floats, bounds: list[int], values: Floats, segments: _Segments) -> Piecewise:
-    knees = tuple(float(values[end - 1]) for end in bounds[1:-1])
-    pieces = [segments[first, end][1] for first, end in pairwise(bounds)]
-    which = np.searchsorted(np.array(knees), x)
-    error = np.abs((features * np.array(pieces)[which]).sum(axis=1) / y - 1)
-    return Piecewise(
-        knees=knees,
-        pieces=tuple(tuple(piece.tolist()) for piece in pieces),
-        mean_error=float(error.mean()),
-        max_error=float(error.max()),
-    )
 
 
 TOKENS = tuple(sorted({round(2 ** (power / 2)) for power in range(27)}))
@@ -184,38 +179,32 @@ def profile(
 ) -> PerformanceModel:
     """Time ``system`` on a grid and fit the model; the grid should cover the workload's lengths."""
     require(bool(degrees), "degrees=(): profile at least one tensor-parallel degree")
+    grid = list(product(histories, tokens))
+    attention = tuple([(1, incr, incr * (history + 0.5 * incr), history) for history, incr in grid])
+    sequences, sent = tuple([(1, batch) for batch in batches]), tuple([(1, length) for length in tokens])
     return PerformanceModel(
-        prefill={degree: _fit_prefill(system, degree, tokens, histories) for degree in degrees},
+        prefill={
+            degree: _fitted(attention, tuple([system.prefill_s(*point, degree) for point in grid]))
+            for degree in degrees
+        },
         decode={
-            degree: _fit_line(batches, [system.decode_s(batch, decode_context, degree) for batch in batches])
+            degree: _fitted(sequences, tuple([system.decode_s(batch, decode_context, degree) for batch in batches]))
             for degree in degrees
         },
         transfer={
-            pair: _fit_line(tokens, [system.transfer_s(length, *pair) for length in tokens])
+            pair: _fitted(sent, tuple([system.transfer_s(length, *pair) for length in tokens]))
             for pair in product(degrees, degrees)
         },
         decode_context=decode_context,
     )
 
 
-def _fit_prefill(system: Profiled, degree: int, tokens: Sequence[int], histories: Sequence[int]) -> Piecewise:
-    points = np.array(list(product(histories, tokens)), dtype=np.float64)
-    history, incr = points.T
-    features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
-    times = np.array([system.prefill_s(int(h), int(t), degree) for h, t in points])
-    return _fitted(incr.tobytes(), features.tobytes(), times.tobytes())
-
-
-def _fit_line(sizes: Sequence[int], times_s: Sequence[float]) -> Piecewise:
-    x = np.array(sizes, dtype=np.float64)
-    return _fitted(x.tobytes(), np.stack([np.ones_like(x), x], axis=1).tobytes(), np.array(times_s).tobytes())
-
-
 @lru_cache(maxsize=1024)
-def _fitted(x: bytes, features: bytes, times: bytes) -> Piecewise:
-    """Models of other lengths share most of their fits, which take longer than what they are fitted to."""
-    numbers = np.frombuffer(x)
-    return fit_piecewise(numbers, np.frombuffer(features).reshape(len(numbers), -1), np.frombuffer(times))
+def _fitted(features: tuple[tuple[float, ...], ...], times_s: tuple[float, ...]) -> Piecewise:
+    """Pieces over the second feature. Models of other lengths share most of their fits, which take longer than what they are
+    fitted to."""
+    columns = np.array(features, dtype=np.float64)
+    return fit_piecewise(columns[:, 1], columns, np.array(times_s))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel
 from engines.errors import require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from engines.policies.routing import Decision
 from engines.policies.task import PrefillQueue, PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView, QueueView
@@ -27,7 +27,7 @@ _Slack = Annotated[float, Range(0, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutingConfig:
+class RoutingConfig(Checked):
     alpha: _Slack = 0.9
     """Share of the TTFT objective that the windowed mean of a prefill worker may reach for it to be taken (Algorithm 1, line 2)."""
     beta: _Slack = 0.85
@@ -37,9 +37,6 @@ class RoutingConfig:
     window: WindowSignal = "done"
     """What counts as load: windowed means of what is done, as printed; or at least the age of what waits; or at least the
     backlog in front of the task, and the age of the next token."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class AdaptiveRouter:
@@ -157,22 +154,20 @@ class ReorderingQueue(PrefillQueue):
         super().push(task)
 
     def peek(self, now: float) -> PrefillTask:
-        _, window, ordering = self._peeked = self._chosen(now)
+        """The first of the window's best ordering, which is not searched again where the same was asked before."""
+        if self._peeked is None or self._peeked[0] != now:
+            window = list(islice(self._tasks, self.w))  # line 1
+            self._peeked = now, window, best_ordering(window, now, self.ttft_s, self.w)
+        _, window, ordering = self._peeked
         return window[ordering[0]]
 
     def take(self, now: float) -> PrefillTask:
         """Algorithm 2: the head of the queue takes the chosen order and its first task leaves."""
-        _, window, ordering = self._chosen(now)
-        self._peeked = None
+        self.peek(now)
+        assert self._peeked is not None
+        (_, window, ordering), self._peeked = self._peeked, None
         for place, task in enumerate(ordering):
             window[task].postponed += place > task  # line 7
         for place, task in enumerate(ordering):  # line 8
             self._tasks[place] = window[task]
         return super().take(now)
-
-    def _chosen(self, now: float) -> tuple[float, list[PrefillTask], tuple[int, ...]]:
-        """The window and its best ordering, not searched again where ``peek`` just did."""
-        if self._peeked is not None and self._peeked[0] == now:
-            return self._peeked
-        window = list(islice(self._tasks, self.w))  # line 1
-        return now, window, best_ordering(window, now, self.ttft_s, self.w)

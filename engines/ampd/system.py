@@ -13,13 +13,13 @@ from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.ar.window import WINDOW_S
 from engines.errors import require
-from engines.knobs import Only, Range, check_fields
+from engines.knobs import Checked, Only, Range
 from engines.policies.routing import Dispatch, RemoteOnly, Router
 from engines.policies.task import PrefillQueue, Slo
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmpdConfig:
+class AmpdConfig(Checked):
     """Defaults are the paper's (§7.1)."""
 
     adaptive_routing: bool = True
@@ -33,9 +33,6 @@ class AmpdConfig:
     """How many waiting prefills are reordered at once (§4.2)."""
     window_s: Annotated[float, Range(above=0, most=1e6)] = WINDOW_S
     """Length of the windows that statistics of workers are means of."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def make_router(self, slo: Slo, model: PerformanceModel, *, seed: int) -> Router:
         if self.adaptive_routing:

@@ -20,7 +20,7 @@ from engines.ar.deployment import DEGREES
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
 from engines.hardware.roofline import LOGIT_PASSES
-from engines.knobs import Proportion, Range, Seconds, check_fields
+from engines.knobs import Checked, Proportion, Range, Seconds
 from engines.models.shape import ModelShape
 from engines.policies.step import Chunk
 
@@ -33,7 +33,7 @@ _INTER_SERVER_GB_S = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostConstants:
+class CostConstants(Checked):
     name: str
     role: Role
     note: str
@@ -63,9 +63,6 @@ class CostConstants:
     """The alpha of a KV transfer (AMPD App. A.1, Hockney's model)."""
     memory_share: Proportion = 0.85
     """Share of a GPU's memory for weights and KV; the rest holds activations, graphs and the runtime."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 PHYSICAL = CostConstants(
@@ -252,9 +249,6 @@ class KvLinks:
     intra: Link
     inter: Link
     kv_bytes_per_token: int
-
-    def between(self, server: int, other_server: int) -> Link:
-        return self.intra if server == other_server else self.inter
 
     def transfer_s(self, tokens: int, link: Link, degree: int, other_degree: int) -> float:
         """Nothing to send takes no time; else latency + bytes over the ports of the smaller group."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from engines.errors import require
-from engines.knobs import Count, Range, check_fields
+from engines.knobs import Checked, Count, Range
 
 DEGREES = (1, 2, 4, 8)
 """T of AMPD §5."""
@@ -15,15 +15,12 @@ GPUS_PER_SERVER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class Pool(Checked):
     """``replicas`` workers of ``degree`` GPUs each (TP and DP of AMPD's Table 2)."""
 
     degree: Annotated[int, Range(1, GPUS_PER_SERVER)]
     """A worker does not span servers."""
     replicas: Count
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __str__(self) -> str:
         return f"TP{self.degree}x{self.replicas}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -17,21 +18,17 @@ class _Idle(NamedTuple):
     keep_until_s: float
 
 
+@dataclass(slots=True, eq=False)
 class KvPool:
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.held = 0
-        self.idle = 0
-        self.peak = 0
-        self.evicted = 0
-        """Tokens evicted so far."""
-        self._idle: OrderedDict[int, _Idle] = OrderedDict()
-        self._last_keep_s = 0.0
-        """Nothing is protected from then on."""
-
-    @property
-    def used(self) -> int:
-        return self.held + self.idle
+    capacity: int
+    held: int = 0
+    idle: int = 0
+    peak: int = 0
+    evicted: int = 0
+    """Tokens evicted so far."""
+    _idle: OrderedDict[int, _Idle] = field(default_factory=OrderedDict)
+    _last_keep_s: float = 0.0
+    """Nothing is protected from then on."""
 
     @property
     def free(self) -> int:
@@ -55,8 +52,8 @@ class KvPool:
     def hold(self, tokens: int) -> None:
         """Take free tokens; the caller has made room."""
         self.held += tokens
-        if self.used > self.peak:
-            self.peak = self.used
+        if self.held + self.idle > self.peak:
+            self.peak = self.held + self.idle
 
     def release(self, tokens: int) -> None:
         self.held -= tokens

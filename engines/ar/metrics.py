@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ar.record import ClusterRun, Table
-from engines.knobs import check_fields
+from engines.knobs import Checked
 from engines.policies.task import Slo
 
 Floats = npt.NDArray[np.float64]
@@ -125,13 +125,10 @@ def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(Checked):
     scope: Scope
     ttft: TtftRule
     itl: ItlStat
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __str__(self) -> str:
         return f"{self.scope}/{self.ttft}/{self.itl}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -101,14 +101,14 @@ Arrivals = OpenLoop | ClosedLoop
 Handler = Callable[..., None]
 
 
+@dataclass(slots=True, eq=False)
 class EventLoop:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.num_events = 0
-        self.is_stopped = False
-        """Set by who leaves what is still scheduled."""
-        self._heap: list[tuple[float, int, Handler, tuple[Any, ...]]] = []
-        self._order = 0
+    now: float = 0.0
+    num_events: int = 0
+    is_stopped: bool = False
+    """Set by who leaves what is still scheduled."""
+    _heap: list[tuple[float, int, Handler, tuple[Any, ...]]] = field(default_factory=list)
+    _order: int = 0
 
     def at(self, time_s: float, handler: Handler, *args: Any) -> None:
         self._order += 1
@@ -151,18 +151,17 @@ class OpenArrivals(Generic[Item]):
         self._loop, self._items, self._arrive = loop, iter(items), arrive
         self.is_over = False
         """Whether all have arrived."""
-        self._draw()
+        self._due(None)
 
-    def _draw(self) -> None:
-        item = next(self._items, None)
-        if item is None:
+    def _due(self, item: Item | None) -> None:
+        """Draw the one after, then let this one arrive; None stands before the first."""
+        following = next(self._items, None)
+        if following is None:
             self.is_over = True
         else:
-            self._loop.at(item.arrival_s, self._due, item)
-
-    def _due(self, item: Item) -> None:
-        self._draw()
-        self._arrive(item)
+            self._loop.at(following.arrival_s, self._due, following)
+        if item is not None:
+            self._arrive(item)
 
 
 class Clients:

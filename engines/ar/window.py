@@ -8,20 +8,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 WINDOW_S = 10.0
 
 
+@dataclass(slots=True, eq=False)
 class Window:
     """Mean of values, each at a time; for TTFT."""
 
-    __slots__ = ("_entries", "_total", "length_s")
-
-    def __init__(self, length_s: float = WINDOW_S) -> None:
-        self.length_s = length_s
-        self._entries: deque[tuple[float, float]] = deque()
-        self._total = 0.0
+    length_s: float = WINDOW_S
+    _entries: deque[tuple[float, float]] = field(default_factory=deque)
+    _total: float = 0.0
 
     def add(self, now: float, value: float) -> None:
         self._entries.append((now, value))
@@ -54,16 +53,14 @@ class TokenRun(NamedTuple):
         return max(0, self.steps - math.floor((oldest - self.start_s) / self.period_s)) * self.tokens
 
 
+@dataclass(slots=True, eq=False)
 class TokenWindow:
     """Mean gap between tokens; for ITL. Runs follow each other, so only the first can lie partly outside."""
 
-    __slots__ = ("_count", "_runs", "_total", "length_s")
-
-    def __init__(self, length_s: float = WINDOW_S) -> None:
-        self.length_s = length_s
-        self._runs: deque[TokenRun] = deque()
-        self._total = 0.0
-        self._count = 0
+    length_s: float = WINDOW_S
+    _runs: deque[TokenRun] = field(default_factory=deque)
+    _total: float = 0.0
+    _count: int = 0
 
     def extend(self, runs: Sequence[TokenRun]) -> None:
         for run in runs:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from engines.knobs import Count, Range, Seconds, check_fields
+from engines.knobs import Checked, Count, Range, Seconds
 from engines.policies.instances import LengthClass
 
 Form = Literal["printed", "mended"]
@@ -35,7 +35,7 @@ class Signals(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControllerConfig:
+class ControllerConfig(Checked):
     """The paper prints no values."""
 
     form: Form = "mended"
@@ -54,9 +54,6 @@ class ControllerConfig:
     """The aggregate over a pool: P90."""
     window_s: Seconds = 10.0
     """Length of the averages that ``mended`` compares; 0 compares what each interval shows."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Adjustment(NamedTuple):

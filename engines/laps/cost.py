@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from engines.ar.cost import DecodeLine
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
-from engines.knobs import Fixed, Proportion, Range, Seconds, Tokens, check_fields
+from engines.knobs import Checked, Fixed, Proportion, Range, Seconds, Tokens
 from engines.models.shape import ModelShape
 from engines.policies.step import Bucket, Chunk, Fallback, Rung
 
@@ -23,7 +23,7 @@ Overlap = Literal["max", "add"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillConstants:
+class PrefillConstants(Checked):
     """Constants no datasheet gives. Role of all: assumed, until a card has been timed."""
 
     matmul_efficiency: Annotated[Proportion, Fixed] = 0.65
@@ -44,9 +44,6 @@ class PrefillConstants:
     """Prompts of fewer tokens are short: for kappa, for LAPS, and in tables."""
     overlap: Overlap = "max"
     """Whether launches run ahead of the GPU, where the longer of the two counts (max), or in turn with it (add)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class PrefillCost:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from engines.knobs import Count, Range, Tokens, check_fields
+from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import BATCHES, LADDER, Cheapest, GraphChoice, Ladder, Nearest, WithGraphs, captured_buckets
 from engines.laps.reserve import Reserve, ReserveConfig
@@ -25,7 +25,7 @@ with the least outstanding tokens, which keeps a history where it is cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spatial:
+class Spatial(Checked):
     """Pools of instances that serve one class each."""
 
     num_short: Count
@@ -33,9 +33,6 @@ class Spatial:
     controller: ControllerConfig | None = None
     """None: the pools stay as they are."""
     pooling: Pooling = "global"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +75,7 @@ def shapes_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LapsConfig:
+class LapsConfig(Checked):
     """Defaults mend what the printed text leaves broken; every switch has the printed setting."""
 
     boundary: Tokens = 256
@@ -89,9 +86,6 @@ class LapsConfig:
     """``slo_s`` of this configuration replaces its own."""
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
     spatial: Spatial | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "laps") -> PrefillSystem:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.errors import UserError
-from engines.knobs import Seconds, Tokens, check_fields
+from engines.knobs import Checked, Seconds, Tokens
 from engines.laps.waiting import AdaptiveWait, ClassQueue
 from engines.policies.step import Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
@@ -24,7 +24,7 @@ ClassRule = Literal["short-first", "urgency"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemporalConfig:
+class TemporalConfig(Checked):
     chunk_tokens: Tokens = 2048
     """C_l: tokens of a long prompt in a step."""
     long_dispatch: LongDispatch = "pack"
@@ -35,9 +35,6 @@ class TemporalConfig:
     """Seconds after which a long request gets every other step."""
     short_tokens: Tokens = 8192
     """M: most tokens of a short batch."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class TemporalDisaggregation:

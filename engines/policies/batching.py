@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.knobs import Count, Tokens, check_fields
+from engines.knobs import Checked, Count, Tokens
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 
 
@@ -29,12 +29,9 @@ ONE_BY_ONE = OneByOne()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Limited:
+class _Limited(Checked):
     max_num_batched_tokens: Tokens = 8192
     max_num_seqs: Count = 256
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

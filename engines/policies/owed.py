@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engines.errors import RunError
 from engines.policies.routing import Decision
@@ -53,11 +53,11 @@ class _Due:
         raise RunError(f"a policy has changed prefill {task.task_id}: {name}={found!r}, where {due!r} is due")
 
 
+@dataclass(slots=True, eq=False)
 class Owed:
-    def __init__(self) -> None:
-        self._open: dict[int, _Due] = {}
-        """By task id."""
-        self._num_wakes = 0
+    _open: dict[int, _Due] = field(default_factory=dict)
+    """By task id."""
+    _num_wakes: int = 0
 
     def add(self, task: PrefillTask) -> None:
         """A task as it was made, before any policy sees it."""

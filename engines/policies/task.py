@@ -5,13 +5,12 @@ How a queue is ordered, and whether a task may leave out of turn, is a policy: a
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from engines.errors import require
+from engines.knobs import Checked, Range
 
 TaskKind = Literal["initial", "incremental", "recompute"]
 """recompute: the K/V of a decoding sequence was given up for lack of memory and is built again."""
@@ -46,16 +45,11 @@ class PrefillTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slo:
+class Slo(Checked):
     """What a service is held to."""
 
-    ttft_s: float
-    itl_s: float
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "itl_s"):
-            value = getattr(self, name)
-            require(value > 0 and math.isfinite(value), f"{name}={value}: an objective is a positive number of seconds")
+    ttft_s: Annotated[float, Range(above=0)]
+    itl_s: Annotated[float, Range(above=0)]
 
 
 class PrefillQueue:

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
+from engines.ar.cluster.cluster import NEVER, Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import NEVER, Simulation, StopRule
+from engines.ar.cluster.worker import PrefillWorker
 from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, Hardware, KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Round, Session

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from engines.ampd.live.profile import LiveProfile
 from engines.ampd.performance import Piecewise
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.worker import PrefillWorker
 from engines.ar.cost import DecodeLine, KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session

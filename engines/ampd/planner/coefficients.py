@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation
-from engines.ar.cluster.worker import Parts
+from engines.ar.cluster.worker import Parts, PrefillWorker
 from engines.ar.cost import DecodeLine, StepCost
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Round, Session

@@ -22,7 +22,7 @@ from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import Coefficients, Key, Method, PhaseLatency, PlanningWorkload, coefficients
 from engines.ar.deployment import Deployment
 from engines.errors import UserError, require
-from engines.knobs import check_fields
+from engines.knobs import Checked, check_fields
 
 Floats = npt.NDArray[np.float64]
 Objective = Literal["max", "sum"]
@@ -224,7 +224,7 @@ def _missing(solver: str, package: str) -> UserError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannerConfig:
+class PlannerConfig(Checked):
     """What the paper leaves open, and our choices; none was chosen by Table 2 or Figure 4."""
 
     latency: Literal["of_slo", "seconds"] = "of_slo"
@@ -235,9 +235,6 @@ class PlannerConfig:
     """None: direct simulation for small clusters, closed forms for large ones."""
     solver: SolverName = "enumeration"
     """All are exact. Enumeration needs nothing installed, so that every machine plans alike."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

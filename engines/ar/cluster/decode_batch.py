@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -52,19 +53,19 @@ class Run(NamedTuple):
         return self._replace(steps=min(done, self.steps))
 
 
+@dataclass(slots=True, eq=False)
 class DecodeBatch:
-    def __init__(self) -> None:
-        self.size = 0
-        self.steps = 0
-        """Steps so far, over all runs."""
-        self.context = 0
-        """Tokens of the members, summed."""
-        self.token_s = 0.0
-        """End of the last step."""
-        self.log = TokenLog()
-        self._members: dict[int, Live] = {}
-        self._finish: list[tuple[int, int]] = []
-        self._joined: list[Live] = []
+    size: int = 0
+    steps: int = 0
+    """Steps so far, over all runs."""
+    context: int = 0
+    """Tokens of the members, summed."""
+    token_s: float = 0.0
+    """End of the last step."""
+    log: TokenLog = field(default_factory=TokenLog)
+    _members: dict[int, Live] = field(default_factory=dict)
+    _finish: list[tuple[int, int]] = field(default_factory=list)
+    _joined: list[Live] = field(default_factory=list)
 
     def join(self, live: Live) -> None:
         """``live`` has a newest token and at least one to come."""

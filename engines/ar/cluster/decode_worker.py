@@ -18,7 +18,7 @@ from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
 
 if TYPE_CHECKING:
-    from engines.ar.cluster.simulation import Simulation
+    from engines.ar.cluster.cluster import Simulation
 
 
 class DecodeWorker(Worker):
@@ -56,7 +56,7 @@ class DecodeWorker(Worker):
     def kv_tokens(self) -> int:
         run = self._run
         ahead = run.steps - run.steps_by(self._loop.now) if run is not None else 0
-        return self.kv.used - ahead * self.batch.size
+        return self.kv.held + self.kv.idle - ahead * self.batch.size
 
     def windowed_itl_s(self, now: float) -> float:
         run = self._run
@@ -135,12 +135,10 @@ class DecodeWorker(Worker):
     # ---- steps with prefills --------------------------------------------------------------------------
 
     def _start(self, plan: StepPlan) -> None:
-        now = self._loop.now
-        shares = [self._admitted(share, now) for share in plan.shares]
-        decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
-        self._compute(shares, plan.mode, decoding, self.batch.context if decoding else 0)
-        decoded = Run(now, self._step_s, 0.0, 1) if decoding else None
-        self._loop.at(self._end_s, self._finish, plan._replace(shares=shares), decoded)
+        plan = plan._replace(shares=[self._admitted(share, self._loop.now) for share in plan.shares])
+        self._decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
+        self._context = self.batch.context if self._decoding else 0
+        super()._start(plan)
 
     def _admitted(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins; what the cache has lost of its history is prefilled again."""
@@ -154,9 +152,9 @@ class DecodeWorker(Worker):
         self.kv.hold(need)
         return Share(task, task.tokens if is_whole else tokens)
 
-    def _finish(self, plan: StepPlan, decoded: Run | None = None) -> None:
-        if decoded is not None:
-            self._advance(decoded)
+    def _finish(self, plan: StepPlan) -> None:
+        if self._decoding:
+            self._advance(Run(self._start_s, self._step_s, 0.0, 1))
         super()._finish(plan)
 
     # ---- decoding ---------------------------------------------------------------------------------------

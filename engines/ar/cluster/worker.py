@@ -1,7 +1,7 @@
 """A worker of the simulated cluster: one step after the other, as its batching policy plans them.
 
 As it stands here it only prefills, from history that is there. What else it does is its role, a subclass: a prefill worker of a
-disaggregated cluster reads history and stages the step after, a decode worker decodes between its prefills.
+disaggregated cluster reads history and chooses the step after beforehand, a decode worker decodes between its prefills.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, ClassVar, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, ClassVar, NotRequired, Protocol, TypedDict, Unpack
 
 from engines.ar.cost import StepCost
 from engines.ar.kv import KvPool
 from engines.ar.record import WorkerRow
 from engines.ar.session import EventLoop, Session
+from engines.ar.window import WINDOW_S, Window
 from engines.named import asked
 from engines.policies.owed import Owed
 from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
 from engines.policies.task import PrefillQueue, PrefillTask
 
 if TYPE_CHECKING:
+    from engines.ar.cluster.cluster import Simulation
     from engines.ar.cluster.decode_worker import Home
 
 
@@ -81,6 +83,8 @@ class Worker:
     kv_capacity: int | None = None
     busy_decode_s = 0.0
     num_preemptions = 0
+    _decoding = _context = 0
+    """Sequences that decode in the step with prefills, and their tokens."""
 
     def __init__(
         self,
@@ -190,13 +194,8 @@ class Worker:
     # ---- a step ------------------------------------------------------------------------------------------
 
     def _start(self, plan: StepPlan) -> None:
-        self.is_busy = True
-        self._compute(plan.shares, plan.mode)
-        self._loop.at(self._end_s, self._finish, plan)
-
-    def _compute(self, shares: Sequence[Share], mode: object, decoding: int = 0, context: int = 0) -> None:
-        """Begin a step of these prefills, which ends at ``_end_s``; ``decoding`` sequences of ``context`` tokens come along."""
-        host, worker_id, now = self._host, self.worker_id, self._loop.now
+        """Run these prefills until ``_end_s``, and what decodes along."""
+        host, worker_id, now, shares = self._host, self.worker_id, self._loop.now, plan.shares
         host.owed.run(shares, worker_id)
         chunks = []
         tokens = 0
@@ -213,10 +212,12 @@ class Worker:
         if had_begun:
             self.begun = [task for task in self.begun if task.tokens > task.computed]
         self._busy_s += self._step_s
-        self._step_s = self._cost.step_s(chunks, decoding, context, mode)
+        self._step_s = self._cost.step_s(chunks, self._decoding, self._context, plan.mode)
         self._start_s, self._end_s = now, now + self._step_s
         self._shares, self._tokens = shares, tokens
         self.prefilled_tokens += tokens
+        self.is_busy = True
+        self._loop.at(self._end_s, self._finish, plan)
 
     def _finish(self, plan: StepPlan) -> None:
         for task, _ in plan.shares:
@@ -225,3 +226,80 @@ class Worker:
                 self._host.prefilled(task, self.worker_id)
         self.is_busy = False
         self._boundary()
+
+
+class PrefillWorker(Worker):
+    """A worker that only prefills: history in, increment out.
+
+    The next step is chosen when the current one begins to compute, so that its history is read meanwhile
+    (AMPD §6); what arrives in between waits for the step after. Without that overlap the read delays the step.
+    """
+
+    def __init__(
+        self, hub: Simulation, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]
+    ) -> None:
+        super().__init__(hub, **parts)
+        self._hub, self._overlaps = hub, overlaps
+        self.ttft = Window(window_s)
+        """TTFT of the prefills that it ran."""
+        self._next: StepPlan | None = None
+        """The step after this one."""
+        self._ready_s = 0.0
+        """When the history of the step that was planned last is here."""
+
+    # ---- what policies see -----------------------------------------------------------------------
+
+    @property
+    def backlog_s(self) -> float:
+        """What is chosen to run next has not begun: it still counts as queued."""
+        chosen = fsum([task.estimate_s for task, _ in self._next.shares]) if self._next else 0.0
+        return self.queue.backlog_s + chosen
+
+    @property
+    def backlog_tokens(self) -> int:
+        chosen = sum(share.tokens for share in self._next.shares) if self._next else 0
+        return super().backlog_tokens + chosen
+
+    def windowed_ttft_s(self, now: float) -> float:
+        return self.ttft.mean(now)
+
+    # ---- steps -----------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """While a step runs, the next one is chosen, as of when it can start."""
+        if self.is_busy and self._overlaps and self._next is None and (self.queue or self.begun):
+            plan = self._planned(max(self._end_s, self._loop.now))
+            self._next = plan if plan.shares else None
+        super().poke()
+
+    def _boundary(self) -> None:
+        if self._next is None:
+            super()._boundary()
+        else:
+            plan, self._next = self._next, None
+            self._start(plan)
+
+    def _planned(self, start_s: float) -> StepPlan:
+        """All history that the step needs is read from now on; what its home has lost is prefilled again."""
+        plan = super()._planned(start_s)
+        self._ready_s = self._loop.now
+        shares = []
+        for task, tokens in plan.shares:
+            if task.computed == 0 and task.history > 0:
+                is_whole = tokens == task.tokens
+                self._ready_s = self._hub.read_history(task, self.worker_id, self._ready_s)
+                tokens = task.tokens if is_whole else tokens
+            shares.append(Share(task, tokens))
+        return plan._replace(shares=shares)
+
+    def _start(self, plan: StepPlan) -> None:
+        self.is_busy = True
+        if self._ready_s > self._loop.now:
+            self._end_s = self._ready_s
+            self._loop.at(self._ready_s, self._run, plan)
+        else:
+            self._run(plan)
+
+    def _run(self, plan: StepPlan) -> None:
+        super()._start(plan)
+        self.poke()

@@ -12,20 +12,17 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from engines.knobs import Proportion, Range, Seed, check_fields
+from engines.knobs import Checked, Proportion, Range, Seed
 from engines.runtime.noise import gumbel_argmax, row_keys
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Checked):
     """Temperature 0 is greedy. ``top_p`` keeps the fewest likely tokens that hold that probability, at least one."""
 
     temperature: Annotated[float, Range(least=0)] = 0.0
     top_p: Proportion = 1.0
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 GREEDY = SamplingParams()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.ar.cluster.simulation import StopRule
+from engines.ar.cluster.cluster import StopRule
 from engines.ar.deployment import Deployment
 from engines.errors import require
 from repro.runs.cell import Cell

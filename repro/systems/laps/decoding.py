@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 
+from engines.ar.cluster.cluster import Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation, StopRule
-from engines.ar.cluster.worker import Parts
+from engines.ar.cluster.worker import Parts, PrefillWorker
 from engines.ar.record import ClusterRun, rows_of, table_of
 from engines.errors import require
 from engines.laps.cluster import PrefillCluster

@@ -11,8 +11,7 @@ from baselines.ar.search import disaggregated_shortlist, search
 from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum, vllm
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import PlanningWorkload
-from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.simulation import StopRule
+from engines.ar.cluster.cluster import Cluster, StopRule
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, replications
 from engines.ar.metrics import Reading, attainment, observe

@@ -33,6 +33,13 @@ def run(config: AmpdConfig, rate: float = 4.0, seed: int = 1, slo: Slo = SLO) ->
     return ampd(PLATFORM, PLAN, slo, MODEL, config).simulate(OpenLoop(sessions=sessions), seed=seed)
 
 
+@pytest.mark.parametrize(("degree", "link"), [(4, "intra-server"), (8, "inter-server")])
+def test_kv_takes_the_link_between_the_servers_of_its_workers(degree, link):
+    plan, config = Deployment.disaggregated(degree, 1, degree, 1), AmpdConfig(adaptive_routing=False)
+    found = ampd(PLATFORM, plan, SLO, MODEL, config).simulate(OpenLoop(sessions=[session(0, 0.0, (100, 5))]))
+    assert found.transfers["link"] == [link]
+
+
 def test_overload_uses_every_branch_of_algorithm_1():
     reasons = Counter(run(AmpdConfig()).tasks["reason"])
     assert set(reasons) == {"ttft-slack", "itl-slack", "cost"}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, TokenEstimator, hardware, links, session, session_lists, simulation
 
-from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.metrics import observe
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
@@ -87,7 +87,7 @@ def check_conserved(built: Simulation, run: ClusterRun, sessions: list[Session])
     assert (observed.e2el_s > 0).all()
     # Memory is as empty as before, and was never overdrawn.
     for home in built._homes:
-        assert home.kv.used == 0
+        assert home.kv.held + home.kv.idle == 0
         assert home.kv.peak <= home.kv.capacity
         assert home.num_sessions == 0
 

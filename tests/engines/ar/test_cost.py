@@ -181,5 +181,3 @@ def test_transfer_takes_the_ports_of_the_smaller_group():
     assert links.transfer_s(1000, links.intra, 4, 8) == pytest.approx(1e-3 + size / (450e9 * 0.7 * 4))
     assert links.transfer_s(1000, links.inter, 8, 2) == pytest.approx(1e-3 + size / (25e9 * 0.8 * 2))
     assert links.transfer_s(0, links.inter, 8, 2) == 0
-    assert links.between(0, 0) is links.intra
-    assert links.between(0, 1) is links.inter

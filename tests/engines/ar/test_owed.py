@@ -10,9 +10,9 @@ from support.liars import Batches, Routes, forgets_history, pretends, shares
 from support.prefill import TokenCost
 
 from baselines.ar.sglang import sglang
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.worker import PrefillWorker
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import RunError
 from engines.laps.cluster import PrefillCluster

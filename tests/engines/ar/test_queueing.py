@@ -15,9 +15,9 @@ from support.lee_longton import mean_wait, wait_quantile
 from waits import deterministic, markov, sampled
 
 from engines.ampd.planner.coefficients import erlang_c
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.worker import PrefillWorker
 from engines.ar.record import ClusterRun
 from engines.ar.session import EventLoop, OpenLoop, Session
 from engines.errors import UserError

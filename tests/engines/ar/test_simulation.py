@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 
-from engines.ar.cluster.cluster import Cluster, Policies
+from engines.ar.cluster.cluster import Cluster, Policies, Simulation, StopRule
 from engines.ar.cluster.decode_worker import Sink
-from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.deployment import Deployment, Pool, place, replications, splits
 from engines.ar.session import ClosedLoop, OpenLoop
 from engines.errors import UserError

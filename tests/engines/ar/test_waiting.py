@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from support.clusters import FIRST_PREFILL, LinearCost, serve, session, simulation
 
-from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.session import ClosedLoop
 from engines.policies.routing import Local
 from engines.policies.step import IDLE, Share, Situation, StepPlan

@@ -25,7 +25,7 @@ from pathlib import Path
 
 own = Path(sys.argv[1])
 text = Path("engines/ampd/policies.py").read_text()
-head = "class RoutingConfig:\\n"
+head = "class RoutingConfig(Checked):\\n"
 assert text.count(head) == 1
 field = "    haste: Annotated[float, Range(0, 5)] = 1.5\\n    '''How soon a worker is taken.'''\\n"
 place = text.index("    alpha: ")

@@ -22,11 +22,10 @@ from engines.ampd.live.store import Store, held, texts
 from engines.ampd.performance import profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
+from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import Simulation
-from engines.ar.cluster.worker import Live
+from engines.ar.cluster.worker import Live, PrefillWorker
 from engines.ar.deployment import Deployment
 from engines.ar.record import ClusterRun
 from engines.ar.session import EventLoop, OpenLoop, Session
