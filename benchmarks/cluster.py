@@ -40,7 +40,7 @@ from repro.runs.cell import Cell
 from repro.systems.ar.plans import Build, Ground
 from repro.systems.ar.settings import resolve, sessions_of
 from repro.systems.ar.systems import build_ampd, build_continuum, build_dynamo, build_vllm
-from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.draws import ArrivalConfig
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def ground_of(panel: TracePanel) -> Ground:
 
 def arrivals_of(ground: Ground, rate: float, seed: int, **sizes: int) -> Arrivals:
     arrivals = ArrivalConfig(kind="poisson", rate=rate)
-    return sessions_of(replace(ground.workload, arrivals=arrivals, seed=seed, **sizes)).arrivals
+    return OpenLoop(sessions=sessions_of(replace(ground.workload, arrivals=arrivals, seed=seed, **sizes)).sessions)
 
 
 def clusters_of(panel: TracePanel) -> list[Cluster]:

@@ -25,7 +25,7 @@ from repro.paths import REPO
 from repro.runs.drivers.http import Exchange, Reply, drive_http
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.workload import Ask
-from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.draws import ArrivalConfig, arrival_times
 
 
 @dataclass(frozen=True)

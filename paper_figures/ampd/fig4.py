@@ -26,7 +26,7 @@ from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.workloads.sessions.card import load_session_card
+from repro.workloads.sessions.workload import load_session_card
 
 DRAWN = ("ampd", "ours", "dynamo", "dynamo-tuned", "vllm-tuned", "continuum-tuned")
 BARS = ("ampd", "dynamo", "vllm", "continuum")

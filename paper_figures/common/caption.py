@@ -10,7 +10,7 @@ from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
-from repro.workloads.card import load_card
+from repro.workloads.dataset import load_card
 
 
 def validity_text(runs: Sequence[StoredRun]) -> str:

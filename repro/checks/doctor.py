@@ -18,8 +18,8 @@ from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
-from repro.workloads.card import known_datasets, load_card
-from repro.workloads.data_dir import DATA_DIR_VARIABLE, find_data_dir
+from repro.workloads.card import DATA_DIR_VARIABLE, find_data_dir
+from repro.workloads.dataset import known_datasets, load_card
 
 Status = Literal["ok", "no", "info"]
 

@@ -40,9 +40,9 @@ def _list_all(*, json: bool) -> None:
     from repro.runs.system import SYSTEMS
     from repro.systems.platforms import PLATFORMS
     from repro.tasks.registry import TASKS
-    from repro.workloads.card import known_datasets, load_card
-    from repro.workloads.conversations.card import known_conversation_cards, load_conversation_card
-    from repro.workloads.sessions.card import known_session_cards, load_session_card
+    from repro.workloads.conversations.workload import known_conversation_cards, load_conversation_card
+    from repro.workloads.dataset import known_datasets, load_card
+    from repro.workloads.sessions.workload import known_session_cards, load_session_card
 
     rows = [("system", name, SYSTEMS.get(name).summary) for name in SYSTEMS]
     rows += [("dataset", name, load_card(name).title) for name in known_datasets()]

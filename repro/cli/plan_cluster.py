@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from engines.ampd.planner.planner import Plan
     from engines.models.shape import ModelShape
     from engines.policies.task import Slo
-    from repro.workloads.sessions.card import SessionCard
-    from repro.workloads.sessions.workload import SessionWorkloadConfig
+    from repro.workloads.sessions.workload import SessionCard, SessionWorkloadConfig
 
 PLAN_SEED = 10**6
 Objective = Annotated[float, Range(1e-6, 1e6)]
@@ -92,7 +91,7 @@ class Sample:
         return Slo(ttft_s=ttft_s, itl_s=itl_s)  # type: ignore[arg-type]
 
     def workload(self, card: SessionCard, gpus: int, rate: float) -> SessionWorkloadConfig:
-        from repro.workloads.arrivals import ArrivalConfig
+        from repro.workloads.draws import ArrivalConfig
         from repro.workloads.sessions.workload import SessionWorkloadConfig
 
         usual = max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
@@ -141,7 +140,7 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
     from engines.models.shape import model_shape
     from repro.systems.ar.settings import PLANNING_RATE
     from repro.systems.simulated import DIFFUSION
-    from repro.workloads.sessions.card import load_session_card
+    from repro.workloads.sessions.workload import load_session_card
 
     card, shape, gpu_name = load_session_card(asked.trace), model_shape(asked.model), gpu(asked.hardware).name
     require(
@@ -186,7 +185,7 @@ def _planned(
     from engines.ampd.planner.planner import PlannerConfig, solve
     from repro.cli.data_file import readable
     from repro.systems.ar.settings import hardware_of, performance_of, profiled_context, sessions_of
-    from repro.workloads.sessions.card import load_session_card
+    from repro.workloads.sessions.workload import load_session_card
 
     config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]
     workload, gpus = sample.workload(load_session_card(asked.trace), asked.gpus, rate), asked.gpus

@@ -13,7 +13,7 @@ from repro.lm_eval.tasks import LocalTask
 from repro.tasks import gsm8k, humaneval, mini_code, mini_gsm
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.task import Task
-from repro.workloads.data_dir import DATA_DIR_VARIABLE
+from repro.workloads.card import DATA_DIR_VARIABLE
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.errors import RunError, UserError
 from repro.tasks.registry import TaskOptions, load_task
-from repro.workloads.data_dir import DATA_DIR_VARIABLE
+from repro.workloads.card import DATA_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

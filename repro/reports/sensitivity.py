@@ -27,7 +27,7 @@ from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.knobs import BATCH_RULES
 from repro.systems.platforms import platform
-from repro.workloads.card import load_card
+from repro.workloads.dataset import load_card
 from repro.workloads.workload import Workload
 
 NUM_REQUESTS = 500

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from engines.errors import UserError
 from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
-from repro.workloads.card import load_card
-from repro.workloads.data_dir import Local
-from repro.workloads.source import Record, Records, hub_records, open_records, read_records
+from repro.workloads.card import Local
+from repro.workloads.dataset import Record, Records, hub_records, load_card, open_records, read_records
 
 NAME = "gsm8k"
 NUM_FEWSHOT = 5

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from repro.tasks.programs import passes
 from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
-from repro.workloads.card import load_card
-from repro.workloads.source import Record, open_records
+from repro.workloads.dataset import Record, load_card, open_records
 
 NAME = "humaneval"
 UNTIL = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

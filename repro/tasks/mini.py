@@ -8,7 +8,7 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.problem import Problem, grade
 from repro.tasks.programs import passes
 from repro.tasks.task import Grade, Grader, Task, TaskEntry, TaskOptions, TaskProblem
-from repro.workloads.data_dir import Origin
+from repro.workloads.card import Origin
 
 NUM_PROBLEMS = 500
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from engines.knobs import Checked, Count, Range, Seed
-from repro.workloads.data_dir import Origin
+from repro.workloads.card import Origin
 from repro.workloads.knobs import SourceKind
 
 

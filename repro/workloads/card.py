@@ -1,128 +1,221 @@
-"""Dataset cards: what a workload is made from, read from ``datasets/<name>.yaml``.
-
-A card holds the facts (hub id, columns, licence, defects) and the embedded generator: a length
-distribution together with the statistics it follows from. The parameters are recomputed from the
-statistics on loading, so a card cannot drift away from its source.
-"""
+"""Cards: YAML files read as the dataclasses that say what may be in them, by keys, kinds, choices and ranges (engines.knobs); the
+files of a user's own that a card accepts; and where a workload's rows came from."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from engines.errors import UserError, require
-from engines.knobs import Range
-from repro.paths import DATASETS
-from repro.workloads.lengths import LengthDistribution, LogNormalLengths, fit_statistics
-from repro.workloads.schema import Card, LocalFile, Part, known_cards, load
-from repro.workloads.text import TextStyle
-from repro.workloads.trace import FileFormat
+from engines.knobs import Checked, check_value
+from repro.files import one_line, read_yaml, unreadable_yaml
 
-CARDS_DIR = DATASETS
-
-_PARAMETER_TOLERANCE = 5e-4
+Role = Literal["stated", "inferred", "assumed", "by construction"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubReference(Part):
-    id: str
-    config: str | None
-    split: str
-    revision: str | None
-    """Commit hash; None where none is known, and then ``note`` says so."""
-    note: str
+class Part(Checked):
+    """A card, or a section of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns(Part):
-    """Names in the published rows. Either ``prompt`` (text) or ``prompt_tokens`` (a count) is given."""
-
-    prompt: str | None = None
-    prompt_tokens: str | None = None
-    response_tokens: str | None = None
-    timestamp_s: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require((self.prompt is None) != (self.prompt_tokens is None), "columns: give either prompt or prompt_tokens")
+class LocalFile(Part):
+    path: str
+    """Below the data directory."""
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFilter(Part):
-    """Rows are kept whose ``column`` has one of ``values``."""
-
-    column: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptFile(LocalFile):
-    """``column``, ``unit`` and ``offset`` are for ``lengths_csv``."""
-
-    format: FileFormat
-    column: str | None = None
-    unit: Literal["tokens", "chars"] = "tokens"
-    offset: Annotated[int, Range(0, 2**31 - 1)] = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.format == "lengths_csv") != (self.column is not None):
-            raise UserError(f"{self.path}: column goes with format lengths_csv, and with it only")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddedGenerator(Part):
-    text: TextStyle
-    lengths: LengthDistribution
-    basis: Literal["fitted", "assumed"]
-    statistics: Mapping[str, Annotated[float, Range(-1e9, 1e9)]]
-    """What the parameters follow from, of (length - offset); empty for an empirical table."""
+class Card(Part):
+    name: str
+    title: str
     summary: str
-    """One clause for the provenance of every run."""
+    homepage: str
+    licence: str
+    local: tuple[LocalFile, ...]
+    """Accepted in the data directory; the first that is there is taken."""
+    defects: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcedCard(Card):
+    """A card on which every number has a role: where it is from."""
+
+    roles: Mapping[str, Role]
+    """Says of every number in the card's sections, by its field, where it is from."""
     sources: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.lengths, LogNormalLengths):
-            return
-        fitted, found = fit_statistics(self.statistics), self.lengths
-        for name, value in fitted._asdict().items():
-            if not math.isclose(value, getattr(found, name), abs_tol=_PARAMETER_TOLERANCE):
-                raise UserError(
-                    f"mu={found.mu}, sigma={found.sigma} do not follow from the statistics: "
-                    f"put mu: {fitted.mu:.4f} and sigma: {fitted.sigma:.4f}"
-                )
+
+AnyCard = TypeVar("AnyCard", bound=Card)
+
+
+def known_cards(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCard:
+    """Reads the card in the file of this name; case does not matter. ``unknown`` says what is wrong where there is
+    none."""
+    names = known_cards(folder)
+    require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
+    require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
+    path = folder / f"{name.lower()}.yaml"
+    try:
+        raw = read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
+    card = built(kind, raw, path.name)
+    require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
+    if isinstance(card, SourcedCard):
+        sections = {field.name: getattr(card, field.name) for field in fields(card)}
+        numbers = {
+            f"{name}.{field.name}"
+            for name, part in sections.items()
+            if isinstance(part, Part)
+            for field in fields(part)
+            if getattr(part, field.name) is not None
+        }
+        odd = ", ".join(sorted(card.roles.keys() ^ numbers))
+        require(not odd, f"{path.name}: roles must name every number once; wrong or missing: {odd}")
+    return card
+
+
+def built(kind: type[Any], raw: object, where: str) -> Any:
+    """Makes a dataclass of a mapping, which must have every field without a default, and no other keys."""
+    known = {field.name: field for field in fields(kind)}
+    if not isinstance(raw, dict):
+        raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
+    unknown = [str(key) for key in raw if key not in known]
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(known)}")
+    missing = [name for name, field in known.items() if name not in raw and field.default is MISSING]
+    require(not missing, f"{where}: missing key {', '.join(missing)}")
+    declared = get_type_hints(kind, include_extras=True)
+    values = {name: _value(declared[name], value, f"{where}: {name}") for name, value in raw.items()}
+    try:
+        return kind(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _value(declared: Any, raw: object, where: str) -> Any:
+    """Makes of YAML's value what the field is declared to be, a section, a list, a mapping; all else is checked and
+    stays."""
+    inner = get_args(declared)
+    if get_origin(declared) in (Union, UnionType):
+        if raw is None and NoneType in inner:
+            return None
+        declared = _chosen([each for each in inner if each is not NoneType], raw, where)
+    if is_dataclass(declared):
+        return built(declared, raw, where)  # type: ignore[arg-type]
+    if get_origin(declared) is tuple:
+        if not isinstance(raw, list):
+            raise UserError(f"{where} must be a list")
+        return tuple(_value(inner[0], item, f"{where}[{index}]") for index, item in enumerate(raw))
+    if get_origin(declared) is Mapping:
+        if not isinstance(raw, dict):
+            raise UserError(f"{where} must be a mapping")
+        return {str(key): _value(inner[1], item, f"{where}: {key}") for key, item in raw.items()}
+    check_value(declared, where, raw)
+    if not isinstance(raw, str):
+        return raw
+    require(bool(raw.strip()), f"{where}={raw!r} must be a text that is not empty")
+    return raw.strip()
+
+
+def _chosen(kinds: list[Any], raw: object, where: str) -> Any:
+    """Picks the kind of section that a mapping names by its ``distribution``."""
+    if len(kinds) == 1:
+        return kinds[0]
+    named = {kind.distribution: kind for kind in kinds}
+    name = str(raw.get("distribution")) if isinstance(raw, dict) else None
+    require(name in named, f"{where}: distribution must be one of {', '.join(named)}")
+    return named[name]
+
+
+DATA_DIR_VARIABLE = "REPRO_DATA_DIR"
+
+UsedSource = Literal["hub", "local", "embedded"]
+File = TypeVar("File", bound=LocalFile)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperRun(Part):
-    num_requests: Annotated[int, Range(0, 10**9)] | None
-    note: str
+class Origin:
+    source: UsedSource
+    location: str
+    """File name (inside the data directory), hub id, or the card."""
+    revision: str | None
+    """``sha256:...`` of local files; the hub's commit hash, None if the card pins none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetCard(Card):
-    hub: HubReference
-    columns: Columns
-    filter: RowFilter | None
-    local: tuple[PromptFile, ...]
-    embedded: EmbeddedGenerator
-    paper_run: PaperRun
-
-    def keeps(self, record: Mapping[str, object]) -> bool:
-        """Tells whether a published row is of the data set."""
-        return self.filter is None or record.get(self.filter.column) in self.filter.values
+class Provenance(Origin):
+    description: str
+    checksum: str
+    """sha256 over the requests or sessions themselves."""
 
 
-def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
-    return known_cards(cards_dir)
+def find_data_dir(data_dir: Path | None) -> Path | None:
+    """Returns the given directory, else the one that the environment names, else None."""
+    named = str(data_dir) if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
+    if not named:
+        return None
+    if not Path(named).is_dir():
+        origin = "data_dir" if data_dir is not None else DATA_DIR_VARIABLE
+        raise UserError(f"{origin}={named!r} is not a directory: correct or unset it")
+    return Path(named)
 
 
-@cache
-def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
-    """Reads the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
-    return load(DatasetCard, name, cards_dir, unknown=f"dataset={name!r} is unknown")
+@dataclass(frozen=True, kw_only=True)
+class Local(Generic[File]):
+    """Files of a user's own, which are in one format."""
+
+    paths: tuple[Path, ...]
+    entry: File | None
+    """What the card says of them; None where it does not know the name."""
+    location: str
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(source="local", location=self.location, revision=", ".join(map(file_digest, self.paths)))
+
+
+def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File] | None:
+    """Finds the file that is named; else the first of a card's files that the data directory has, or all that fit its
+    pattern."""
+    if named is not None:
+        path = Path(named)
+        known = next((entry for entry in files if Path(entry.path).name == path.name), None)
+        return Local(paths=(path,), entry=known, location=path.name)
+    directory = find_data_dir(data_dir)
+    for entry in files if directory is not None else ():
+        assert directory is not None
+        if paths := tuple(sorted(each for each in directory.glob(entry.path) if each.is_file())):
+            return Local(paths=paths, entry=entry, location=entry.path)
+    return None
+
+
+def no_local_file(card: Card, data_dir: Path | None) -> UserError:
+    directory = find_data_dir(data_dir)
+    accepted = ", ".join(entry.path for entry in card.local) or "none"
+    return UserError(
+        f"source='local': no file for dataset {card.name!r} in "
+        f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
+        f"with one of {accepted}, or name a file (--dataset-path, dataset_path)"
+    )
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksum(lines: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()

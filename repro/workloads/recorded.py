@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from engines.errors import require
-from repro.workloads.card import known_datasets, load_card
-from repro.workloads.conversations.card import known_conversation_cards
+from repro.workloads.card import find_local
 from repro.workloads.conversations.chats import read_chats
-from repro.workloads.data_dir import find_local
-from repro.workloads.sessions.card import known_session_cards, load_session_card
+from repro.workloads.conversations.workload import known_conversation_cards
+from repro.workloads.dataset import known_datasets, load_card, open_source
 from repro.workloads.sessions.traces import read_sessions
-from repro.workloads.source import open_source
+from repro.workloads.sessions.workload import known_session_cards, load_session_card
 
 
 def read_alone(path: Path, dataset: str) -> None:

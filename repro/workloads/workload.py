@@ -19,12 +19,10 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Range, Seed, check_fields
-from repro.workloads.arrivals import ArrivalConfig, arrival_times, derive_seed, shuffled
-from repro.workloads.card import DatasetCard, load_card
-from repro.workloads.data_dir import Origin, Provenance, checksum
+from repro.workloads.card import Origin, Provenance, checksum
+from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_source
+from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
 from repro.workloads.knobs import SourceKind
-from repro.workloads.lengths import Floats, Ints
-from repro.workloads.source import PromptSource, check_source, open_source
 from repro.workloads.text import TextStyle, more_text, prompt_text
 from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace
 
@@ -53,7 +51,6 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "dataset", self.dataset.lower())  # LiveBench and livebench are the same cell
-        check_source(self.source, self.dataset_path)
         low, high, fixed = self.min_prompt_len, self.max_prompt_len, self.fixed_prompt_len
         require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")
         require(
@@ -75,12 +72,6 @@ class LengthStats:
     p50: int
     p90: int
     max: int
-
-    @classmethod
-    def of(cls, lengths: Ints) -> LengthStats:
-        ordered, n = np.sort(lengths), len(lengths)
-        p50, p90, most = (int(ordered[place]) for place in (int(0.5 * n), int(0.9 * n), -1))
-        return cls(n=n, mean=float(ordered.mean()), p50=p50, p90=p90, max=most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +171,13 @@ def _workload(name: str, requests: Sequence[Request], origin: Origin, descriptio
         f"{'-' if each.prompt_ids is None else ','.join(map(str, each.prompt_ids))}"
         for each in requests
     )
+    lengths, n = np.sort(np.array([each.prompt_len for each in requests], dtype=np.int64)), len(requests)
+    p50, p90, most = (int(lengths[place]) for place in (int(0.5 * n), int(0.9 * n), -1))
     provenance = WorkloadProvenance(
         **vars(origin),
         description=description,
         checksum=checksum(lines),
-        lengths=LengthStats.of(np.array([request.prompt_len for request in requests], dtype=np.int64)),
+        lengths=LengthStats(n=n, mean=float(lengths.mean()), p50=p50, p90=p90, max=most),
         **facts,  # type: ignore[arg-type]
     )
     return Workload(name=name, requests=tuple(requests), provenance=provenance)

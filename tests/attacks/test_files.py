@@ -25,8 +25,8 @@ from repro.api import load
 from repro.prompt import read_prompt_ids
 from repro.reports.paper import read_claims
 from repro.runs.cell import Cell
-from repro.workloads.card import DatasetCard
-from repro.workloads.schema import built
+from repro.workloads.card import built
+from repro.workloads.dataset import DatasetCard
 from repro.workloads.trace import detect_format, parse_prompts_jsonl, parse_trace
 
 DEEP = "[" * 100_000

@@ -11,8 +11,8 @@ from engines.errors import UserError
 from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
 from repro.systems.http.knobs import resolve
+from repro.workloads.card import Card, load
 from repro.workloads.conversations.chats import read_chats
-from repro.workloads.schema import Card, load
 from repro.workloads.sessions.traces import read_sessions
 from repro.workloads.trace import parse_lengths_csv, parse_prompts_jsonl, parse_trace
 

@@ -15,12 +15,13 @@ from engines.ar.cluster.cluster import Cluster
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, Pool, replications
 from engines.ar.metrics import Reading
+from engines.ar.session import OpenLoop
 from engines.errors import UserError, require
 from engines.policies.task import Slo
 from repro.files import kept
 from repro.systems.ar.settings import Settings, performance_of, profiled_context, sessions_of
 from repro.systems.simulated import Options
-from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions.workload import SessionWorkload, SessionWorkloadConfig
 
 PLANNER, SEARCH = "planner", "search"
@@ -112,9 +113,7 @@ def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
 @kept(maxsize=2048)
 def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[Options, ...]) -> Placed:
     """The best by simulating ``_NUM_SAMPLES`` other samples, half of the candidates dropped after each."""
-    samples = [
-        sessions_of(replace(ground.workload, seed=_OTHER_SEED + 1 + turn)).arrivals for turn in range(_NUM_SAMPLES)
-    ]
+    samples = [OpenLoop(sessions=ground.sampled(1 + turn).sessions) for turn in range(_NUM_SAMPLES)]
     deployments = candidates(ground, is_disaggregated)
     choices = [(deployment, options) for deployment in deployments for options in tried]
     clusters = [build(ground, deployment, dict(options)) for deployment, options in choices]

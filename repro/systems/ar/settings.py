@@ -20,10 +20,9 @@ from repro.runs.cell import Cell
 from repro.systems.ar.platforms import ArPart
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
-from repro.workloads.arrivals import arrivals_asked
+from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs, Rate
-from repro.workloads.sessions.card import Lengths, load_session_card
-from repro.workloads.sessions.workload import SessionWorkloadConfig, Source, build_sessions
+from repro.workloads.sessions.workload import Lengths, SessionWorkloadConfig, Source, build_sessions, load_session_card
 
 Objective = Annotated[float, Range(1e-6, 1e6)]
 """Seconds."""

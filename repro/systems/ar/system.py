@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ar.cluster.cluster import StopRule
 from engines.ar.deployment import Deployment
+from engines.ar.session import OpenLoop
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
@@ -104,7 +105,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, placed = self.settings, self.placed()
         run = placed.cluster.simulate(
-            workload.arrivals, seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
+            OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
         )
         constants = settings.hardware.constants
         facts = {

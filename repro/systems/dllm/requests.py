@@ -19,8 +19,8 @@ from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
-from repro.workloads.arrivals import arrivals_asked
-from repro.workloads.data_dir import DATA_DIR_VARIABLE
+from repro.workloads.card import DATA_DIR_VARIABLE
+from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload
 

@@ -22,7 +22,7 @@ from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs, d
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
-from repro.workloads.card import load_card
+from repro.workloads.dataset import load_card
 
 Executor = Literal["torch", "roofline"]
 

@@ -19,10 +19,9 @@ from repro.runs.drivers.http import Ask as AnyAsk
 from repro.runs.drivers.http import Reply
 from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
-from repro.workloads.arrivals import ArrivalConfig, arrivals_asked, derive_seed
+from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
-from repro.workloads.sessions.card import known_session_cards
-from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions
+from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.text import more_text
 from repro.workloads.workload import WorkloadConfig, build_workload
 

@@ -22,9 +22,8 @@ from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.laps.workload import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
-from repro.workloads.arrivals import arrivals_asked
-from repro.workloads.conversations.card import LONG, load_conversation_card
-from repro.workloads.conversations.workload import ConversationConfig
+from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
+from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs
 from repro.workloads.sessions.workload import Source
 

@@ -9,7 +9,6 @@ from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import require
 from engines.laps.cluster import PrefillArrivals
 from repro.files import kept
-from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations.workload import (
     ConversationConfig,
     ConversationProvenance,
@@ -17,6 +16,7 @@ from repro.workloads.conversations.workload import (
     draw_conversations,
     open_turns,
 )
+from repro.workloads.draws import ArrivalConfig
 
 
 @dataclass(frozen=True, kw_only=True)

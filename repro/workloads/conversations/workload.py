@@ -1,4 +1,4 @@
-"""Conversations to serve: drawn from a card's distributions, or from a file.
+"""Conversations to serve: drawn from the distributions of a card (``datasets/conversations/<name>.yaml``), or from a file.
 
 Prompts are drawn in equal strata of their distribution, in random order: every sample has the published shares, to one turn, and
 about the same number of tokens, so that what differs between two seeds is the order. Prompts of first and of later turns,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
@@ -18,16 +19,100 @@ import numpy as np
 
 from engines.ar.session import Round, Session
 from engines.errors import require
-from engines.knobs import Range, Seconds, Seed, check_fields
+from engines.knobs import Proportion, Range, Seconds, Seed, check_fields
 from engines.laps.cluster import OpenTurns, Turn
-from repro.workloads.arrivals import ArrivalConfig, arrival_times, derive_seed, shuffled
-from repro.workloads.conversations.card import SHORT, ConversationCard, load_conversation_card
+from repro.paths import DATASETS
+from repro.workloads.card import (
+    Origin,
+    Part,
+    Provenance,
+    SourcedCard,
+    checksum,
+    find_local,
+    known_cards,
+    load,
+    no_local_file,
+)
 from repro.workloads.conversations.chats import Chat, read_chats
-from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
-from repro.workloads.lengths import NORMAL, SMALLEST_UNIFORM, Ints, LogNormalParameters
-from repro.workloads.sessions.card import RoundCounts
+from repro.workloads.draws import (
+    NORMAL,
+    SMALLEST_UNIFORM,
+    ArrivalConfig,
+    Ints,
+    LogNormalParameters,
+    arrival_times,
+    derive_seed,
+    fit_quantiles,
+    shuffled,
+)
 from repro.workloads.sessions.traces import RecordedRound, repeats
-from repro.workloads.sessions.workload import SessionWorkload, Source, draw_rounds
+from repro.workloads.sessions.workload import RoundCounts, SessionWorkload, Source, draw_rounds
+
+CARDS_DIR = DATASETS / "conversations"
+SHORT, LONG = 256, 1000
+"""A prompt below ``SHORT`` tokens is short (LAPS Figure 2), one above ``LONG`` is long (LAPS Figures 1 and 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns(Part):
+    """Turns of a conversation, geometric."""
+
+    mean: Annotated[float, Range(1, 1000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptShares(Part):
+    """Shares of prompts below ``SHORT`` and above ``LONG`` tokens, which fix a log-normal."""
+
+    short_share: Proportion
+    long_share: Proportion
+
+    @property
+    def log_normal(self) -> LogNormalParameters:
+        return fit_quantiles(self.short_share, SHORT - 0.5, 1 - self.long_share, LONG + 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Part):
+    """Tokens of an answer, log-normal."""
+
+    median: Annotated[float, Range(1, 10**6)]
+    sigma: Annotated[float, Range(above=0, most=5)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds(Part):
+    """Least and most tokens of a prompt or an answer; what is drawn beyond is put there."""
+
+    low: Annotated[int, Range(1, SHORT - 1)]
+    high: Annotated[int, Range(LONG + 1, 10**6)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationCard(SourcedCard):
+    """The path of a local file may be a pattern."""
+
+    turns: Turns
+    first: PromptShares
+    later: PromptShares
+    answers: Answers
+    bounds: Bounds
+
+
+def known_conversation_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
+    return known_cards(cards_dir)
+
+
+@cache
+def load_conversation_card(name: str, cards_dir: Path = CARDS_DIR) -> ConversationCard:
+    card = load(ConversationCard, name, cards_dir, unknown=f"dataset={name!r} is no set of conversations")
+    for name, part in (("first", card.first), ("later", card.later)):
+        require(
+            part.short_share + part.long_share < 1,
+            f"{card.name}.yaml: {name}: short_share={part.short_share}, long_share={part.long_share}: their sum must be below 1",
+        )
+    return card
+
 
 LANES = 256
 """Conversations that go on side by side in an open loop, where there are as many."""
@@ -80,13 +165,17 @@ Conversations = SessionWorkload[ConversationProvenance]
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
     card = load_conversation_card(config.dataset)
-    description = _describe(card, config)
+    band = ""
+    if config.is_banded:
+        band = f", prompts of {config.low or 1} to {config.high or 'any number of'} tokens alone"
     if config.source == "local":
         held, origin = _held(card, config, data_dir)
         chats = _sampled(card, held, config)
+        description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
         description += repeats(sum(map(len, chats)), sum(map(len, held)), "turn")
     else:
         chats = _drawn(card, config)
+        description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
         origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)
     sessions = tuple(
         Session(
@@ -212,15 +301,6 @@ def _up_to(chats: Iterable[Chat], num_turns: int) -> Iterator[Chat]:
         num_turns -= len(chat)
         if num_turns <= 0:
             return
-
-
-def _describe(card: ConversationCard, config: ConversationConfig) -> str:
-    band = (
-        f", prompts of {config.low or 1} to {config.high or 'any number of'} tokens alone" if config.is_banded else ""
-    )
-    if config.source == "embedded":
-        return f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
-    return f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
 
 
 # -- turns that wait for no answer ----------------------------------------------------------------------------

@@ -17,12 +17,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from engines.errors import require
 from repro.workloads.rows import MOST_SECONDS, MOST_TOKENS, Row, array_rows, is_seconds, json_rows
-from repro.workloads.sessions.card import MOST_DELAY_S, SessionFormat
 
+SessionFormat = Literal["sessions_jsonl", "toolbench_dfsdt", "hotpotqa_distractor", "dureader_search"]
+MOST_DELAY_S = 10**6
+"""Between two rounds; twelve days."""
 RETRIEVALS = 3
 _CJK = range(0x3400, 0xA000)
 

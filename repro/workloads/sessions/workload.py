@@ -1,4 +1,5 @@
-"""A session workload: sessions with arrivals and delays, and where they came from.
+"""A session workload: sessions with arrivals and delays, where they came from, and the card that they are drawn by, read from
+``datasets/sessions/<name>.yaml``.
 
 Lengths, arrivals and delays have streams of their own: at another rate the same sessions arrive in the same
 pattern, stretched.
@@ -12,21 +13,114 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
 import numpy as np
 
-from engines.ar.session import OpenLoop, Round, Session
+from engines.ar.session import Round, Session
 from engines.errors import UserError, require
 from engines.knobs import Range, Seed, check_fields
-from repro.workloads.arrivals import ArrivalConfig, arrival_times, derive_seed, shuffled
-from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
-from repro.workloads.lengths import Floats, Ints
-from repro.workloads.sessions.card import Delay, Lengths, LengthTotals, RoundCounts, SessionCard, load_session_card
-from repro.workloads.sessions.traces import RecordedRound, RecordedSession, read_sessions, repeats
+from repro.paths import DATASETS
+from repro.workloads.card import (
+    LocalFile,
+    Origin,
+    Part,
+    Provenance,
+    SourcedCard,
+    checksum,
+    find_local,
+    known_cards,
+    load,
+    no_local_file,
+)
+from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
+from repro.workloads.sessions.traces import (
+    MOST_DELAY_S,
+    RecordedRound,
+    RecordedSession,
+    SessionFormat,
+    read_sessions,
+    repeats,
+)
+
+CARDS_DIR = DATASETS / "sessions"
+
+Lengths = Literal["per_session", "per_round"]
+"""What the table's prefill and decode length are the mean of: all tokens of a session, or those of one round."""
+Delay = Annotated[float, Range(0, MOST_DELAY_S)]
+Mean = Annotated[float, Range(above=0, most=1e9)]
+Sigma = Annotated[float, Range(0, 100)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCounts(Part):
+    """Rounds of a session: 1 + a count with the mean that is left, or always the same number."""
+
+    kind: Literal["fixed", "poisson", "negative_binomial"]
+    mean: Annotated[float, Range(1, 1e6)]
+    shape: Mean | None = None
+    """A negative binomial has one; smaller is more spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthTotals(Part):
+    """Means of Table 1 and how sessions and rounds scatter around them (log-normal, sigma of the logarithm)."""
+
+    counted: Lengths
+    prefill_tokens: Mean
+    decode_tokens: Mean
+    session_sigma: Sigma
+    round_sigma: Sigma
+    first_round_weight: Mean = 1.0
+    """Expected share of the first prompt in a session's prefill tokens, relative to a later round's."""
+    grows_with_rounds: bool
+    """Whether a session of more rounds has more tokens (agents), or as many (a fixed number of retrievals)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(Part):
+    """Time between the rounds of a session, exponential."""
+
+    delay_mean_s: Delay
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionFile(LocalFile):
+    format: SessionFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCard(SourcedCard):
+    rounds: RoundCounts
+    lengths: LengthTotals
+    environment: Environment
+    local: tuple[SessionFile, ...]
+    num_gpus: Annotated[int, Range(1, 10**6)]
+    """GPUs that the paper's run had."""
+    paper_sessions: Annotated[int, Range(1, 10**6)]
+
+
+def known_session_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
+    return known_cards(cards_dir)
+
+
+@cache
+def load_session_card(name: str, cards_dir: Path = CARDS_DIR) -> SessionCard:
+    card = load(SessionCard, name, cards_dir, unknown=f"trace={name!r} is unknown")
+    where, rounds = f"{card.name}.yaml: rounds", card.rounds
+    require(
+        rounds.kind != "fixed" or rounds.mean == int(rounds.mean),
+        f"{where}: mean={rounds.mean} must be whole where kind is fixed",
+    )
+    require(
+        (rounds.kind == "negative_binomial") == (rounds.shape is not None),
+        f"{where}: shape={rounds.shape}: it goes with kind negative_binomial, and with it only",
+    )
+    return card
+
 
 Source = Literal["embedded", "local"]
 
@@ -81,25 +175,24 @@ class SessionWorkload(Generic[ProvenanceOf]):
     def longest_tokens(self) -> int:
         return max(session.context_tokens for session in self.sessions)
 
-    @property
-    def arrivals(self) -> OpenLoop:
-        return OpenLoop(sessions=self.sessions)
-
 
 def build_sessions(
     config: SessionWorkloadConfig, *, data_dir: Path | None = None
 ) -> SessionWorkload[SessionProvenance]:
     card = load_session_card(config.trace)
     totals = card.lengths if config.counted is None else replace(card.lengths, counted=config.counted)
-    description = _describe(card, totals.counted, config)
     recorded: tuple[RecordedSession, ...] = ()
     if config.source == "local":
         held, origin = _held(card, config, data_dir)
         recorded = _sampled(held, config, origin)
+        kept = "scaled to the card's means" if config.meets_totals else "as recorded"
+        description = f"{card.title}: recorded sessions, lengths {kept}; lengths the file lacks are drawn"
         description += repeats(len(recorded), len(held), "session")
         rounds = np.array([len(session.rounds) for session in recorded], dtype=np.int64)
     else:
         origin = Origin(source="embedded", location=f"datasets/sessions/{card.name}.yaml", revision=None)
+        unit = "session" if totals.counted == "per_session" else "round"
+        description = f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
         rounds = draw_rounds(card.rounds, config.num_sessions, config.seed)
     flat = [entry for session in recorded for entry in session.rounds]
     prefill, decode = _lengths(config, totals, flat, rounds)
@@ -208,14 +301,6 @@ def _arrivals(config: SessionWorkloadConfig, recorded: tuple[RecordedSession, ..
     return arrival_times(config.arrivals, config.num_sessions, config.seed, trace_s=trace_s).tolist()
 
 
-def _describe(card: SessionCard, counted: Lengths, config: SessionWorkloadConfig) -> str:
-    unit = "session" if counted == "per_session" else "round"
-    if config.source == "embedded":
-        return f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
-    kept = "scaled to the card's means" if config.meets_totals else "as recorded"
-    return f"{card.title}: recorded sessions, lengths {kept}; lengths the file lacks are drawn"
-
-
 def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:
     """Draws the rounds of each session, at least 1; their sum is the mean times ``num``."""
     if counts.kind == "fixed":
@@ -250,18 +335,14 @@ def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, I
             f"{name}_tokens={mean}: {num} of them are fewer than the {rounds.sum()} rounds, which need a token each",
         )
         spare = apportion(per_session, whole - int(rounds.sum()))
-        sizes.append(1 + apportion_within(weight, spare, rounds))
+        sizes.append(1 + apportion(weight, spare, rounds))
     return sizes[0], sizes[1]
 
 
-def apportion(weight: Floats, total: int) -> Ints:
-    """Finds whole numbers that sum to ``total``, proportional to ``weight`` (largest remainders)."""
-    return apportion_within(weight, np.array([total]), np.array([len(weight)]))
-
-
-def apportion_within(weight: Floats, totals: Ints, sizes: Ints) -> Ints:
-    """Does as ``apportion`` for groups that lie one after the other: group g has ``sizes[g]`` weights and sums to
-    ``totals[g]``."""
+def apportion(weight: Floats, totals: Ints | int, sizes: Ints | None = None) -> Ints:
+    """Finds whole numbers that sum to ``totals``, proportional to ``weight`` (largest remainders). Of groups that lie one after
+    the other, group g has ``sizes[g]`` weights and sums to ``totals[g]``; without ``sizes`` all are one group."""
+    totals, sizes = np.atleast_1d(totals), np.array([len(weight)]) if sizes is None else sizes
     group = np.repeat(np.arange(len(sizes)), sizes)
     sums = np.bincount(group, weights=weight, minlength=len(sizes))
     exact = weight * (totals / sums)[group]

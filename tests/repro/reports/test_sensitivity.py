@@ -18,7 +18,7 @@ from repro.reports.sensitivity import BATCH_RULES, DATASETS, OVERHEADS_S, length
 from repro.runs.cell import Scalar
 from repro.runs.metrics import throughput_tok_s
 from repro.runs.system import SYSTEMS
-from repro.workloads.card import load_card
+from repro.workloads.dataset import load_card
 
 SMALL: dict[str, Scalar] = {"num_prompts": 9, "gen_length": 64, "steps": 64}
 CASES: list[tuple[str, dict[str, Scalar]]] = [

@@ -18,7 +18,7 @@ from repro.tasks.humaneval import humaneval_task
 from repro.tasks.mini import INPUTS, mini_code_task, mini_gsm_task
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Grade, TaskProblem, cut_at
-from repro.workloads.card import HubReference
+from repro.workloads.dataset import HubReference
 
 RIGHT, WRONG = Grade(correct=True, strict=True), Grade(correct=False, strict=False)
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
@@ -132,7 +132,7 @@ def test_gsm8k_from_the_hub(monkeypatch):
         asked.append((hub.id, hub.config, hub.split))
         return {name: [row[name] for row in QUESTIONS] for name in columns}
 
-    monkeypatch.setattr("repro.workloads.source.load_hub_columns", load)
+    monkeypatch.setattr("repro.workloads.dataset.load_hub_columns", load)
     task = gsm8k_task(TaskOptions(num_problems=1, num_fewshot=1, source="hub"))
     assert task is not None
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]

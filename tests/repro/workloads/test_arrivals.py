@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import UserError
-from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.draws import ArrivalConfig, arrival_times
 
 RANDOM = [
     ArrivalConfig(kind="poisson", rate=2.0),

@@ -1,6 +1,7 @@
 """Cards of all kinds and the distributions on them, read strictly."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -13,18 +14,17 @@ from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.paths import DATASETS
-from repro.workloads.arrivals import derive_seed
-from repro.workloads.card import CARDS_DIR, DatasetCard, known_datasets, load_card
-from repro.workloads.conversations.card import ConversationCard, known_conversation_cards, load_conversation_card
-from repro.workloads.lengths import EmpiricalLengths, LogNormalLengths, fit_statistics
-from repro.workloads.schema import built
-from repro.workloads.sessions.card import SessionCard, known_session_cards, load_session_card
+from repro.workloads.card import Card
+from repro.workloads.conversations.workload import known_conversation_cards, load_conversation_card
+from repro.workloads.dataset import CARDS_DIR, known_datasets, load_card
+from repro.workloads.draws import EmpiricalLengths, LogNormalLengths, derive_seed, fit_statistics
+from repro.workloads.sessions.workload import known_session_cards, load_session_card
 
 PAPER_DATASETS = ("livebench", "burst", "osc")
-KINDS: dict[str, type] = {
-    "burst": DatasetCard,
-    "sessions/gaia": SessionCard,
-    "conversations/sharegpt": ConversationCard,
+LOADERS: dict[str, Callable[[str, Path], Card]] = {
+    "burst": load_card,
+    "sessions/gaia": load_session_card,
+    "conversations/sharegpt": load_conversation_card,
 }
 
 
@@ -177,12 +177,12 @@ def raw_card(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "place", "value", "message"),
     [
-        ("burst", "colour", "red", "card: unknown key colour: use only name, title, summary"),
-        ("burst", "licence", ..., "card: missing key licence"),
-        ("burst", "hub.branch", "main", "card: hub: unknown key branch: use only id, config, split, revision, note"),
-        ("burst", "hub.id", None, "card: hub: id=None must be a text"),
-        ("burst", "hub", None, "card: hub must be a mapping"),
-        ("burst", "columns.prompt", "text", "card: columns: columns: give either prompt or prompt_tokens"),
+        ("burst", "colour", "red", ": unknown key colour: use only name, title, summary"),
+        ("burst", "licence", ..., ": missing key licence"),
+        ("burst", "hub.branch", "main", ": hub: unknown key branch: use only id, config, split, revision, note"),
+        ("burst", "hub.id", None, ": hub: id=None must be a text"),
+        ("burst", "hub", None, ": hub must be a mapping"),
+        ("burst", "columns.prompt", "text", ": columns: give either prompt or prompt_tokens"),
         ("burst", "embedded.lengths.mu", 5.0, "sigma=1.0629 do not follow from the statistics: put mu: 5.8665"),
         ("burst", "embedded.lengths.low", 2.5, "low=2.5 must be a whole number"),
         ("burst", "embedded.lengths.distribution", "zipf", "distribution must be one of lognormal, empirical"),
@@ -198,14 +198,14 @@ def raw_card(name: str) -> dict[str, Any]:
             "format='parquet' is unknown: use one of burstgpt_csv",
         ),
         ("burst", "local", [{"path": "x", "format": "lengths_csv"}], "column goes with format lengths_csv"),
-        ("burst", "filter", {"column": "a", "values": [1]}, "card: filter: values[0]=1 must be a text"),
-        ("burst", "defects", "none", "card: defects must be a list"),
-        ("burst", "title", "", "card: title='' must be a text that is not empty"),
+        ("burst", "filter", {"column": "a", "values": [1]}, ": filter: values[0]=1 must be a text"),
+        ("burst", "defects", "none", ": defects must be a list"),
+        ("burst", "title", "", ": title='' must be a text that is not empty"),
         ("sessions/gaia", "lengths.counted", "per_token", "counted='per_token'"),
         ("sessions/gaia", "lengths.prefill_tokens", -3, "prefill_tokens=-3"),
         ("sessions/gaia", "rounds.kind", "normal", "kind='normal'"),
         ("sessions/gaia", "rounds.mean", 0.5, "mean=0.5"),
-        ("sessions/gaia", "rounds.shape", None, "goes with kind negative_binomial"),
+        ("sessions/gaia", "rounds.kind", "poisson", "goes with kind negative_binomial"),
         ("sessions/gaia", "environment.delay_mean_s", -1, "delay_mean_s=-1"),
         ("sessions/gaia", "environment.delay_mean_s", 1e300, "delay_mean_s=1e+300 is more than 1,000,000"),
         ("sessions/gaia", "local", [{"path": "x", "format": "burstgpt_csv"}], "format='burstgpt_csv' is unknown"),
@@ -220,9 +220,8 @@ def raw_card(name: str) -> dict[str, Any]:
         ("conversations/sharegpt", "title", 3, "title=3 must be a text"),
     ],
 )
-def test_cards_are_read_strictly(name, place, value, message):
+def test_cards_are_read_strictly(name, place, value, message, tmp_path):
     raw = raw_card(name)
-    assert built(KINDS[name], raw, "card").name == Path(name).name
     *way, key = place.split(".")
     section = raw
     for each in way:
@@ -230,6 +229,8 @@ def test_cards_are_read_strictly(name, place, value, message):
     section[key] = section[key] | value if key == "roles" and isinstance(value, dict) else value
     if value is ...:
         del section[key]
+    path = tmp_path / f"{Path(name).name}.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        built(KINDS[name], raw, "card")
+        LOADERS[name](path.stem, tmp_path)
     assert message in str(caught.value)

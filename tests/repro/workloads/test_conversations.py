@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.reports.paper import load_claims
-from repro.workloads.conversations.card import load_conversation_card
 from repro.workloads.conversations.chats import read_chats
-from repro.workloads.conversations.workload import ConversationConfig, Conversations, draw_conversations
+from repro.workloads.conversations.workload import (
+    ConversationConfig,
+    Conversations,
+    draw_conversations,
+    load_conversation_card,
+)
 
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 

@@ -17,15 +17,18 @@ from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
-from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions.card import LengthTotals, RoundCounts, known_session_cards, load_session_card
+from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions.traces import read_sessions, text_tokens
 from repro.workloads.sessions.workload import (
+    LengthTotals,
+    RoundCounts,
     SessionWorkloadConfig,
-    apportion_within,
+    apportion,
     build_sessions,
     draw_lengths,
     draw_rounds,
+    known_session_cards,
+    load_session_card,
 )
 
 PAPER = Path(__file__).parents[3] / "results" / "paper"
@@ -116,7 +119,7 @@ def test_delays_have_their_own_stream():
 def test_apportioned_numbers_sum_and_stay_near_their_share(groups, seed):
     sizes, totals = (np.array(column) for column in zip(*groups, strict=True))
     weight = np.random.default_rng(seed).exponential(size=int(sizes.sum())) + 0.01
-    found = apportion_within(weight, totals, sizes)
+    found = apportion(weight, totals, sizes)
     start = 0
     for size, total in groups:
         part, share = found[start : start + size], weight[start : start + size]

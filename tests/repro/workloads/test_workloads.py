@@ -18,10 +18,9 @@ import pytest
 from engines.dllm.config import GenerationConfig
 from engines.dllm.sequence import steps_per_block
 from engines.errors import UserError
-from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.card import CARDS_DIR, HubReference, known_datasets, load_card
-from repro.workloads.data_dir import find_data_dir
-from repro.workloads.source import load_hub_columns
+from repro.workloads.card import find_data_dir
+from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, load_card, load_hub_columns
+from repro.workloads.draws import ArrivalConfig
 from repro.workloads.text import more_text, prompt_text
 from repro.workloads.trace import estimate_tokens
 from repro.workloads.workload import WorkloadConfig, build_workload
@@ -188,7 +187,7 @@ def test_config_and_provenance_are_json_and_hashable():
 )
 def test_bad_configs_are_refused(options, message):
     with pytest.raises(UserError) as caught:
-        config(**options)
+        build_workload(config(**options), GENERATION)
     assert message in str(caught.value)
 
 
@@ -439,7 +438,7 @@ def hub_has(monkeypatch: pytest.MonkeyPatch, columns: Mapping[str, Sequence[obje
         asked.append((hub, wanted))
         return columns
 
-    monkeypatch.setattr("repro.workloads.source.load_hub_columns", load)
+    monkeypatch.setattr("repro.workloads.dataset.load_hub_columns", load)
     return asked
 
 
@@ -509,8 +508,8 @@ def test_hub_library_reads_columns(tmp_path):
 def test_hub_without_the_library_says_what_to_install():
     """In a fresh interpreter where only this repository's own ``datasets`` folder can be found."""
     code = (
-        "import sys; from engines.errors import UserError; from repro.workloads.card import load_card;"
-        "from repro.workloads.source import open_source; card = load_card('osc');"
+        "import sys; from engines.errors import UserError; from repro.workloads.dataset import load_card;"
+        "from repro.workloads.dataset import open_source; card = load_card('osc');"
         "sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
         "try: open_source(card, 'hub')\n"
         "except UserError as error: print(error)"

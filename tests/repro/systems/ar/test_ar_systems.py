@@ -13,6 +13,7 @@ from support.run_files import lines
 
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import READINGS, attainments, observe
+from engines.ar.session import OpenLoop
 from engines.errors import UserError
 from repro.paths import PAPER
 from repro.runs.cell import Cell, Scalar
@@ -54,7 +55,7 @@ def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system):
     assert AR.assess(record).reasons == ()
     deployment = experiment.deployment
     assert isinstance(deployment, ClusterDeployment)
-    run = deployment.placed().cluster.simulate(experiment.workload.arrivals, seed=1)
+    run = deployment.placed().cluster.simulate(OpenLoop(sessions=experiment.workload.sessions), seed=1)
     truth = attainments(observe(run), deployment.settings.slo)
     summary = AR.summarize(record)
     assert summary["attainment_by_reading"] == {str(reading): truth[reading] for reading in READINGS}

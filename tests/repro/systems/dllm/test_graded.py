@@ -21,7 +21,7 @@ from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.requests import decode_answers, encode_prompts, grade_run, require_task
 from repro.tasks.registry import TASKS
 from repro.tasks.task import Task, TaskProblem
-from repro.workloads.data_dir import Origin
+from repro.workloads.card import Origin
 
 
 @pytest.fixture(autouse=True)

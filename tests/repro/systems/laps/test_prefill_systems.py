@@ -15,7 +15,6 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.laps.family import PREFILL, littles_law, tokens_are_whole
 from repro.systems.laps.log import STEPS, Window, window_of
-from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations.workload import (
     LANES,
     ConversationConfig,
@@ -23,6 +22,7 @@ from repro.workloads.conversations.workload import (
     draw_conversations,
     open_turns,
 )
+from repro.workloads.draws import ArrivalConfig
 
 SYSTEMS = (
     *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd"),

@@ -1,7 +1,10 @@
-"""Where prompts come from: a hub data set, a local file, or the embedded generator.
+"""A data set: its card, read from ``datasets/<name>.yaml``, and its prompts, of the hub, a local file or the embedded generator.
 
-``auto`` takes a local file if the data directory has one the card accepts, else the embedded
-generator. The network is used only when ``hub`` is asked for by name.
+A card holds the facts (hub id, columns, licence, defects) and the embedded generator: a length distribution together with the
+statistics it follows from. The parameters are recomputed from the statistics on loading, so a card cannot drift away from its source.
+
+``auto`` takes a local file if the data directory has one the card accepts, else the embedded generator. The network is used only
+when ``hub`` is asked for by name.
 """
 
 from __future__ import annotations
@@ -9,24 +12,136 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from math import isclose
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Literal, get_args
 
 from engines.errors import UserError, require
+from engines.knobs import Range
 from engines.strict_json import DECODER
-from repro.workloads.card import DatasetCard, HubReference, PromptFile
-from repro.workloads.data_dir import Local, Origin, find_local, no_local_file
+from repro.paths import DATASETS
+from repro.workloads.card import Card, Local, LocalFile, Origin, Part, find_local, known_cards, load, no_local_file
+from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_statistics
 from repro.workloads.knobs import SourceKind
 from repro.workloads.rows import Row, first_line, json_rows
+from repro.workloads.text import TextStyle
 from repro.workloads.trace import (
     OWN_KEYS,
     RENAMED,
+    FileFormat,
     PromptRow,
     detect_format,
     parse_lengths_csv,
     parse_prompts_jsonl,
     parse_trace,
 )
+
+CARDS_DIR = DATASETS
+
+_PARAMETER_TOLERANCE = 5e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubReference(Part):
+    id: str
+    config: str | None
+    split: str
+    revision: str | None
+    """Commit hash; None where none is known, and then ``note`` says so."""
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Part):
+    """Names in the published rows. Either ``prompt`` (text) or ``prompt_tokens`` (a count) is given."""
+
+    prompt: str | None = None
+    prompt_tokens: str | None = None
+    response_tokens: str | None = None
+    timestamp_s: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFilter(Part):
+    """Rows are kept whose ``column`` has one of ``values``."""
+
+    column: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFile(LocalFile):
+    """``column``, ``unit`` and ``offset`` are for ``lengths_csv``."""
+
+    format: FileFormat
+    column: str | None = None
+    unit: Literal["tokens", "chars"] = "tokens"
+    offset: Annotated[int, Range(0, 2**31 - 1)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedGenerator(Part):
+    text: TextStyle
+    lengths: LengthDistribution
+    basis: Literal["fitted", "assumed"]
+    statistics: Mapping[str, Annotated[float, Range(-1e9, 1e9)]]
+    """What the parameters follow from, of (length - offset); empty for an empirical table."""
+    summary: str
+    """One clause for the provenance of every run."""
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRun(Part):
+    num_requests: Annotated[int, Range(0, 10**9)] | None
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetCard(Card):
+    hub: HubReference
+    columns: Columns
+    filter: RowFilter | None
+    local: tuple[PromptFile, ...]
+    embedded: EmbeddedGenerator
+    paper_run: PaperRun
+
+    def keeps(self, record: Mapping[str, object]) -> bool:
+        """Tells whether a published row is of the data set."""
+        return self.filter is None or record.get(self.filter.column) in self.filter.values
+
+
+def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
+    return known_cards(cards_dir)
+
+
+@cache
+def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
+    """Reads the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
+    card = load(DatasetCard, name, cards_dir, unknown=f"dataset={name!r} is unknown")
+    where, columns, lengths = f"{card.name}.yaml", card.columns, card.embedded.lengths
+    require(
+        (columns.prompt is None) != (columns.prompt_tokens is None),
+        f"{where}: columns: give either prompt or prompt_tokens",
+    )
+    for file in card.local:
+        require(
+            (file.format == "lengths_csv") == (file.column is not None),
+            f"{where}: local: {file.path}: column goes with format lengths_csv, and with it only",
+        )
+    if isinstance(lengths, LogNormalLengths):
+        fitted = fit_statistics(card.embedded.statistics)
+        require(
+            all(
+                isclose(*pair, abs_tol=_PARAMETER_TOLERANCE)
+                for pair in zip(fitted, (lengths.mu, lengths.sigma), strict=True)
+            ),
+            f"{where}: embedded: mu={lengths.mu}, sigma={lengths.sigma} do not follow from the statistics: put mu: "
+            f"{fitted.mu:.4f} and sigma: {fitted.sigma:.4f}",
+        )
+    return card
+
 
 Record = Mapping[str, str]
 
@@ -50,15 +165,6 @@ class Records:
     rows: tuple[Record, ...]
     path: Path | None = None
     """Path of a local file; None for the hub."""
-
-
-def check_source(kind: str, dataset_path: str | None) -> None:
-    if kind not in get_args(SourceKind):
-        raise UserError(f"source={kind!r} is unknown: use one of {', '.join(get_args(SourceKind))}")
-    if dataset_path is not None and kind in ("hub", "embedded"):
-        raise UserError(
-            f"dataset_path={dataset_path!r} has no effect with source={kind!r}: use 'local' or leave it out"
-        )
 
 
 def open_source(
@@ -145,8 +251,13 @@ def _local_file(
     card: DatasetCard, kind: SourceKind, dataset_path: str | None, data_dir: Path | None
 ) -> tuple[Local[PromptFile], PromptFile] | None:
     """Finds the file to read, and says how; None where another source is asked for, or there is none."""
-    check_source(kind, dataset_path)
+    if kind not in get_args(SourceKind):
+        raise UserError(f"source={kind!r} is unknown: use one of {', '.join(get_args(SourceKind))}")
     if kind in ("hub", "embedded"):
+        require(
+            dataset_path is None,
+            f"dataset_path={dataset_path!r} has no effect with source={kind!r}: use 'local' or leave it out",
+        )
         return None
     found = find_local(card.local, dataset_path, data_dir)
     if found is None:

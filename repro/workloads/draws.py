@@ -1,0 +1,231 @@
+"""What is drawn for a workload: independent random streams from its one seed, when requests arrive, in seconds from the first one,
+and prompt lengths, in tokens.
+
+Request 0 always arrives at 0. Random gaps are drawn at one request per second and then divided by
+the rate, so runs that differ only in the rate see the same pattern, stretched (common random
+numbers): a difference between two rates is not the luck of two draws. Lengths use the inverse
+distribution function on one uniform per request: draw i depends on the seed and on i alone, so the
+first n lengths of a longer workload are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from statistics import NormalDist
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.errors import UserError, require
+from engines.knobs import Range, check_fields
+from repro.workloads.card import Part
+from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate
+
+
+def derive_seed(seed: int, *labels: str | int) -> int:
+    """Makes a 32-bit seed for the named stream; it is the same on every machine and library version.
+
+    Streams are named rather than numbered in order of use, so that a new stream (or a longer
+    workload) never shifts the draws of the others.
+    """
+    text = "/".join([str(seed), *(str(label) for label in labels)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def shuffled(num_rows: int, seed: int, *labels: str, step: int = 1) -> Iterator[int]:
+    """Yields rows in random order, and all of them again in another order, without end; laps have streams ``step``
+    apart."""
+    for lap in count():
+        rng = np.random.default_rng(derive_seed(seed, *labels, lap * step))
+        yield from rng.permutation(num_rows).tolist()
+
+
+_DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ between machines
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalConfig:
+    """``rate`` is in requests per second.
+
+    ``gamma`` takes ``burstiness`` as vLLM's benchmark does: the shape of the gaps' gamma
+    distribution, 1 is Poisson, below 1 burstier, above 1 more even (the coefficient of variation of
+    the gaps is burstiness ** -0.5). ``burst`` has everything arrive at 0. ``trace`` replays the
+    timestamps of ``path``, or of the workload's own file when ``path`` is None; a ``rate``
+    rescales the trace's own mean rate.
+    """
+
+    kind: ArrivalKind
+    rate: Rate | None = None
+    burstiness: Burstiness = 1.0
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
+            raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
+        if self.kind == "burst" and self.rate is not None:
+            raise UserError(f"request_rate={self.rate} has no effect when arrivals='burst': leave it out")
+        if self.kind != "gamma" and self.burstiness != 1.0:
+            raise UserError(
+                f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma', or leave it out"
+            )
+        if self.kind != "trace" and self.path is not None:
+            raise UserError(f"path={self.path!r} has no effect when arrivals={self.kind!r}: use 'trace'")
+
+
+def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
+    """Makes Poisson arrivals at a rate, everything at once without one, unless the knobs say otherwise."""
+    kind = knobs.arrivals or ("burst" if rate is None else "poisson")
+    return ArrivalConfig(kind=kind, rate=rate, burstiness=1.0 if knobs.burstiness is None else knobs.burstiness)
+
+
+def arrival_times(
+    config: ArrivalConfig, num: int, seed: int, *, trace_s: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Returns ``num`` non-decreasing times in seconds; the first n of a longer call are the same.
+
+    ``trace_s`` are the trace's timestamps in rising order, needed for (only) kind ``trace``.
+    """
+    if config.kind == "trace":
+        if trace_s is None:
+            raise ValueError("trace_s is needed for trace arrivals")
+        times = _replay(trace_s, num, config.rate)
+    elif config.kind == "burst":
+        times = np.zeros(num)
+    else:
+        assert config.rate is not None
+        # Poisson and gamma have their own streams: burstiness 1 is Poisson in law, not draw by draw.
+        rng, num_gaps = np.random.default_rng(derive_seed(seed, "arrivals", config.kind)), max(num - 1, 0)
+        if config.kind == "constant":
+            gaps = np.ones(num_gaps)
+        elif config.kind == "poisson":
+            gaps = -np.log1p(-rng.random(num_gaps))
+        else:
+            gaps = rng.standard_gamma(config.burstiness, size=num_gaps) / config.burstiness
+        times = np.zeros(num)
+        times[1:] = np.cumsum(gaps) / config.rate
+    return np.round(times, _DECIMALS)
+
+
+def _replay(trace_s: NDArray[np.float64], num: int, rate: float | None) -> NDArray[np.float64]:
+    """Replays the trace from its first timestamp, and again from its end where it is too short.
+
+    The rate of the whole trace is what gets rescaled, not that of the part used: so a longer
+    workload does not move the arrivals of a shorter one.
+    """
+    relative = trace_s - trace_s[0]
+    span = float(relative[-1])
+    if span == 0 and (rate is not None or num > len(relative)):
+        raise UserError(
+            f"the trace's {len(relative)} timestamps are all equal: it has no rate to rescale or to repeat,"
+            f" use arrivals='burst'"
+        )
+    mean_gap = span / (len(relative) - 1) if len(relative) > 1 else 0.0
+    index = np.arange(num)
+    times = relative[index % len(relative)] + (index // len(relative)) * (span + mean_gap)
+    return times / (mean_gap * rate) if rate is not None else times
+
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Length = Annotated[int, Range(1, 2**31 - 1)]
+
+NORMAL = NormalDist()
+SMALLEST_UNIFORM = 2.0**-53
+"""Generator.random() can return 0, whose quantile is minus infinity."""
+
+
+class LogNormalParameters(NamedTuple):
+    """exp(Normal(mu, sigma)); mu and sigma are of the logarithm of a token count."""
+
+    mu: float
+    sigma: float
+
+    def at(self, uniforms: Floats) -> Floats:
+        """Returns the quantiles of these shares."""
+        normals = np.array([NORMAL.inv_cdf(each) for each in uniforms.tolist()], dtype=np.float64)
+        return np.exp(self.mu + self.sigma * normals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogNormalLengths(Part):
+    """offset + exp(Normal(mu, sigma)), clipped to [low, high] and rounded to whole tokens.
+
+    Clipped draws stay, at the bound: they are not drawn again.
+    """
+
+    distribution: Literal["lognormal"] = "lognormal"
+    mu: Annotated[float, Range(-100, 100)]
+    sigma: Annotated[float, Range(above=0, most=100)]
+    low: Length
+    high: Length
+    offset: Annotated[int, Range(0, 2**31 - 1)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.offset < self.low <= self.high:
+            raise UserError(f"low={self.low}, high={self.high}: need offset={self.offset} < low <= high")
+
+    def draw(self, num: int, rng: np.random.Generator) -> Ints:
+        uniforms = np.maximum(rng.random(num), SMALLEST_UNIFORM)
+        lengths = self.offset + LogNormalParameters(self.mu, self.sigma).at(uniforms)
+        return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmpiricalLengths(Part):
+    """Draws the observed lengths themselves, with replacement."""
+
+    distribution: Literal["empirical"] = "empirical"
+    values: tuple[Length, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(self.values), "values must be a list of lengths, each at least 1 token")
+        object.__setattr__(self, "values", tuple(sorted(self.values)))
+
+    def draw(self, num: int, rng: np.random.Generator) -> Ints:
+        table = np.array(self.values, dtype=np.int64)
+        return table[(rng.random(num) * len(table)).astype(np.int64)]
+
+
+LengthDistribution = LogNormalLengths | EmpiricalLengths
+
+
+def fit_quantiles(p_low: float, x_low: float, p_high: float, x_high: float) -> LogNormalParameters:
+    """Fits two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
+    if not (0 < p_low < p_high < 1 and 0 < x_low < x_high):
+        raise UserError(f"quantiles ({p_low}, {x_low}) and ({p_high}, {x_high}) must rise in both")
+    z_low, z_high = NORMAL.inv_cdf(p_low), NORMAL.inv_cdf(p_high)
+    sigma = math.log(x_high / x_low) / (z_high - z_low)
+    return LogNormalParameters(math.log(x_low) - sigma * z_low, sigma)
+
+
+_SIGMA: Mapping[frozenset[str], Callable[[Mapping[str, float]], float]] = {
+    frozenset({"mean", "std"}): lambda s: math.sqrt(math.log1p((s["std"] / s["mean"]) ** 2)),
+    frozenset({"mean", "median"}): lambda s: math.sqrt(2 * math.log(s["mean"] / s["median"])),
+    frozenset({"mean", "sigma"}): lambda s: s["sigma"],
+}
+"""The spread of the logarithm beside a mean: by the method of moments, by the median, or taken from elsewhere."""
+_QUANTILES = frozenset({"p10", "p90"})
+
+
+def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
+    """Makes the fit that a card's named statistics call for."""
+    given = frozenset(statistics)
+    if given not in {*_SIGMA, _QUANTILES}:
+        options = "; ".join(" and ".join(sorted(names)) for names in (*_SIGMA, _QUANTILES))
+        raise UserError(f"statistics={sorted(statistics)} determine no log-normal: give one of {options}")
+    require(min(statistics.values()) > 0, f"statistics={dict(statistics)} must all be above 0")
+    if given == _QUANTILES:
+        return fit_quantiles(0.1, statistics["p10"], 0.9, statistics["p90"])
+    mean = statistics["mean"]
+    if statistics.get("median", 0) >= mean:
+        raise UserError(f"median={statistics['median']} must be below mean={mean}: use another fit")
+    sigma = _SIGMA[given](statistics)
+    return LogNormalParameters(math.log(mean) - sigma**2 / 2, sigma)
