@@ -76,7 +76,7 @@ def test_the_benchmark_runs(bare, tmp_path, monkeypatch, capsys):
         main()
     assert stop.value.code in (0, 1)
     out, err = capsys.readouterr()
-    assert "OpenAI-compatible endpoint" in out
+    assert "OpenAI-compatible" in out, out
     assert "warning" not in err
     (path,) = tmp_path.rglob("*.jsonl.gz")
     assert parts(path)["summary"]["e2el_s"]["n"] == 10
