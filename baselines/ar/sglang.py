@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 from engines.errors import require
 from engines.knobs import Checked, Range, Tokens, check_value
+from engines.laps.graphs import WithGraphs
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
+from engines.laps.system import Graphs, PrefillSystem, graph_choice
 from engines.policies.batching import Chunked
 from engines.policies.instances import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
 from engines.policies.step import FALLBACK, IDLE, Chunk, Rung, Situation, StepMode, StepPlan
@@ -122,7 +123,7 @@ def sglang(
         choice = GuardedRungs(rungs)
     return PrefillSystem(
         name=name,
-        make_batching=lambda: with_graphs(batching, choice),
+        make_batching=lambda: WithGraphs(batching, choice),
         make_router=make_router(config.routing or "round-robin"),
         work_s=None if model is None else model.work_s,
     )
@@ -142,7 +143,7 @@ def graphs_only(
     require(choice is not None, "graphs='none' leaves plain SGLang: use sglang-pd")
     return PrefillSystem(
         name=name,
-        make_batching=lambda: with_graphs(batching, choice),
+        make_batching=lambda: WithGraphs(batching, choice),
         make_router=make_router(routing),
         work_s=model.work_s,
     )

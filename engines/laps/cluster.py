@@ -127,9 +127,6 @@ class _PrefillSimulation:
         """Unfinished requests of sessions, by request id."""
         self._clients: dict[int, Clients] = {}
         """Clients of the streams that are closed loops."""
-        self._cached: dict[int, dict[int, int]] = {}
-        """Session -> instance -> tokens of K/V, where caches are apart."""
-        self.shares_cache = cluster.cache == "shared"
         self._work_s = system.work_s
         self._moves: list[MoveRow] = []
         self._is_global = spatial is not None and spatial.pooling == "global"
@@ -152,6 +149,7 @@ class _PrefillSimulation:
                     boundary=cluster.boundary,
                     pool=pool,
                     pulls=self._is_global,
+                    shares_cache=cluster.cache == "shared",
                 )
             )
         self._controller = None
@@ -225,7 +223,7 @@ class _PrefillSimulation:
                 f"router {type(self._router).__name__} picks instance {picked!r} of 0 to {len(self.instances) - 1}"
             )
         instance = self.instances[picked]
-        if not self.shares_cache:
+        if instance.cached is not None:
             missing = task.history - instance.cached_tokens(task)
             self.owed.more(task, missing)
             row = self._requests[task.task_id]
@@ -235,11 +233,6 @@ class _PrefillSimulation:
         instance.enqueue(task)
 
     # ---- what instances tell ----------------------------------------------------------------------------------
-
-    def cached_tokens(self, task: PrefillTask, instance: int) -> int:
-        if self.shares_cache:
-            return task.history
-        return min(task.history, self._cached.get(task.session_id, {}).get(instance, 0))
 
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
         row = self._requests[task.task_id]
@@ -251,24 +244,28 @@ class _PrefillSimulation:
         row = self._requests[task.task_id]
         row.finished_s = now
         row.violated = row.deadline_s is not None and now > row.deadline_s
-        self.instances[worker_id].late.append(row.violated)
-        if not self.shares_cache:
-            self._cached.setdefault(task.session_id, {})[worker_id] = task.history + task.tokens
+        instance = self.instances[worker_id]
+        instance.late.append(row.violated)
+        if instance.cached is not None:
+            instance.cached[task.session_id] = task.history + task.tokens
         going = self._turns.pop(task.task_id, None)
         if going is not None:
-            self._go_on(*going, task, worker_id)
+            self._go_on(*going, instance)
 
-    def _go_on(self, talk: _Talk, tokens: int, task: PrefillTask, instance: int) -> None:
+    def _go_on(self, talk: _Talk, tokens: int, instance: PrefillInstance) -> None:
         entry = talk.session.rounds[talk.turn - 1]
         talk.history += tokens + entry.decode_tokens
         talk.answered = entry.decode_tokens
-        if not self.shares_cache and not self._cluster.reprefills_answer:
-            self._cached[task.session_id][instance] += entry.decode_tokens
+        session_id = talk.session.session_id
+        if instance.cached is not None and not self._cluster.reprefills_answer:
+            instance.cached[session_id] += entry.decode_tokens
         now = self.loop.now
         if talk.turn < len(talk.session.rounds):
             self.loop.at(now + entry.delay_s, self._next_round, talk)
             return
-        self._cached.pop(task.session_id, None)
+        for each in self.instances:
+            if each.cached is not None:
+                each.cached.pop(session_id, None)
         if talk.clients is not None and not talk.clients.go_on(now):
             self.loop.at(now + talk.clients.think_s, lambda: None)  # the run lasts until all have thought
 

@@ -103,19 +103,23 @@ class PrefillCost:
                 is_short = True
             else:
                 is_long = True
-        heads = len(chunks)
+        heads, fits = len(chunks), True
         if isinstance(mode, Bucket):
             length, heads = mode.length, mode.batch
-            _check_fits(mode, len(chunks) <= heads and all(chunk.tokens <= length for chunk in chunks), chunks)
+            fits = len(chunks) <= heads and all(chunk.tokens <= length for chunk in chunks)
             history = kv_rows - rows
             rows = mode.tokens
             pairs = length * (history + 0.5 * length * heads)
             kv_rows = history + rows
         elif isinstance(mode, Rung):
-            _check_fits(mode, rows <= mode.tokens, chunks)
+            fits = rows <= mode.tokens
             rows = mode.tokens
         elif mode is not None and not isinstance(mode, Fallback):
             raise UserError(f"mode={mode!r} is unknown: use None, Fallback, Bucket or Rung")
+        if not fits:
+            raise UserError(
+                f"mode={mode!r} does not hold {[chunk.tokens for chunk in chunks]} tokens: ask for a larger shape"
+            )
         attention_s = max(pairs * self._pair_s, kv_rows * self._kv_s)
         if decoding:
             attention_s += (context + decoding) * max(self._pair_s, self._kv_s)
@@ -132,10 +136,3 @@ class PrefillCost:
         gpu_s = max(decoding * self._row_s, self._weights_s) + max(decoding * self._logit_s, self._head_s)
         # Decode steps replay graphs in every system, so no floor of launches.
         return DecodeLine(gpu_s + decoding * slope_s + fixed_s + self.constants.graph_launch_s, slope_s, 0.0)
-
-
-def _check_fits(mode: Bucket | Rung, fits: bool, chunks: Sequence[Chunk]) -> None:
-    if not fits:
-        raise UserError(
-            f"mode={mode!r} does not hold {[chunk.tokens for chunk in chunks]} tokens: ask for a larger shape"
-        )

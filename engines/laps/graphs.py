@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engines.errors import require
@@ -50,10 +51,11 @@ class GraphChoice(Protocol):
 
 
 class Nearest:
-    """The smallest captured (L, B) that covers the step, whatever it costs (LAPS §3.1 as printed)."""
+    """The smallest captured (L, B) that covers the step: whatever it costs (LAPS §3.1 as printed), or by ``times`` only where it is
+    predicted to be faster than the standard kernels."""
 
-    def __init__(self, captured: Iterable[Bucket]) -> None:
-        shapes = tuple(captured)
+    def __init__(self, captured: Iterable[Bucket], times: StepTimes | None = None) -> None:
+        shapes, self._times = tuple(captured), times
         self.lengths = sorted({shape.length for shape in shapes})
         self.batches = sorted({shape.batch for shape in shapes})
         # cover[i][j]: fewest tokens among the shapes at least as long as lengths[i] and as deep as batches[j].
@@ -70,25 +72,14 @@ class Nearest:
         ]
 
     def choose(self, chunks: Sequence[Chunk]) -> StepMode:
-        return self.cover(chunks) or FALLBACK
-
-    def cover(self, chunks: Sequence[Chunk]) -> Bucket | None:
         row = bisect_left(self.lengths, max(chunk.tokens for chunk in chunks))
         column = bisect_left(self.batches, len(chunks))
         if row == len(self.lengths) or column == len(self.batches):
-            return None
-        return self._cover[row][column]
-
-
-class Cheapest:
-    """The nearest graph where it is predicted to be faster than the standard kernels."""
-
-    def __init__(self, captured: Iterable[Bucket], times: StepTimes) -> None:
-        self._nearest, self._times = Nearest(captured), times
-
-    def choose(self, chunks: Sequence[Chunk]) -> StepMode:
-        bucket = self._nearest.cover(chunks)
-        return FALLBACK if bucket is None else _faster(self._times, chunks, bucket)
+            return FALLBACK
+        bucket = self._cover[row][column]
+        if bucket is None:
+            return FALLBACK
+        return bucket if self._times is None else _faster(self._times, chunks, bucket)
 
 
 class Ladder:
@@ -106,15 +97,16 @@ def _faster(times: StepTimes, chunks: Sequence[Chunk], graph: Bucket | Rung) -> 
     return graph if times.step_s(chunks, 0, 0, graph) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
 
 
+@dataclass(frozen=True, slots=True)
 class WithGraphs:
-    """A batching policy whose steps replay graphs where ``choice`` says so."""
+    """A batching policy whose steps replay graphs where ``choice`` says so; without one there are none."""
 
-    def __init__(self, batching: Batching, choice: GraphChoice) -> None:
-        self.batching, self.choice = batching, choice
+    batching: Batching
+    choice: GraphChoice | None
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         plan = self.batching.next_step(at, now)
-        if not plan.shares or (at.decoding and plan.decodes):
+        if self.choice is None or not plan.shares or (at.decoding and plan.decodes):
             return plan
         require(plan.mode is None, f"mode={plan.mode!r}: the policy has already chosen one")
         chunks = [Chunk(task.history + task.computed, tokens) for task, tokens in plan.shares]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import fsum
-from typing import Protocol
 
 from engines.ar.cluster.worker import Host, Worker
 from engines.laps.controller import Signals
@@ -13,16 +12,14 @@ from engines.policies.step import Batching, Bucket, Fallback, Rung, StepPlan, St
 from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
 
 
-class _PrefillHost(Host, Protocol):
-    def cached_tokens(self, task: PrefillTask, instance: int) -> int: ...
-
-
 class PrefillInstance(Worker):
     """Satisfies ``InstanceView``."""
 
+    backlog_tokens: int = 0
+
     def __init__(
         self,
-        host: _PrefillHost,
+        host: Host,
         *,
         worker_id: int,
         cost: StepTimes,
@@ -31,6 +28,7 @@ class PrefillInstance(Worker):
         boundary: int,
         pool: LengthClass | None = None,
         pulls: bool = False,
+        shares_cache: bool = True,
     ) -> None:
         """``pulls``: its queue is shared, and requests become its own when it starts them."""
         super().__init__(host, worker_id=worker_id, cost=cost, queue=queue, batching=batching)
@@ -39,20 +37,16 @@ class PrefillInstance(Worker):
         self.num_requests = 0
         self.late: list[bool] = []
         """For each request finished since the last signals, whether it missed its deadline."""
-        self._cached_tokens = host.cached_tokens
+        self.cached: dict[int, int] | None = None if shares_cache else {}
+        """Session -> tokens of K/V, where caches are apart."""
         self._boundary_tokens, self._pulls = boundary, pulls
-        self._left_tokens = 0
         self._signals_s = 0.0
         self._busy_before_s = 0.0
 
     # ---- what others see -----------------------------------------------------------------------------
 
-    @property
-    def backlog_tokens(self) -> int:
-        return self._left_tokens
-
     def cached_tokens(self, task: PrefillTask) -> int:
-        return self._cached_tokens(task, self.worker_id)
+        return task.history if self.cached is None else min(task.history, self.cached.get(task.session_id, 0))
 
     def busy_until(self, now: float) -> float:
         """Busy time so far; the step in progress counts up to ``now``."""
@@ -90,11 +84,11 @@ class PrefillInstance(Worker):
         assert isinstance(self.queue, OpenQueue)
         self.queue.pull(task)
         self.num_requests -= 1
-        self._left_tokens -= task.tokens
+        self.backlog_tokens -= task.tokens
 
     def _own(self, task: PrefillTask) -> None:
         self.num_requests += 1
-        self._left_tokens += task.tokens
+        self.backlog_tokens += task.tokens
 
     def _start(self, plan: StepPlan) -> None:
         if self._pulls:
@@ -119,7 +113,7 @@ class PrefillInstance(Worker):
         )
         self.steps.append(row)
         self.num_requests -= num_finished
-        self._left_tokens -= self._tokens
+        self.backlog_tokens -= self._tokens
         super()._finish(plan)
 
 

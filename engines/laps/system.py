@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import ControllerConfig
-from engines.laps.graphs import BATCHES, LADDER, Cheapest, GraphChoice, Ladder, Nearest, WithGraphs, captured_buckets
+from engines.laps.graphs import BATCHES, LADDER, GraphChoice, Ladder, Nearest, WithGraphs, captured_buckets
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
@@ -55,11 +55,7 @@ def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung
     rungs = [shape for shape in captured if isinstance(shape, Rung)]
     if graphs == "ladder":
         return Ladder(rungs, times)
-    return Nearest(buckets) if graphs == "nearest" else Cheapest(buckets, times)
-
-
-def with_graphs(batching: Batching, choice: GraphChoice | None) -> Batching:
-    return batching if choice is None else WithGraphs(batching, choice)
+    return Nearest(buckets, None if graphs == "nearest" else times)
 
 
 def shapes_of(
@@ -102,7 +98,7 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
     return PrefillSystem(
         name=name,
         make_queue=lambda: ClassQueue(config.boundary),
-        make_batching=lambda: with_graphs(
+        make_batching=lambda: WithGraphs(
             TemporalDisaggregation(AdaptiveWait(wait, depths, service_s), config.temporal), choice
         ),
         make_router=lambda: LeastTokens() if config.spatial is None else LeastTokensInPool(boundary=config.boundary),
@@ -120,7 +116,7 @@ def reserve(
     return PrefillSystem(
         name=name,
         make_queue=OpenQueue,
-        make_batching=lambda: with_graphs(Reserve(model, config), choice),
+        make_batching=lambda: WithGraphs(Reserve(model, config), choice),
         make_router=LeastTokens,
         work_s=model.work_s,
     )

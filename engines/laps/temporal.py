@@ -37,13 +37,14 @@ class TemporalConfig(Checked):
     """M: most tokens of a short batch."""
 
 
+@dataclass(slots=True)
 class TemporalDisaggregation:
     """Alone on an instance; or in a pool, whose queue then holds one class only and migrations drain the other."""
 
-    def __init__(self, wait: AdaptiveWait, config: TemporalConfig) -> None:
-        self.wait, self.config = wait, config
-        self._was_long = False
-        """The class of the step before."""
+    wait: AdaptiveWait
+    config: TemporalConfig
+    _was_long: bool = False
+    """The class of the step before."""
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         queue = at.queue

@@ -99,6 +99,8 @@ def _age(task: PrefillTask) -> tuple[float, int]:
 
 WaitRule = Literal["off", "printed", "guarded", "repaired"]
 _WAITING = Only(wait=("printed", "guarded", "repaired"))
+_EPSILON = 1e-9
+"""The least rate of arrivals that a window is reckoned with."""
 _FULL_ROUNDS = 2
 """Rounds that reached D, in a row, after which D rises."""
 
@@ -137,20 +139,14 @@ class WaitConfig:
         return math.inf if self.slo_s is None else self.slo_s
 
 
-def sla_window_s(slack_s: float, margin_s: float) -> float:
-    """W_SLA = max(0, min_i (DDL_i - t - S) - delta)."""
-    return max(0.0, slack_s - margin_s)
-
-
-def graph_window_s(target: int, depth: int, rate: float, epsilon: float = 1e-9) -> float:
-    """W_GR = max(0, D - depth(B)) / max(r_s, epsilon): expected time to fill the batch."""
-    return max(0, target - depth) / max(rate, epsilon)
-
-
 def window_s(config: WaitConfig, *, slack_s: float, target: int, depth: int, rate: float) -> float:
     """W = clip(min(W_SLA, W_GR), [W_min, W_max]) (LAPS §3.2 a)."""
-    wanted = min(sla_window_s(slack_s, config.margin_s), graph_window_s(target, depth, rate))
-    return min(max(wanted, config.min_window_s), config.max_window_s)
+    # Both are 0 at least, which W_min sees to.
+    sla_s = slack_s - config.margin_s  # W_SLA = max(0, min_i (DDL_i - t - S) - delta)
+    graph_s = (target - depth) / max(
+        rate, _EPSILON
+    )  # W_GR = max(0, D - depth(B)) / max(r_s, epsilon), to fill the batch
+    return min(max(min(sla_s, graph_s), config.min_window_s), config.max_window_s)
 
 
 class Wait(NamedTuple):

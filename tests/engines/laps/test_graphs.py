@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.prefill import ask, h200_14b, task
 
-from engines.laps.graphs import GRID, LADDER, Cheapest, Ladder, Nearest, WithGraphs, captured_buckets, graph_bytes
+from engines.laps.graphs import GRID, LADDER, Ladder, Nearest, WithGraphs, captured_buckets, graph_bytes
 from engines.laps.system import graph_choice, shapes_of
 from engines.policies.batching import Chunked
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, StepMode, padded_tokens
@@ -73,7 +73,7 @@ def test_nearest_is_the_smallest_shape_that_covers(tokens, kept):
 def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens):
     chunks = chunks_of(tokens)
     eager_s = MODEL.step_s(chunks, 0, 0, FALLBACK)
-    for choice in (Cheapest(GRID, MODEL), Ladder(LADDER, MODEL)):
+    for choice in (Nearest(GRID, MODEL), Ladder(LADDER, MODEL)):
         mode = choice.choose(chunks)
         assert MODEL.step_s(chunks, 0, 0, mode) <= eager_s
         if mode != FALLBACK:
@@ -81,7 +81,7 @@ def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens):
 
 
 def test_graphs_pay_for_small_steps_and_not_for_large_ones():
-    choice = Cheapest(GRID, MODEL)
+    choice = Nearest(GRID, MODEL)
     assert choice.choose(chunks_of([60])) == Bucket(64, 1)
     assert choice.choose(chunks_of([33] * 33)) == FALLBACK  # 64 x 64 would compute four times the tokens
     assert Nearest(GRID).choose(chunks_of([33] * 33)) == Bucket(64, 64)

@@ -9,16 +9,7 @@ from support.prefill_metrics import summarise
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import LapsConfig, laps
-from engines.laps.waiting import (
-    AdaptiveWait,
-    ClassQueue,
-    Wait,
-    WaitConfig,
-    WaitRule,
-    graph_window_s,
-    sla_window_s,
-    window_s,
-)
+from engines.laps.waiting import AdaptiveWait, ClassQueue, Wait, WaitConfig, WaitRule, window_s
 
 DEPTHS = (1, 2, 4)
 MS = 1e-3
@@ -52,16 +43,13 @@ class Round:
 
 
 def test_windows_by_hand():
-    assert sla_window_s(0.08, 0.01) == pytest.approx(0.07)
-    assert sla_window_s(0.005, 0.01) == 0
-    assert graph_window_s(8, 3, 100.0) == pytest.approx(0.05)
-    assert graph_window_s(8, 9, 100.0) == 0
     config = WaitConfig(min_window_s=2 * MS, max_window_s=40 * MS, margin_s=10 * MS)
     cases = [
         ((0.030, 8, 3, 100.0), 20 * MS),  # deadlines are tighter: 30 - 10
         ((0.300, 8, 7, 100.0), 10 * MS),  # the batch fills before: 1 / 100
         ((0.300, 8, 3, 10.0), 40 * MS),  # neither: W_max
         ((-0.10, 8, 3, 100.0), 2 * MS),  # late already: W_min
+        ((0.300, 8, 9, 100.0), 2 * MS),  # fuller than asked for: W_min
         ((0.300, 8, 3, 0.0), 40 * MS),  # nothing arrives: epsilon, then W_max
     ]
     for (slack, target, depth, rate), expected in cases:
