@@ -71,6 +71,7 @@ def test_slopes_are_those_of_the_law(tmp_path, drawn):
     assert last["retention_ratio"]["exponent"] == "+0.00"
     assert last["max_num_logits"]["logits exponent"] == "+1.00"
     assert last["concurrency"]["logits exponent"] == "+0.00"
+    assert float(last["max_num_logits"]["logits MB"]) == float(last["max_num_logits"]["value"]) / 1000
     assert {row["axis"]: row["exponent"] for row in reversed(rows)} == dict.fromkeys(last, "-")
     assert [axes.get_xlabel() for axes in drawn[0].axes] == [axis.label for axis in growth.AXES]
 

@@ -52,6 +52,11 @@ def test_algorithm_2_by_hand():
         assert control.decide(shorts, longs, now).grows == expected, now
 
 
+def test_a_move_after_which_both_pools_are_alike_is_made():
+    control = PressureController(ControllerConfig(gamma=1.0, window_s=0.0))
+    assert control.decide(pool(1.0), pool(0.25, 0.25), 0.0).grows == "short"
+
+
 def test_printed_both_pools_exceed_each_other_when_calm():
     """-0.45 > 1.3 x -0.50, and -0.50 > 1.3 x -0.45: the first branch wins every time."""
     for shorts, longs in ((pool(0.9, 0.9), pool(1.0, 1.0)), (pool(1.0, 1.0), pool(0.9, 0.9))):
