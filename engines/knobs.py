@@ -6,7 +6,7 @@
         '''Proportion of the TTFT objective that a prefill worker may have used up (§4.1).'''
 
 A field's kind, its choices (a ``Literal``), its ``Range`` and when it has an effect (``Only``) are stated there and nowhere else.
-``check_fields`` refuses values by them; ``given_to`` sets fields by name, also of settings inside of settings; the command line, the
+A ``Checked`` dataclass refuses values by them; ``given_to`` sets fields by name, also of settings inside of settings; the command line, the
 reference in the docs and the errors are made from ``knobs_of``. The text below a field is its help: no part of the code identity.
 """
 
@@ -120,10 +120,11 @@ class Knob(NamedTuple):
             return ", ".join(self.choices)
         return ", ".join(filter(None, (_KIND_SAID[self.kind], self.range.said if self.range else "")))
 
-    def check(self, value: object, *, prefix: str = "") -> None:
-        """Raise UserError unless the value is of the knob's kind, one of its choices, finite and in its range."""
+    def check(self, value: Any, *, prefix: str = "") -> Any:
+        """The value as the field's kind: 1 given for seconds is 1.0. Raises UserError unless it is of that kind, one of the
+        choices, finite and in the range."""
         if value is None and self.may_be_none:
-            return
+            return None
         said = f"{prefix}{self.name}"
         is_one = type(value) is self.kind or (isinstance(value, _KINDS[self.kind]) and not isinstance(value, bool))
         if not is_one:
@@ -132,13 +133,9 @@ class Knob(NamedTuple):
             raise UserError(f"{said}={value!r} is unknown: use one of {', '.join(self.choices)}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{said}={value} must be a finite number")
-        if self.range is not None and not self.range.allows(value):  # type: ignore[arg-type]
-            raise UserError(f"{said}={written(value)} {self.range.refusal(value)}")  # type: ignore[arg-type]
-
-    def taken(self, value: Any, *, prefix: str = "") -> Any:
-        """The value as the field's kind: 1 given for seconds is 1.0."""
-        self.check(value, prefix=prefix)
-        return float(value) if self.kind is float and value is not None else value
+        if self.range is not None and not self.range.allows(value):
+            raise UserError(f"{said}={written(value)} {self.range.refusal(value)}")
+        return float(value) if self.kind is float else value
 
 
 _KINDS: Mapping[type, type] = {int: Integral, float: Real, bool: bool, str: str}
@@ -171,7 +168,8 @@ def _schema_of(kind: Any) -> _Schema:
     for field in fields(kind):
         base, may_be_none, marks = _taken_apart(hints[field.name])
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        knob, only = _knob(field.name, default, base, may_be_none, marks), _only(marks)
+        only = Only(**{name: value for mark in marks if isinstance(mark, Only) for name, value in mark.values.items()})
+        knob = _knob(field.name, default, base, may_be_none, marks, only)
         if knob is not None:
             own[field.name] = knob
         elif isinstance(base, type) and is_dataclass(base) and not may_be_none and Fixed not in marks:
@@ -196,22 +194,18 @@ def conditions_of(kind: Any) -> tuple[tuple[str, Only], ...]:
     return _schema_of(kind).conditions
 
 
-def check_fields(instance: Any) -> None:
-    """Refuse a field of a dataclass that is not what it is declared to be; settings inside of it check themselves."""
-    for name, knob in _schema_of(instance.__class__).own.items():
-        knob.check(getattr(instance, name))
-
-
 class Checked:
-    """A dataclass whose fields are checked when it is made."""
+    """A dataclass that refuses a field that is not what it is declared to be; settings inside of it check themselves."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        kind: Any = self.__class__
+        for name, knob in _schema_of(kind).own.items():
+            knob.check(getattr(self, name))
 
 
 def check_value(declared: Any, name: str, value: object) -> None:
     """Refuse a number, a text or a truth value that is not what is declared; what is declared to be something else passes."""
-    knob = _knob(name, MISSING, *_taken_apart(declared))
+    knob = _knob(name, MISSING, *_taken_apart(declared), Only())
     if knob is not None:
         knob.check(value)
 
@@ -224,7 +218,8 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     """
     given = {name: value for name, value in given.items() if value is not None}
     changed = _replaced(settings, given)
-    asked = [(name, only) for name, only in conditions_of(type(settings)) if name in given]
+    kind: Any = settings.__class__
+    asked = [(name, only) for name, only in _schema_of(kind).conditions if name in given]
     values = beside | _values(changed) if asked else {}
     for name, only in asked:
         for other, wanted in only.values.items():
@@ -283,7 +278,7 @@ def written(number: object) -> str:
 def _replaced(settings: Any, given: Mapping[str, Any]) -> Any:
     schema = _schema_of(settings.__class__)
     own = schema.own
-    changes = {name: own[name].taken(value) for name, value in given.items() if name in own and not own[name].is_fixed}
+    changes = {name: own[name].check(value) for name, value in given.items() if name in own and not own[name].is_fixed}
     for name, inner in schema.inside.items():
         if given.keys() & knobs_of(inner).keys():
             changes[name] = _replaced(getattr(settings, name), given)
@@ -303,12 +298,7 @@ def _written_in(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _only(marks: tuple[Any, ...]) -> Only:
-    """All conditions among the marks."""
-    return Only(**{name: value for mark in marks if isinstance(mark, Only) for name, value in mark.values.items()})
-
-
-def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[Any, ...]) -> Knob | None:
+def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[Any, ...], only: Only) -> Knob | None:
     choices: tuple[str, ...] = ()
     if get_origin(base) is Literal:
         choices, base = get_args(base), str
@@ -320,7 +310,7 @@ def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[An
         may_be_none=may_be_none,
         choices=choices,
         range=next((mark for mark in marks if isinstance(mark, Range)), None),
-        only=_only(marks),
+        only=only,
         is_fixed=Fixed in marks,
         is_size=Size in marks,
         default=default,

@@ -14,7 +14,7 @@ from engines.ar.cluster.cluster import Cluster, Policies
 from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from engines.knobs import Fixed, Only, Range, check_fields
+from engines.knobs import Checked, Fixed, Only, Range
 from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
@@ -25,7 +25,7 @@ Level = Annotated[float, Range(0, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamoConfig:
+class DynamoConfig(Checked):
     """``--router-conditional-disagg-config`` with its defaults, and off by default."""
 
     dispatch: Dispatch = "shortest"
@@ -45,7 +45,7 @@ class DynamoConfig:
     """What counts as one batch of prefill tokens."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.conditional in (None, "isl_bounding") or self.prefill_busy_threshold is not None,
             f"conditional={self.conditional!r} needs prefill_busy_threshold: give it in batches of prefill tokens",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.knobs import Fixed, Range, Tokens, check_fields, check_given
+from engines.knobs import Checked, Fixed, Range, Tokens, check_given
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
@@ -22,7 +22,7 @@ from engines.strict_json import json_object
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdmissionConfig:
+class AdmissionConfig(Checked):
     """The speed is what the policies believe of a step: T = base + request B + token N + alpha sum L^2."""
 
     policy: Annotated[Literal["laps", "reserve"], Fixed] = "laps"
@@ -44,7 +44,7 @@ class AdmissionConfig:
     alpha_ns: Annotated[float, Range(0)] = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         _ = Admission(self)
 
     @staticmethod

@@ -15,7 +15,7 @@ from baselines.servers.checkpoint import MAX_MODEL_LEN, TINY, write_tiny
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.process import Address, Command, free_port, running
 from engines.errors import UserError
-from engines.knobs import Count, Range, Tokens, check_fields
+from engines.knobs import Checked, Count, Range, Tokens
 
 SERVED_NAME = "served"
 """What requests call the model."""
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch(ABC):
+class Launch(ABC, Checked):
     """Settings of a server; every one is part of what identifies a run."""
 
     name: ClassVar[str]
@@ -62,7 +62,7 @@ class Launch(ABC):
     """Seconds that the server may take to start."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.model != TINY and (folder := Path(self.model)).exists() and not (folder / "config.json").is_file():
             raise UserError(f"model={self.model!r} has no config.json: give a checkpoint's folder, a hub id, or 'tiny'")
 

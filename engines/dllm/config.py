@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Checked, Fixed, Only, Proportion, Range, Seed, Tokens, check_fields
+from engines.knobs import Checked, Fixed, Only, Proportion, Range, Seed, Tokens
 
 Selection = Literal["head", "uniform", "dense"]
 SCHEDULER_NAMES = ("phase", "request", "lookahead")
@@ -33,7 +33,7 @@ PACKED = Only(reading="policy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
+class GenerationConfig(Checked):
     """What one request asks for."""
 
     gen_length: AnswerTokens = 256
@@ -63,7 +63,7 @@ class GenerationConfig:
     """End at the first finished block that holds a stop token; what is left of gen_length becomes end-of-text."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.steps >= self.num_blocks,
             f"steps={self.steps} is fewer than the {self.num_blocks} blocks of gen_length={self.gen_length}: "
@@ -95,7 +95,7 @@ class GenerationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retention:
+class Retention(Checked):
     """How many context rows survive a Refresh, and by what score."""
 
     retention_ratio: Annotated[Proportion, Only(selection=("head", "uniform"))] = 0.5
@@ -104,7 +104,7 @@ class Retention:
     """Width of the max-pool over scores; odd, 1 is none."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(self.pool_kernel % 2 == 1, f"pool_kernel={self.pool_kernel} must be odd (1 means no pooling)")
 
 
@@ -146,7 +146,7 @@ class DecodeConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Checked):
     """One serving engine. Token counts are query tokens of one packed step."""
 
     max_num_batched_tokens: Annotated[Tokens, PACKED] = 16384
@@ -175,7 +175,7 @@ class EngineConfig:
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.scheduler in SCHEDULER_NAMES or ":" in self.scheduler,
             f"scheduler={self.scheduler!r} is unknown: use one of {', '.join(SCHEDULER_NAMES)}",

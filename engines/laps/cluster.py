@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from engines.ar.record import table_of
 from engines.ar.session import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
 from engines.errors import RunError, UserError, require
-from engines.knobs import Count, Range, Tokens, check_fields
+from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import PressureController, Signals
 from engines.laps.instance import PrefillInstance
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
@@ -69,7 +69,7 @@ Cache = Literal["shared", "instance"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillCluster:
+class PrefillCluster(Checked):
     system: PrefillSystem
     cost: StepTimes
     num_instances: Count = 1
@@ -82,7 +82,7 @@ class PrefillCluster:
     """Whether a turn prefills the answer before it, whose K/V a decode instance made (disaggregation without a way back)."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         spatial = self.system.spatial
         if spatial is not None:
             require(

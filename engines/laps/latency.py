@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from engines.least_squares import nonnegative_fit
 
 Floats = npt.NDArray[np.float64]
@@ -152,7 +152,7 @@ def _times(values: Sequence[float], count: int) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoClasses:
+class TwoClasses(Checked):
     """An M/G/1 queue of two constant service times, first come, first served."""
 
     rate: Annotated[float, Range(above=0)]
@@ -165,7 +165,7 @@ class TwoClasses:
     """S_l."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(0 < self.short_s <= self.long_s, f"short_s={self.short_s} must be above 0 and at most {self.long_s}")
         require(self.load < 1, f"load={self.load:.3g} must be below 1: lower the rate")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from engines.errors import UserError, require
-from engines.knobs import Fixed, Proportion, Range, Seconds, check_fields
+from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillTask
 
@@ -34,7 +34,7 @@ class _WorkModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReserveConfig:
+class ReserveConfig(Checked):
     slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None: no deadlines, hence no late requests."""
     share: Proportion | None = None
@@ -52,7 +52,7 @@ class ReserveConfig:
     max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.share is None or self.longest_wait_s is None,
             f"share={self.share} and longest_wait_s={self.longest_wait_s}: give one, each implies the other",

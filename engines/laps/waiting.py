@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Annotated, Literal, NamedTuple
 
 from engines.errors import require
-from engines.knobs import Fixed, Only, Range, Seconds, Tokens, check_fields
+from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
 from engines.laps.graphs import LENGTHS
 from engines.policies.task import OpenQueue, PrefillTask
 
@@ -106,7 +106,7 @@ _FULL_ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitConfig:
+class WaitConfig(Checked):
     """The paper prints none of these times."""
 
     wait: WaitRule = "repaired"
@@ -127,7 +127,7 @@ class WaitConfig:
     """M_s: tokens that are waited for where there is no deadline."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.min_window_s <= self.max_window_s,
             f"min_window_s={self.min_window_s} must not be above max_window_s={self.max_window_s}",

@@ -57,7 +57,7 @@ def read_numbers(kind: type, raw: Mapping[str, Any], names: Mapping[str, str]) -
     """Fields of a configuration, each by its published name and in the range that it declares; what is absent or null is left out."""
     knobs = knobs_of(kind)
     given = {field: raw[name] for field, name in names.items() if raw.get(name) is not None}
-    return {field: knobs[field]._replace(name=names[field]).taken(value, prefix=SAID) for field, value in given.items()}
+    return {field: knobs[field]._replace(name=names[field]).check(value, prefix=SAID) for field, value in given.items()}
 
 
 def token_id(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:

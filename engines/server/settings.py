@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from engines.errors import require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 
 Held = Annotated[int, Range(1, 1 << 30)]
 """Requests that wait, or bytes of one."""
@@ -14,7 +14,7 @@ Seconds = Annotated[float, Range(above=0, most=86_400)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(Checked):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Range(0, 65_535)] = 8000
@@ -36,7 +36,7 @@ class ServerSettings:
     max_connections: Held = 4096
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.host.strip() != "",
             f"host={self.host!r} is empty: give an address, or 0.0.0.0 for all of this machine's",

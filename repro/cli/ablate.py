@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from engines.errors import require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.study import run_study
 
@@ -19,7 +19,7 @@ STUDIES = {"dllm-serve": "ablate_dllm", "ampd": "ablate_cluster", "laps": "ablat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     component: str
     """engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering. Of LAPS: graphs,
@@ -38,9 +38,6 @@ class Asked:
     """Problems per task, where variants commit other tokens and are measured; 0 for no accuracy [default: 200]."""
     model: str | None = None
     """Model of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def refuse(self, *names: str, why: str = "") -> None:
         """What has no effect on the component."""

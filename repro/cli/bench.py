@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from engines.errors import require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import engine_knobs, of_platform
 from repro.cli.output import print_json, print_table, say
@@ -84,7 +84,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiled:
+class Profiled(Checked):
     panel: ClassVar[str] = opt.RUNS
     profile: bool = False
     """Say where a step's time goes and how near it is to the hardware's limits; disturbs what it measures, so stored apart from plain
@@ -92,9 +92,6 @@ class Profiled:
     profile_every: Annotated[int, Range(1, 10**9)] | None = None
     """With --profile, one step in this many is taken apart; prime to the steps of a block, or it meets the same ones in each
     [default: 7 on CUDA, else 1]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def knobs(self, device: str | None, where: Platform, executor: str | None) -> dict[str, int]:
         from repro.systems.dllm.part import DllmPart

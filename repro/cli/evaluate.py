@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import decoding_knobs, of_platform
 from repro.cli.output import number, print_json, print_table
@@ -39,7 +39,7 @@ KNOBS = Knobs(_evaluated, usual=of_platform)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     task: str = "mini-gsm"
     """mini-gsm, mini-code, gsm8k or humaneval."""
@@ -50,9 +50,6 @@ class Asked:
     limit: Annotated[int, Range(1, 10**5)] | None = None
     """First problems only [default: all; 500 of a generated task]."""
     seed: opt.Seed = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def cell(self, knobs: Mapping[str, Any]) -> Cell:
         from repro.runs.cell import Cell

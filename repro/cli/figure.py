@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import typer
 
 from engines.errors import UserError
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table, say
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions(opt.Reused):
+class FigureOptions(opt.Reused, Checked):
     """Which views of a figure, from which runs."""
 
     panel: ClassVar[str] = opt.WHAT
@@ -48,9 +48,6 @@ class FigureOptions(opt.Reused):
     """checkpoint, or random for a shape without a download."""
     out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def views(self, name: str) -> list[View]:
         from repro.reports.figures import View, default_reading

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from engines.errors import UserError
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 
 if TYPE_CHECKING:
     from repro.runs.pool import Pool
@@ -81,14 +81,11 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement(Place):
+class Placement(Place, Checked):
     """And how many at once, of simulated ones."""
 
     jobs: Annotated[int, Range(1, 1024)] | None = None
     """Simulated runs at once [default: as many as pay, at most one a core that may be used]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from engines.errors import UserError
-from engines.knobs import Memory, check_fields
+from engines.knobs import Checked, Memory
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import of_platform
 from repro.cli.output import number, print_json, print_table
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     platform: list[str] | None = None
     """Several times [default: rtx4090 and l40s]."""
@@ -32,9 +32,6 @@ class Asked:
     """Another memory size, e.g. 80GB."""
     input_len: int = 300
     """Prompt length of the request counted."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def _planned() -> dict[str, Sequence[type | Some]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from engines.errors import require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table, say
 
@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, Callable[[dict[str, Any]], str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     model: str
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..."""
@@ -52,7 +52,7 @@ class Asked:
     """Constants of the cost model: physical, trial-r2, ..."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             2 <= self.gpus <= 4096,
             f"gpus={self.gpus} must be between 2 and 4096: a prefill and a decode worker need one each",
@@ -60,7 +60,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(Checked):
     """What the sessions are, and what they are held to."""
 
     panel: ClassVar[str] = opt.WORKLOAD
@@ -74,9 +74,6 @@ class Sample:
     """JSONL of your own sessions, as they are, instead of the generator."""
     num_sessions: Annotated[int, Range(1, 10**5)] | None = None
     """Sessions of the sample [default: 99, more for more GPUs]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def slo(self, model: str, trace: str) -> Slo:
         from engines.policies.task import Slo
@@ -108,7 +105,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solved:
+class Solved(Checked):
     """How plans are found."""
 
     panel: ClassVar[str] = opt.ENGINE
@@ -122,7 +119,7 @@ class Solved:
     def __post_init__(self) -> None:
         from repro.systems.ar.planning import MOST_PLANS
 
-        check_fields(self)
+        super().__post_init__()
         require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
 
 

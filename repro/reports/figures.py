@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated
 
 from engines.errors import UserError, require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
 from repro.reports.claims import Finding
@@ -26,7 +26,7 @@ Knobs = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class View(Checked):
     """What is asked of a figure: where, in which reading of the baselines, over how many repeats."""
 
     platform: Platform
@@ -40,9 +40,6 @@ class View:
 
     is_grouped: bool = True
     """Whether measured cells that are compared are made in one sitting; a suite on a machine of its own need not."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def seeds(self) -> range:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, Protocol
@@ -49,7 +49,11 @@ class Packing:
         self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
     ) -> Packed:
         """A run in a sitting says besides how busy the machine was."""
-        with nullcontext() if experiment.is_measured else _collecting_rarely():
+        before = gc.get_threshold()
+        if not experiment.is_measured:
+            # A simulation makes millions of small objects and no rings of them: looking for some took a quarter of its time.
+            gc.set_threshold(_OBJECTS, *before[1:])
+        try:
             started, began, load = utc_now(), time.perf_counter(), None
             if sitting is None:
                 record = experiment.run(on_progress)
@@ -67,17 +71,8 @@ class Packing:
                 busy_s=_busy_s(experiment, record) if experiment.is_measured else None,
             )
             return pack(experiment, record, provenance)
-
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """A simulation makes millions of small objects and no rings of them: looking for some took a quarter of its time."""
-    before = gc.get_threshold()
-    gc.set_threshold(_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+        finally:
+            gc.set_threshold(*before)
 
 
 def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:

@@ -117,16 +117,6 @@ class LazyTables(Mapping[str, Table]):
         return name in self._names
 
 
-def sums_of(table: Table, columns: Sequence[Column]) -> dict[str, list[int]]:
-    """By column of whole numbers: how many values it has, nulls aside, and their sum."""
-    found = {}
-    for column in columns:
-        if column.kind == "int":
-            values = [int(value) for value in table[column.name] if value is not None]
-            found[column.name] = [len(values), sum(values)]
-    return found
-
-
 def columns_of(row: type) -> tuple[Column, ...]:
     """The columns of a table whose rows are of a dataclass: its fields, each with the text below it as its meaning."""
     hints, meanings = get_type_hints(row), helps_of(row)

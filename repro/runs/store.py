@@ -31,7 +31,7 @@ from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, Validity, plain_table
 from repro.runs.inputs import changed as changed_inputs
-from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table, sums_of
+from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
 from repro.runs.seal import SEAL
 from repro.runs.sitting import contention
 from repro.runs.statistics import Interval, mean_interval
@@ -320,6 +320,9 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     cell, family, code = experiment.cell, experiment.family, experiment.code
     family.check_tables(record)
     validity = family.assess(record)
+    counts = [column.name for column in family.columns[REQUESTS] if column.kind == "int"]
+    given = {name: [int(value) for value in record.requests[name] if value is not None] for name in counts}
+    sums = {name: [len(values), sum(values)] for name, values in given.items()}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "key": cell.key,
@@ -328,7 +331,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
-        "requests": {"num": record.num_requests, "sums": sums_of(record.requests, family.columns[REQUESTS])},
+        "requests": {"num": record.num_requests, "sums": sums},
         "facts": dict(record.manifest),
     }
     kept = family.columns if record.obtained == "measured" else {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from engines.errors import UserError
-from engines.knobs import Range, Seed, check_fields
+from engines.knobs import Checked, Range, Seed
 from repro.tasks.problem import Span
 
 
@@ -49,7 +49,7 @@ CURRICULUM = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Checked):
     seed: Seed = 0
     """Seed of the weights and of the training texts."""
     steps: Annotated[int, Range(1, 10**7)] = 3600
@@ -102,7 +102,7 @@ class TrainConfig:
     final_problems: int = 500
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if any(self.gen_length % block for block in self.block_lengths):
             raise UserError(f"block_lengths={self.block_lengths} must all divide gen_length={self.gen_length}")
         ends = [stage.until for stage in self.curriculum]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.errors import UserError, require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from repro.workloads.card import Part
 from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate
 
@@ -49,7 +49,7 @@ _DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrivalConfig:
+class ArrivalConfig(Checked):
     """``rate`` is in requests per second.
 
     ``gamma`` takes ``burstiness`` as vLLM's benchmark does: the shape of the gaps' gamma
@@ -65,7 +65,7 @@ class ArrivalConfig:
     path: str | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
             raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
         if self.kind == "burst" and self.rate is not None:

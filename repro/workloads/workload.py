@@ -18,7 +18,7 @@ import numpy as np
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
-from engines.knobs import Range, Seed, check_fields
+from engines.knobs import Checked, Range, Seed
 from repro.workloads.card import Origin, Provenance, checksum
 from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_source
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
@@ -31,7 +31,7 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadConfig:
+class WorkloadConfig(Checked):
     """``length_scale`` multiplies every prompt length before clipping to
     [``min_prompt_len``, ``max_prompt_len``]; ``fixed_prompt_len`` replaces the lengths altogether."""
 
@@ -49,7 +49,7 @@ class WorkloadConfig:
     """Whether a file's own arrival times may give way to ``arrivals``; else such a file is refused."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         object.__setattr__(self, "dataset", self.dataset.lower())  # LiveBench and livebench are the same cell
         low, high, fixed = self.min_prompt_len, self.max_prompt_len, self.fixed_prompt_len
         require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")

@@ -7,31 +7,25 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from engines.errors import UserError
-from engines.knobs import Fixed, Only, Range, check_fields, check_given, check_value, given_to, helps_of, knobs_of
+from engines.knobs import Checked, Fixed, Only, Range, check_given, check_value, given_to, helps_of, knobs_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class Cache(Checked):
     kind: Literal["dense", "sparse"] = "sparse"
     kept: Annotated[float, Range(above=0, most=1), Only(kind="sparse")] = 0.5
     """Share of rows
     that stay."""
     floor: Annotated[int, Fixed] = 1
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class Engine(Checked):
     rows: Annotated[int, Range(1, 2**20)] = 8
     wait_s: Annotated[float, Range(0)] | None = None
     graphs: Annotated[bool, Only(executor="torch")] = True
     cache: Cache = field(default_factory=Cache)
     other: Annotated[Cache, Fixed] = field(default_factory=Cache)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def test_knobs_are_the_fields_that_are_not_fixed_of_settings_inside_too():

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
-from repro.runs.record import REQUESTS, Column, RunRecord, sums_of
+from repro.runs.record import REQUESTS, Column, RunRecord
 from repro.runs.store import StoredRun
 from repro.systems.dllm.family import DLLM, STEP_COLUMNS
 
@@ -61,7 +61,12 @@ def stored(
 
 def told_of(record: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
     """What a stored run keeps of its table of requests."""
-    return {"num": record.num_requests, "sums": sums_of(record.requests, columns)}
+    given = {
+        column.name: [each for each in record.requests[column.name] if each is not None]
+        for column in columns
+        if column.kind == "int"
+    }
+    return {"num": record.num_requests, "sums": {name: [len(each), sum(each)] for name, each in given.items()}}
 
 
 def _run(

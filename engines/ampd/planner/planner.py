@@ -22,7 +22,7 @@ from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import Coefficients, Key, Method, PhaseLatency, PlanningWorkload, coefficients
 from engines.ar.deployment import Deployment
 from engines.errors import UserError, require
-from engines.knobs import Checked, check_fields
+from engines.knobs import Checked
 
 Floats = npt.NDArray[np.float64]
 Objective = Literal["max", "sum"]
@@ -34,7 +34,7 @@ TIE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(Checked):
     """Choose one entry of ``prefill`` and one of ``decode``: minimise the objective of their latencies."""
 
     prefill: Mapping[Key, float]
@@ -46,7 +46,7 @@ class Program:
 
     def __post_init__(self) -> None:
         require(bool(self.prefill) and bool(self.decode), "a program without coefficients has no plan")
-        check_fields(self)
+        super().__post_init__()
 
     def value(self, prefill: Key, decode: Key) -> float:
         pair = self.prefill[prefill], self.decode[decode]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engines.ar.session import Round, Session
 from engines.errors import RunError, require
-from engines.knobs import Proportion, Range, check_fields
+from engines.knobs import Checked, Proportion, Range
 from engines.policies.step import Batching, Situation, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
@@ -33,7 +33,7 @@ _LONGEST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArGeneration:
+class ArGeneration(Checked):
     """``max_tokens`` of a request that names none are ``default_tokens``, or what the model's positions leave of them."""
 
     max_tokens: int | None = None
@@ -44,7 +44,7 @@ class ArGeneration:
     ignores_eos: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.temperature > 0 or self.top_p == 1,
             f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Count, Memory, Proportion, Range, Tokens, check_fields
+from engines.knobs import Checked, Count, Memory, Proportion, Range, Tokens
 from engines.named import load_named
 
 SYSTEM = "ar"
@@ -15,7 +15,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArSettings:
+class ArSettings(Checked):
     """How the engine is run. None is for the device, or the checkpoint, to say."""
 
     model: str
@@ -48,7 +48,7 @@ class ArSettings:
     """Sample from the most probable tokens up to this sum."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if ":" in self.scheduler:
             load_named("scheduler", self.scheduler, having=("next_step",))
         else:

@@ -15,7 +15,7 @@ from engines.ampd.planner.coefficients import Method, PlanningWorkload, coeffici
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.policies import AdaptiveRouter, best_ordering
 from engines.errors import require
-from engines.knobs import Range, check_fields, given_to
+from engines.knobs import Checked, Range, given_to
 from engines.policies.task import PrefillTask
 from engines.policies.views import WorkerSnapshot
 from repro.runs.cell import Cell
@@ -38,16 +38,13 @@ NUM_DECISIONS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannerKnobs:
+class PlannerKnobs(Checked):
     top: Annotated[int, Range(1, MOST_PLANS)] = 3
     """Plans that are ranked."""
     method: Method | None = None
     """How the program is solved; by the number of GPUs by default."""
     timed: bool = False
     """Measure how long the planner and its policies take."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def _fact(name: str, unit: str, formula: str, undefined: str = "not timed") -> Metric:

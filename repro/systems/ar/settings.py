@@ -12,7 +12,7 @@ from engines.ar.cost import Hardware, cost_constants
 from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
-from engines.knobs import Range, Seconds, check_fields, check_given, given_to
+from engines.knobs import Checked, Range, Seconds, check_given, given_to
 from engines.models.shape import model_shape
 from engines.policies.task import Slo
 from repro.files import kept
@@ -49,7 +49,7 @@ class SessionKnobs(ArrivalKnobs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterKnobs(SessionKnobs):
+class ClusterKnobs(SessionKnobs, Checked):
     model: str | None = None
     """A shape by its name."""
     num_gpus: int | None = None
@@ -71,9 +71,6 @@ class ClusterKnobs(SessionKnobs):
     """Whether every TTFT has to, or their mean."""
     itl_stat: ItlStat | None = None
     """Which statistic of the times between tokens has to."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from baselines.servers.asking import NoPage, ask, redirect, unread
 from engines.errors import UserError, require
-from engines.knobs import Range, check_fields
+from engines.knobs import Checked, Range
 from engines.strict_json import DECODER
 from repro.runs.drivers.http import Clock, Reply, Send
 
@@ -46,7 +46,7 @@ def require_client() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class Endpoint(Checked):
     url: str
     """Base URL of an OpenAI-compatible server, with or without /v1 at its end."""
     api: Api = "completions"
@@ -55,7 +55,7 @@ class Endpoint:
     """Seconds for a whole answer."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         try:
             parts = urlsplit(self.url)
             host = parts.hostname, parts.port

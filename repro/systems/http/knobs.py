@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from engines.dllm.config import AnswerTokens, Level
 from engines.errors import UserError, require
-from engines.knobs import Range, Tokens, check_fields, check_given, given_to
+from engines.knobs import Checked, Range, Tokens, check_given, given_to
 from engines.strict_json import json_object
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.workloads.knobs import RequestKnobs
@@ -35,7 +35,7 @@ _NOT_EXTRA: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpKnobs(RequestKnobs):
+class HttpKnobs(RequestKnobs, Checked):
     """Lengths are tokens, and of sessions scale every round."""
 
     endpoint: Endpoint
@@ -69,7 +69,7 @@ class HttpKnobs(RequestKnobs):
     """A JSON object of further fields for every request."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.input_len is None or self.input_len <= self.longest_prompt,
             f"input_len={self.input_len} must be between 1 and max_prompt_len={self.longest_prompt}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
-from engines.knobs import Only, Range, Seconds, check_fields, check_given, given_to
+from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.graphs import GRID, graph_bytes
@@ -38,7 +38,7 @@ _MaybeClients = Annotated[int, Range(0, 10**5)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceKnobs(ArrivalKnobs):
+class InstanceKnobs(ArrivalKnobs, Checked):
     model: str | None = None
     """A shape by its name."""
     num_instances: int = 1
@@ -80,7 +80,7 @@ class InstanceKnobs(ArrivalKnobs):
     """Accept a rate that the instances cannot serve."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         require(
             self.min_tokens is None or self.max_tokens is None or self.min_tokens <= self.max_tokens,
             f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: exchange them",

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from engines.knobs import Range, check_fields, check_given, given_to
+from engines.knobs import Checked, Range, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
@@ -28,7 +28,7 @@ _NUM_SESSIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveKnobs(SessionKnobs):
+class LiveKnobs(SessionKnobs, Checked):
     model: str = TINY
     """tiny, or a checkpoint's folder."""
     deployment: str = "P:TP1x1 D:TP1x1"
@@ -47,9 +47,6 @@ class LiveKnobs(SessionKnobs):
     """Objective of the time to the first token, in seconds."""
     slo_itl_s: Objective = 0.05
     """Objective of the time between tokens, in seconds."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from engines.ar.session import Round, Session
 from engines.errors import require
-from engines.knobs import Proportion, Range, Seconds, Seed, check_fields
+from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
 from repro.workloads.card import (
@@ -120,7 +120,7 @@ Tokens = Annotated[int, Range(1, 10**6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationConfig:
+class ConversationConfig(Checked):
     """``low`` and ``high`` keep prompts of so many tokens alone, each a conversation of one turn without history; None keeps
     conversations whole."""
 
@@ -138,7 +138,7 @@ class ConversationConfig:
     path: str | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         object.__setattr__(self, "dataset", self.dataset.lower())
         require(self.path is None or self.source == "local", f"path={self.path!r} has no effect with source='embedded'")
         low, high = self.band

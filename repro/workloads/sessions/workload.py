@@ -22,7 +22,7 @@ import numpy as np
 
 from engines.ar.session import Round, Session
 from engines.errors import UserError, require
-from engines.knobs import Range, Seed, check_fields
+from engines.knobs import Checked, Range, Seed
 from repro.paths import DATASETS
 from repro.workloads.card import (
     LocalFile,
@@ -126,7 +126,7 @@ Source = Literal["embedded", "local"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionWorkloadConfig:
+class SessionWorkloadConfig(Checked):
     """None takes the card's value.
 
     ``source`` local reads the card's file from the data directory, or ``trace_path``. ``meets_totals`` scales what
@@ -144,7 +144,7 @@ class SessionWorkloadConfig:
     delay_mean_s: Delay | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         object.__setattr__(self, "trace", self.trace.lower())
         if self.source == "embedded":
             require(self.trace_path is None, f"trace_path={self.trace_path!r} has no effect with source='embedded'")

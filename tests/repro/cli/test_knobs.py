@@ -12,7 +12,7 @@ from support.command import commands, refused, repro
 from typer.main import get_command
 
 from engines.errors import UserError
-from engines.knobs import Memory, Only, Range, check_fields, knobs_of
+from engines.knobs import Checked, Memory, Only, Range, knobs_of
 from repro.cli.panels import PanelCommand
 from repro.cli.spread import Given, Knobs, spread
 from repro.paths import REPO
@@ -81,7 +81,7 @@ def test_a_field_of_ampds_router_is_all_that_a_knob_takes(tmp_path):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class Engine(Checked):
     width: Annotated[int, Range(1, 8)] = 4
     """Rows at once."""
     memory: Memory | None = None
@@ -150,6 +150,5 @@ def test_every_option_of_a_setting_is_explained():
 
 
 def test_fields_of_groups_of_options_check_themselves():
-    check_fields(Engine())
     with pytest.raises(UserError, match="width=9 must be between 1 and 8"):
-        check_fields(Engine(width=9))
+        Engine(width=9)
