@@ -43,26 +43,20 @@ class Ledger:
         self.kv_rows_total = scheduler.pool.num_rows
         self.kv_rows_used = 0
         """Rows that the running requests need."""
-        self._open: dict[int, Sequence] = {}
-        self._running: dict[int, Sequence] = {}
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._open) - len(self._running)
+        self.open: dict[int, Sequence] = {}
+        """By id: the requests that are neither finished nor failed."""
+        self.running: dict[int, Sequence] = {}
+        """Those of them that a plan has admitted."""
 
     def submit(self, request: Request) -> None:
-        self._open[request.request_id] = Sequence(
+        self.open[request.request_id] = Sequence(
             request, self._rule, self._config.sparsity, decode=self._config.decode, exact_steps=self._exact_steps
         )
 
     def drop(self, request_id: int) -> bool:
         """Forget a request; whether it was running."""
-        self._open.pop(request_id, None)
-        sequence = self._running.pop(request_id, None)
+        self.open.pop(request_id, None)
+        sequence = self.running.pop(request_id, None)
         if sequence is None:
             return False
         self.kv_rows_used -= sequence.kv_rows
@@ -74,7 +68,7 @@ class Ledger:
             raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
             raise self._fault("plans a step without requests")
-        items, running = plan.items, self._running
+        items, running = plan.items, self.running
         for item in items:
             if type(item) is not PlanItem:
                 raise self._fault("plans a step whose items are no PlanItem")
@@ -82,11 +76,9 @@ class Ledger:
                 raise self._fault("plans a step with an item whose fields are of another kind than PlanItem's")
         if len(items) > 1 and len({item.request_id for item in items}) < len(items):
             raise self._fault("runs a request twice in one step")
-        new = tuple([self._admitted(item) for item in items if item.request_id not in running])
+        new = [item for item in items if item.request_id not in running]
         if new or plan.admitted:
-            self._check_admission(new, plan.admitted)
-            if plan.pad_to is not None:
-                hold_together([running[request.request_id] for request in new])
+            self._admit(new, plan)
         for item in items:
             sequence = running[item.request_id]
             if item != due_fields(sequence):
@@ -100,7 +92,7 @@ class Ledger:
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: Completion) -> None:
         """Book an executed plan; raise RunError where the scheduler reports something else of it."""
-        due = booked(self._running, plan, outcome.committed, outcome.stops)
+        due = booked(self.running, plan, outcome.committed, outcome.stops)
         for request_id in due.finished:
             self.drop(request_id)
         if not isinstance(reported, Completion):
@@ -110,28 +102,33 @@ class Ledger:
                 if said != is_so:
                     raise self._fault(f"reports {what}={_listed(said)} of a step with {what}={_listed(is_so)}")
 
-    def _admitted(self, item: PlanItem) -> Request:
-        sequence = self._open.get(item.request_id)
-        if sequence is None:
-            raise self._fault(f"runs request {item.request_id}, which has ended or was never submitted")
-        sequence.kv_start = item.kv_start
-        self._running[item.request_id] = sequence
-        self.kv_rows_used += sequence.kv_rows
-        return sequence.request
-
-    def _check_admission(self, new: tuple[Request, ...], reported: tuple[Request, ...]) -> None:
-        if {id(request) for request in new} != {id(request) for request in reported}:
-            said = _listed(request.request_id for request in reported)
-            raise self._fault(f"reports requests {said} as admitted, {_listed(r.request_id for r in new)} began")
-        if len(self._running) > self._config.max_num_seqs:
-            raise self._fault(f"runs {len(self._running)} requests at once, max_num_seqs={self._config.max_num_seqs}")
+    def _admit(self, items: Seq[PlanItem], plan: StepPlan) -> None:
+        """Begin the requests of these items; raise RunError where the plan reports others, or the engine does not hold them."""
+        new = []
+        for item in items:
+            sequence = self.open.get(item.request_id)
+            if sequence is None:
+                raise self._fault(f"runs request {item.request_id}, which has ended or was never submitted")
+            sequence.kv_start = item.kv_start
+            self.running[item.request_id] = sequence
+            self.kv_rows_used += sequence.kv_rows
+            new.append(sequence)
+        if {id(sequence.request) for sequence in new} != {id(request) for request in plan.admitted}:
+            said = _listed(request.request_id for request in plan.admitted)
+            raise self._fault(
+                f"reports requests {said} as admitted, {_listed(item.request_id for item in items)} began"
+            )
+        if len(self.running) > self._config.max_num_seqs:
+            raise self._fault(f"runs {len(self.running)} requests at once, max_num_seqs={self._config.max_num_seqs}")
         end = 0
-        for start, rows, request_id in sorted((s.kv_start, s.kv_rows, i) for i, s in self._running.items()):
+        for start, rows, request_id in sorted((s.kv_start, s.kv_rows, i) for i, s in self.running.items()):
             if rows and start < end:
                 raise self._fault(f"gives request {request_id} K/V rows that another request holds")
             end = max(end, start + rows)
         if end > self.kv_rows_total:
             raise self._fault(f"gives out {end} K/V rows, the pool has {self.kv_rows_total}")
+        if plan.pad_to is not None:
+            hold_together(new)
 
     def _fault(self, what: str) -> RunError:
         return RunError(f"{self._who} {what}")
@@ -175,11 +172,11 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return self._ledger.num_running
+        return len(self._ledger.running)
 
     @property
     def num_waiting(self) -> int:
-        return self._ledger.num_waiting
+        return len(self._ledger.open) - len(self._ledger.running)
 
     def take_output(self, request_id: int) -> tuple[int, ...] | None:
         """The gen_length ids of a finished request (None on a simulated executor); may be taken once."""
@@ -194,7 +191,7 @@ class Engine:
         ledger, pool = self._ledger, self.scheduler.pool
         ledger.begin(plan)
         # A static batch reserves more than its members need.
-        num_running, kv_rows_used = ledger.num_running, max(pool.used_rows, ledger.kv_rows_used)
+        num_running, kv_rows_used = len(ledger.running), max(pool.used_rows, ledger.kv_rows_used)
         num_refresh, num_ran = sum([item.phase.is_refresh for item in plan.items]), len(plan.items)
         try:
             outcome = self.executor.execute(plan)
@@ -222,7 +219,9 @@ class Engine:
             ),
             outcome=outcome,
             done=done,
-            occupancy=Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, ledger.num_waiting),
+            occupancy=Occupancy(
+                kv_rows_used, ledger.kv_rows_total, num_running, len(ledger.open) - len(ledger.running)
+            ),
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig, TiePolicy
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.memory.budget import rows_for_request
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.sequence import cache_rows
 from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline
 from engines.knobs import given_to, knobs_of
@@ -72,7 +72,7 @@ class Sampler:
 
     def rows_of_request(self, total_len: int, generation: GenerationConfig) -> int:
         """Cache rows a request of ``total_len`` tokens holds for life; 0 without a cache."""
-        return rows_for_request(total_len, generation, self.sparsity, self.rule.window) if self.rule.caches else 0
+        return cache_rows(total_len, generation, self.sparsity, self.rule.window) if self.rule.caches else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import Phase, RefreshRule, Window
+from engines.errors import require
 
 
 def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
@@ -29,15 +30,19 @@ def is_open_ended(generation: GenerationConfig, decode: DecodeConfig) -> bool:
     return generation.is_parallel or decode.quota == "origin"
 
 
-def cache_rows(request: Request, sparsity: SparsityConfig, window: Window = "block") -> int:
-    """KV rows one request holds for life: the most any of its blocks needs, retained + own (§4.5)."""
-    generation = request.generation
+def cache_rows(total_len: int, generation: GenerationConfig, sparsity: SparsityConfig, window: Window = "block") -> int:
+    """KV rows that a request of ``total_len`` tokens, prompt and answer, holds for life: max over its blocks b of
+    kept_rows(T - B_b) + B_b (§4.5). A block's own K and V lie behind the retained rows; the last may be shorter."""
+    require(
+        total_len >= generation.gen_length,
+        f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt",
+    )
     if window == "suffix":
         lengths = set(range(generation.gen_length, 0, -generation.block_length))
     else:
         last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
         lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
-    return max(sparsity.kept_rows(request.total_len - length) + length for length in lengths)
+    return max(sparsity.kept_rows(total_len - length) + length for length in lengths)
 
 
 class Sequence:
@@ -92,7 +97,7 @@ class Sequence:
         self.total_len = request.total_len
         self.num_blocks = request.generation.num_blocks
         self._enter(0)
-        self.kv_rows = cache_rows(request, sparsity, rule.window) if rule.caches else 0
+        self.kv_rows = cache_rows(request.total_len, request.generation, sparsity, rule.window) if rule.caches else 0
         self.kv_start = -1
         self.stop: int | None = None
         self.num_steps = 0
@@ -172,26 +177,21 @@ class Sequence:
         self.num_steps += 1
         self.masks_left -= committed
         self.step_in_block += 1
-        if self.is_idle:
-            self._idle()
-            return
-        if self.exact_steps and not self.request.generation.is_parallel:
-            block_done = self.step_in_block == self.quota_steps[self.block]
-        else:
-            # A sampler that commits the mask token commits that position again, and so more than the block holds.
-            block_done = self.masks_left <= 0
-        if not block_done:
-            self.phase = self.rule.phase(self.step_in_block)
-            return
-        self.stop = stop
-        if stop is None and self.block + 1 < self.num_blocks:
-            self._enter(self.block + 1)
-        else:
+        if not self.is_idle:
+            if self.exact_steps and not self.request.generation.is_parallel:
+                block_done = self.step_in_block == self.quota_steps[self.block]
+            else:
+                # A sampler that commits the mask token commits that position again, and so more than the block holds.
+                block_done = self.masks_left <= 0
+            if not block_done:
+                self.phase = self.rule.phase(self.step_in_block)
+                return
+            self.stop = stop
+            if stop is None and self.block + 1 < self.num_blocks:
+                self._enter(self.block + 1)
+                return
             self.masks_left = 0
-            self._idle()
-
-    def _idle(self) -> None:
-        """In its last block, until its batch ends too."""
+        # In its last block, until its batch ends too.
         self.is_idle = self.num_steps < len(self.held)
         if self.is_idle:
             self.phase = self.held[self.num_steps]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.dllm.config import EngineConfig, SparsityConfig
-from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory, rows_for_request
+from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory
+from engines.dllm.sequence import cache_rows
 from engines.hardware.catalogue import GB
 from paper_figures.common.caption import basis
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
@@ -119,7 +120,7 @@ def findings(runs: Runs) -> list[Finding]:
     generation, logits = generation_of(where), shape.logits_bytes_per_row
     total_len = PROMPT_LEN + generation.gen_length
     half, quarter = (
-        aware.kv_rows // rows_for_request(total_len, generation, SparsityConfig(retention_ratio=ratio))
+        aware.kv_rows // cache_rows(total_len, generation, SparsityConfig(retention_ratio=ratio))
         for ratio in (0.5, 0.25)
     )
     per_position = "logit rows of a 2048-token request: one per position here, one in an autoregressive step"

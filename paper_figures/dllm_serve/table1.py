@@ -49,8 +49,8 @@ def page(runs: Runs) -> Page:
 def findings(runs: Runs) -> list[Finding]:
     """r * L rows per head: the retained context r * (L - block), plus the block's own rows."""
     request, sparsity = _request(runs.view.platform), SparsityConfig()
-    rows = cache_rows(request, sparsity)
     generation = request.generation
+    rows = cache_rows(request.total_len, generation, sparsity)
     retained = rows - generation.block_length
     return [
         runs.finding(
@@ -65,7 +65,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def _sparse(shape: ModelShape, request: Request) -> int:
-    return cache_rows(request, SparsityConfig()) * shape.kv_bytes_per_token
+    return cache_rows(request.total_len, request.generation, SparsityConfig()) * shape.kv_bytes_per_token
 
 
 Footprint = Callable[[ModelShape, Request], int]

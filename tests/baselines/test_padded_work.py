@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.engine_runs import rows_of
 from support.recorder import Recorder
 from support.tiny_models import MHA, network, prompt_of
 from torch import Tensor
@@ -16,7 +17,6 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.scheduler import KvPool
-from engines.dllm.sequence import cache_rows
 
 
 @pytest.mark.parametrize("system", ["fast-dllm", "sparse-dllm", "llada"])
@@ -30,7 +30,7 @@ def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch, system):
         Request(request_id=i, prompt_len=len(prompt), prompt_ids=prompt, generation=generation)
         for i, prompt in enumerate(prompts)
     ]
-    rows = 3 * max(cache_rows(request, chosen.sparsity) for request in asked) if chosen.rule.caches else 0
+    rows = 3 * max(rows_of(request, chosen.sparsity) for request in asked) if chosen.rule.caches else 0
     recorder = Recorder(padded_executor(network(MHA), config, rows, batch_size=3))
     engine = Engine(
         StaticBatchScheduler(config, KvPool(rows), chosen.rule, batch_size=3, exact_steps=chosen.exact_steps), recorder

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.engine_runs import rows_of
 from support.tiny_models import GQA, MHA, network, prompt_of
 
 from baselines.dllm.registry import method
@@ -14,7 +15,6 @@ from engines.dllm.engine import Engine
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import KvPool
-from engines.dllm.sequence import cache_rows
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)
 CACHE, SUFFIX = DelayedCache(), DelayedCache(delay=0, window="suffix")
@@ -72,9 +72,7 @@ def test_in_a_batch_of_several_lengths_each_has_the_tokens_it_has_alone(system, 
         asked.append(Request(request_id=i, prompt_len=prompt_len, prompt_ids=prompt, generation=generation))
     longest = max(request.total_len for request in asked)
     config = EngineConfig(max_num_batched_tokens=len(asked) * longest, max_model_len=longest, sparsity=chosen.sparsity)
-    slab = (
-        max(cache_rows(request, chosen.sparsity, chosen.rule.window) for request in asked) if chosen.rule.caches else 0
-    )
+    slab = max(rows_of(request, chosen.sparsity, chosen.rule.window) for request in asked) if chosen.rule.caches else 0
 
     def served(requests: Sequence[Request], batch_size: int) -> tuple[int, list[tuple[int, ...] | None]]:
         rows = batch_size * slab

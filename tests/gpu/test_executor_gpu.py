@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_runs import rows_of
 from support.tiny_models import GQA, MHA, MQA, TinyModel, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
@@ -24,7 +25,6 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.dllm.sequence import cache_rows
 from engines.models.llada import LLaDAModelLM
 from engines.runtime.graphs import capture_stream
 from engines.runtime.step_timer import STEP_PARTS, CudaTimer
@@ -50,7 +50,7 @@ def requests_of(model: TinyModel, count: int = 6) -> list[Request]:
 def engine_of(
     model: TinyModel, dtype: torch.dtype, config: EngineConfig, device: str = "cuda", profile_every: int = 0
 ) -> Engine:
-    rows = sum(cache_rows(request, config.sparsity) for request in requests_of(model))
+    rows = sum(rows_of(request, config.sparsity) for request in requests_of(model))
     weights = network(model) if device == "cpu" else on_gpu(model, dtype)
     executor = packed_executor(weights, config, rows, profile_every=profile_every)
     executor.prepare(BLOCK)
@@ -166,7 +166,7 @@ def test_static_batches_run_on_the_gpu():
     ids = {}
     for device in ("cpu", "cuda"):
         requests = requests_of(GQA, 4)
-        rows = 4 * max(cache_rows(request, config.sparsity) for request in requests)
+        rows = 4 * max(rows_of(request, config.sparsity) for request in requests)
         model = network(GQA) if device == "cpu" else on_gpu(GQA, torch.float32)
         engine = Engine(
             StaticBatchScheduler(config, KvPool(rows), DelayedCache(delay=1), batch_size=4),
@@ -243,7 +243,7 @@ def test_an_executor_runs_on_the_device_of_its_model():
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 CUDA devices, torch sees {torch.cuda.device_count()}")
     wanted, records = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
-    rows = sum(cache_rows(request, CONFIG.sparsity) for request in requests_of(GQA))
+    rows = sum(rows_of(request, CONFIG.sparsity) for request in requests_of(GQA))
     model = deepcopy(network(GQA)).to("cuda:1", torch.bfloat16)
     with torch.cuda.device(0):
         before = torch.cuda.memory_allocated(0)

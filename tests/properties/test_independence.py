@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine_runs import Ids, chi_square, engine_for, run_alone, run_together
+from support.engine_runs import Ids, chi_square, engine_for, rows_of, run_alone, run_together
 from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, request_on
 
 from baselines.dllm.registry import method
@@ -23,8 +23,6 @@ from engines.dllm.method import Sampler
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.dllm.sequence import cache_rows
-from engines.dllm.serve import serve_decode
 from engines.errors import UserError
 from engines.runtime.noise import gumbel_argmax, row_keys, uniform
 
@@ -45,7 +43,7 @@ def alone(
     request = replace(request, request_id=0)
     config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=sparsity, decode=decode)
     rule = DelayedCache(delay=sparsity.refresh_delay, window=window) if cached else NoCache()
-    return run_together(engine_for(model, config, cache_rows(request, sparsity, window), rule), [(0, request)])[0]
+    return run_together(engine_for(model, config, rows_of(request, sparsity, window), rule), [(0, request)])[0]
 
 
 @st.composite
@@ -78,17 +76,17 @@ sparsities = st.builds(
 def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, list[tuple[int, Request]]]:
     model = draw(st.sampled_from((MHA, GQA, LOUD)))
     sparsity = draw(sparsities)
-    compat = draw(st.sampled_from(("paper", "upstream")))
+    first_step = draw(st.sampled_from(("ranked", "first_and_ranked")))
     arrivals = [(draw(st.integers(0, 12)), draw(requests(model, i))) for i in range(draw(st.integers(2, 6)))]
     longest = max(request.total_len for _, request in arrivals)
-    largest = max(cache_rows(request, sparsity) for _, request in arrivals)
+    largest = max(rows_of(request, sparsity) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=longest + draw(st.sampled_from((0, 1, 7, 40, 400))),
         max_num_logits=draw(st.sampled_from((1, 2, 5, 8, 64))),
         max_num_seqs=draw(st.integers(1, 6)),
         max_model_len=MAX_TOTAL,
         scheduler=draw(st.sampled_from(("phase", "phase", "request"))),
-        decode=serve_decode("llada", compat, sparsity.refresh_delay),
+        decode=DecodeConfig(first_step=first_step),
         sparsity=sparsity,
     )
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), arrivals
@@ -123,7 +121,7 @@ def baseline_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, i
         )
         arrivals.append((draw(st.integers(0, 12)), replace(request, generation=generation)))
     longest = max(request.total_len for _, request in arrivals)
-    largest = max(cache_rows(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
+    largest = max(rows_of(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=longest + draw(st.sampled_from((0, 1, 7, 40, 400))),
         max_num_logits=draw(st.sampled_from((1, 2, 5, 8, 64))),
@@ -179,7 +177,7 @@ def test_a_slot_and_its_rows_keep_nothing_of_their_last_user():
     long = request_on(GQA, 0, 30, generation, seed=1)
     short = request_on(GQA, 1, 2, generation, seed=2)
     config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=1, max_model_len=64, sparsity=sparsity)
-    outputs = run_together(engine_for(GQA, config, cache_rows(long, sparsity)), [(0, long), (0, short)])
+    outputs = run_together(engine_for(GQA, config, rows_of(long, sparsity)), [(0, long), (0, short)])
     assert outputs == {0: alone(GQA, long, sparsity), 1: alone(GQA, replace(short, request_id=0), sparsity)}
 
 
@@ -191,7 +189,7 @@ def test_caches_built_in_one_step_keep_to_their_own_rows(selection, kernel):
     generation = GenerationConfig(gen_length=10, block_length=5, steps=10)
     batch = [request_on(GQA, i, length, generation) for i, length in enumerate((3, 30, 8, 17, 4, 25, 12, 6))]
     config = EngineConfig(max_num_seqs=8, max_model_len=64, sparsity=sparsity)
-    engine = engine_for(GQA, config, sum(cache_rows(request, sparsity) for request in batch))
+    engine = engine_for(GQA, config, sum(rows_of(request, sparsity) for request in batch))
     expected = {request.request_id: alone(GQA, replace(request, request_id=0), sparsity) for request in batch}
     assert run_together(engine, [(0, request) for request in batch]) == expected
 
@@ -223,7 +221,7 @@ def test_a_static_batch_changes_nothing(mix):
     rule: RefreshRule = DelayedCache(delay=1) if cached else NoCache()
 
     def outputs_of(batch: Sequence[Request], size: int) -> dict[int, Ids]:
-        kv_rows = size * max(cache_rows(request, sparsity) for request in batch) if cached else 0
+        kv_rows = size * max(rows_of(request, sparsity) for request in batch) if cached else 0
         config = EngineConfig(
             max_num_batched_tokens=10**6,
             max_num_seqs=size,
@@ -239,7 +237,7 @@ def test_a_static_batch_changes_nothing(mix):
     for request in members:
         assert together[request.request_id] == outputs_of([request], 1)[request.request_id], request
         packed = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, sparsity=sparsity, suppress_mask_token=False)
-        kv_rows = cache_rows(request, sparsity) if cached else 0
+        kv_rows = rows_of(request, sparsity) if cached else 0
         scheduler = PhaseScheduler(packed, KvPool(kv_rows), rule, exact_steps=True)
         engine = Engine(scheduler, packed_executor(network(model), packed, kv_rows))
         assert together[request.request_id] == run_together(engine, [(0, request)])[request.request_id], request

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 from support.tiny_models import TinyModel, network
 
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, RefreshRule
+from engines.dllm.scheduling.phase import DelayedCache, RefreshRule, Window
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool
 from engines.dllm.sequence import cache_rows
@@ -41,6 +41,11 @@ def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dic
     return outputs
 
 
+def rows_of(request: Request, sparsity: SparsityConfig, window: Window = "block") -> int:
+    """KV rows that the request holds for life."""
+    return cache_rows(request.total_len, request.generation, sparsity, window)
+
+
 def free_runs(pool: KvPool) -> tuple[tuple[int, int], ...]:
     """(start, length) of every free run, by start."""
     return tuple(zip(pool._starts, pool._lengths, strict=True))
@@ -48,7 +53,7 @@ def free_runs(pool: KvPool) -> tuple[tuple[int, int], ...]:
 
 def run_alone(model: TinyModel, chosen: Sampler, request: Request) -> Ids:
     config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=chosen.sparsity, decode=chosen.decode)
-    rows = cache_rows(request, chosen.sparsity, chosen.rule.window)
+    rows = rows_of(request, chosen.sparsity, chosen.rule.window)
     engine = engine_for(model, config, rows, chosen.rule)
     return run_together(engine, [(0, replace(request, request_id=0))])[0]
 

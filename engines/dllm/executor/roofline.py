@@ -104,7 +104,7 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
         block = item.block_end - item.block_start
         window = item.window_end - item.block_start
         if item.phase is Phase.REUSE:
-            rows, keys = window, padded_keys or item.key_tokens
+            rows, keys = window, padded_keys or item.kept_rows + window
             read += keys
             written += window
         else:

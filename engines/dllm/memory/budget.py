@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows, SparsityConfig
-from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import Window
+from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows
 from engines.dllm.sequence import cache_rows
-from engines.errors import UserError
 from engines.models.shape import ModelShape
 
 GUARD_FRACTION = 0.05
@@ -82,21 +79,6 @@ def divide_memory(
     )
 
 
-def rows_for_request(
-    total_len: int, generation: GenerationConfig, sparsity: SparsityConfig, window: Window = "block"
-) -> int:
-    """Pool rows a request holds for life: max over its blocks b of kept_rows(T - B_b) + B_b.
-
-    The block's own K and V lie behind the retained rows; the last block may be shorter.
-    """
-    if total_len < generation.gen_length:
-        raise UserError(
-            f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt"
-        )
-    request = Request(request_id=0, prompt_len=total_len - generation.gen_length, generation=generation)
-    return cache_rows(request, sparsity, window)
-
-
 def concurrency(plan: MemoryPlan, config: EngineConfig, total_len: int, generation: GenerationConfig) -> int:
     """Requests of this size that can be alive together: pool rows and ``max_num_seqs`` permitting."""
-    return min(config.max_num_seqs, plan.kv_rows // rows_for_request(total_len, generation, config.sparsity))
+    return min(config.max_num_seqs, plan.kv_rows // cache_rows(total_len, generation, config.sparsity))

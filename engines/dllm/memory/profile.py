@@ -49,7 +49,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
         tie_policy="stable",
     )
     requests = _filling_requests(model, executor_config, generation)
-    rows = sum(cache_rows(request, config.sparsity) for request in requests)
+    rows = sum(cache_rows(request.total_len, request.generation, config.sparsity) for request in requests)
     # Delay 0 builds the cache in the very first step, so that one step holds all temporaries.
     engine = Engine(
         PhaseScheduler(executor_config, KvPool(rows), DelayedCache(delay=0)),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.memory import budget
-from engines.dllm.memory.budget import concurrency, divide_memory, logit_rows_at_once, rows_for_request
+from engines.dllm.memory.budget import concurrency, divide_memory, logit_rows_at_once
+from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B
 
@@ -79,7 +80,7 @@ def test_a_row_is_had_from_its_last_byte_on(monkeypatch):
 
 def test_rows_of_the_papers_request():
     """556 tokens, block 32, r = 0.5: 262 of the 524 context rows and the block."""
-    assert rows_for_request(556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5)) == 262 + 32
+    assert cache_rows(556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5)) == 262 + 32
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def test_rows_of_the_papers_request():
         (33, GenerationConfig(gen_length=32), SparsityConfig(retention_ratio=0.01), 1 + 32),
     ],
 )
-def test_rows_for_request(total, generation, sparsity, rows):
-    assert rows_for_request(total, generation, sparsity) == rows
+def test_cache_rows(total, generation, sparsity, rows):
+    assert cache_rows(total, generation, sparsity) == rows
 
 
 @given(st.integers(0, 500), st.integers(1, 300), st.integers(1, 64), st.floats(0.01, 1))
@@ -106,12 +107,12 @@ def test_no_block_needs_more_rows_than_its_request_holds(prompt, gen, block, ret
     for start in range(0, gen, block):
         own = min(block, gen - start)
         needs.append(sparsity.kept_rows(prompt + gen - own) + own)
-    assert rows_for_request(prompt + gen, generation, sparsity) == max(needs)
+    assert cache_rows(prompt + gen, generation, sparsity) == max(needs)
 
 
 def test_total_length_includes_the_generation():
     with pytest.raises(UserError, match="total_len=100 is less than gen_length=256"):
-        rows_for_request(100, PAPER_REQUEST, SparsityConfig())
+        cache_rows(100, PAPER_REQUEST, SparsityConfig())
 
 
 def test_concurrency_is_capped_by_rows_and_by_slots():

@@ -11,6 +11,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
+from support.engine_runs import rows_of
 from support.quiet_machine import submitted_in_time
 from support.recorder import Recorder
 from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of, request_on
@@ -32,7 +33,6 @@ from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as LiveSequence
-from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Roofline
@@ -105,7 +105,7 @@ def whole(model: TinyModel, request: Request, sparsity: SparsityConfig) -> Ids:
     """The ids of the whole generation, alone."""
     request = replace(request, request_id=0, generation=replace(request.generation, stop_at_eos=False))
     config = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, sparsity=sparsity)
-    engine = serve(model, config, cache_rows(request, sparsity), frozenset({0}))
+    engine = serve(model, config, rows_of(request, sparsity), frozenset({0}))
     return drive(engine, [(0, request)])[0][0][0]
 
 
@@ -151,7 +151,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, frozenset[int]
         for i in range(draw(st.integers(1, 6)))
     ]
     longest = max(request.total_len for _, request in arrivals)
-    largest = max(cache_rows(request, sparsity) for _, request in arrivals)
+    largest = max(rows_of(request, sparsity) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=longest + draw(st.sampled_from((0, 7, 40, 400))),
         max_num_logits=draw(st.sampled_from((2, 5, 64))),
@@ -187,7 +187,7 @@ def test_the_models_own_end_of_text_is_the_default():
         request = replace(plain, generation=replace(plain.generation, stop_at_eos=True))
         found = []
         for asked in (plain, request):
-            rows = cache_rows(asked, sparsity)
+            rows = rows_of(asked, sparsity)
             executor = packed_executor(network(LOUD), config, rows)
             found.append(drive(Engine(PhaseScheduler(config, KvPool(rows), DelayedCache()), executor), [(0, asked)]))
         (((ids, _),), records), ((stopped,), early) = ((list(out.values()), steps) for out, steps in found)
@@ -210,7 +210,7 @@ def test_a_stop_frees_rows_and_slot_in_its_step(delay, rule):
     stop_ids, end = frozenset(set(first[start : start + 4]) - set(first[:start])), start + 4
     config = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, sparsity=sparsity)
     outputs, records = drive(
-        serve(GQA, config, cache_rows(pair[0], sparsity), stop_ids), [(0, request) for request in pair]
+        serve(GQA, config, rows_of(pair[0], sparsity), stop_ids), [(0, request) for request in pair]
     )
     assert outputs[0] == stopped_by_hand(first, generation, stop_ids, GQA.config.eos_token_id)
     assert outputs[0][0] == first[:end] + (GQA.config.eos_token_id,) * (20 - end)
@@ -284,7 +284,7 @@ def test_every_sampler_stops_at_a_finished_block(system, static, data):
             generation = replace(generation, threshold=generation.threshold or 0.9, factor=None)
     request = replace(request, generation=generation)
     stop_ids = data.draw(stop_sets(model))
-    rows = cache_rows(request, chosen.sparsity, chosen.rule.window) if chosen.rule.caches else 0
+    rows = rows_of(request, chosen.sparsity, chosen.rule.window) if chosen.rule.caches else 0
     config = EngineConfig(
         max_num_seqs=1,
         max_model_len=MAX_TOTAL,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine_runs import rows_of
 from support.recorder import Recorder
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
@@ -21,7 +22,6 @@ from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
-from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 
 MAX_TOTAL = 40
@@ -80,7 +80,7 @@ def cases(draw: st.DrawFn, late: bool) -> Case:
         generation = GenerationConfig(gen_length=gen, block_length=block, steps=steps)
         request = request_on(GQA, i, prompt_len, generation)
         arrivals.append((draw(st.integers(0, 15)) if late else 0, request))
-    rows = max(cache_rows(request, sparsity) for _, request in arrivals)
+    rows = max(rows_of(request, sparsity) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=MAX_TOTAL + draw(st.integers(0, 80)),
         max_num_logits=draw(st.sampled_from((1, 4, 100))),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.engine_runs import rows_of
 from support.memory_probe import LogitsProbe, peak_allocated
 from support.tiny_models import TinyModel, network, prompt_of, request_on
 
@@ -17,7 +18,6 @@ from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.dllm.sequence import cache_rows
 from engines.runtime.noise import row_keys
 
 # A vocabulary so wide and a model so narrow that next to logits nothing weighs anything.
@@ -42,7 +42,7 @@ def serving(batch: list[Request], *, max_num_logits: int = CAP, suppress: bool =
     config = EngineConfig(
         max_num_seqs=len(batch), max_model_len=16, max_num_logits=max_num_logits, suppress_mask_token=suppress
     )
-    kv_rows = sum(cache_rows(request, config.sparsity) for request in batch)
+    kv_rows = sum(rows_of(request, config.sparsity) for request in batch)
     engine = Engine(
         PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), packed_executor(network(WIDE), config, kv_rows)
     )
@@ -53,7 +53,7 @@ def serving(batch: list[Request], *, max_num_logits: int = CAP, suppress: bool =
 
 def static(batch: list[Request]) -> Engine:
     config = EngineConfig(max_num_seqs=len(batch), max_model_len=16, max_num_logits=CAP, suppress_mask_token=False)
-    kv_rows = len(batch) * cache_rows(batch[0], config.sparsity)
+    kv_rows = len(batch) * rows_of(batch[0], config.sparsity)
     scheduler = StaticBatchScheduler(config, KvPool(kv_rows), DelayedCache(), batch_size=len(batch))
     engine = Engine(scheduler, padded_executor(network(WIDE), config, kv_rows, batch_size=len(batch)))
     for request in batch:
@@ -151,7 +151,7 @@ def test_the_bound_is_half_in_half_precision():
     half.load_state_dict(model.state_dict())
     half = half.to(torch.bfloat16).requires_grad_(False).eval()
     config = EngineConfig(max_num_seqs=8, max_model_len=16, max_num_logits=CAP)
-    kv_rows = 8 * cache_rows(requests(1)[0], config.sparsity)
+    kv_rows = 8 * rows_of(requests(1)[0], config.sparsity)
     engine = Engine(PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), packed_executor(half, config, kv_rows))
     for request in requests(8):
         engine.submit(request)

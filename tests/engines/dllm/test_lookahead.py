@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
-from support.engine_runs import free_runs
+from support.engine_runs import free_runs, rows_of
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
 
@@ -23,7 +23,6 @@ from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
-from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 from repro.runs.experiment import prepare
 
@@ -121,7 +120,7 @@ def cases(draw: st.DrawFn) -> Case:
         if generation.stop_at_eos and draw(st.booleans()):
             stops[i] = draw(st.integers(0, generation.num_blocks - 1))
     longest = max(request.total_len for _, request in arrivals)
-    largest = max(cache_rows(request, sparsity) for _, request in arrivals)
+    largest = max(rows_of(request, sparsity) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=longest + draw(st.integers(0, 2 * MAX_TOTAL)),
         max_num_seqs=9 if is_plenty else draw(st.integers(1, 9)),
@@ -191,7 +190,7 @@ def earliest(case: Case) -> dict[int, int]:
                 <= cap
                 for ahead in range(len(own))
             )
-            rows = cache_rows(request, case.config.sparsity)
+            rows = rows_of(request, case.config.sparsity)
             if not fits or (start := pool.allocate(rows)) is None:
                 break
             running[request.request_id] = step, start, rows

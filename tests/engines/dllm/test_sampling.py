@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine_runs import chi_square, engine_for, run_alone, run_together
+from support.engine_runs import chi_square, engine_for, rows_of, run_alone, run_together
 from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, request_on
 from torch import Tensor
 
@@ -25,7 +25,6 @@ from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling.scheduler import KvPool
-from engines.dllm.sequence import cache_rows
 from engines.runtime.noise import row_keys
 
 LOGITS = (0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 0.25, 1.0)
@@ -251,7 +250,7 @@ def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, in
     arrivals = [
         (draw(st.integers(0, 8)), draw(sampled_requests(model, chosen, i))) for i in range(draw(st.integers(2, 5)))
     ]
-    largest = max(cache_rows(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
+    largest = max(rows_of(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=32 + draw(st.sampled_from((0, 7, 400))),
         max_num_logits=draw(st.sampled_from((1, 5, 8, 64))),

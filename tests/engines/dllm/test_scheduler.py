@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engine_runs import free_runs
+from support.engine_runs import free_runs, rows_of
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
@@ -15,7 +15,6 @@ from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
-from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 
 MAX_TOTAL = 60
@@ -118,7 +117,7 @@ def cases(draw: st.DrawFn, scheduler: str | None = None) -> Case:
         scheduler=scheduler or draw(st.sampled_from(("phase", "phase", "request"))),
         sparsity=sparsity,
     )
-    kv_rows = max(cache_rows(request, sparsity) for _, request in arrivals)
+    kv_rows = max(rows_of(request, sparsity) for _, request in arrivals)
     kv_rows += 9 * MAX_TOTAL if is_crowded else draw(st.integers(0, 4 * MAX_TOTAL))
     return Case(config=config, kv_rows=kv_rows, arrivals=arrivals, salt=draw(st.integers(0, 99)))
 
@@ -229,7 +228,7 @@ def test_rows_are_disjoint_and_inside_the_pool(case):
 
 @given(cases())
 def test_a_block_and_its_kept_rows_fit_what_was_reserved(case):
-    reserved = {r.request_id: cache_rows(r, case.config.sparsity) for _, r in case.arrivals}
+    reserved = {r.request_id: rows_of(r, case.config.sparsity) for _, r in case.arrivals}
     most: dict[int, int] = {}
     for step in drive(case.scheduler(), case.arrivals, case.passing):
         for item in step.plan.items:
@@ -314,13 +313,13 @@ def test_what_could_never_run_is_refused_at_once(kind, limits, request_, says):
     assert "\n" not in str(refused.value)
     assert [s.request for s in scheduler.running] == [running]
     assert [s.request for s in scheduler.waiting] == [waiting]
-    assert scheduler.pool.used_rows == cache_rows(running, SparsityConfig())
+    assert scheduler.pool.used_rows == rows_of(running, SparsityConfig())
 
 
 def test_the_largest_request_that_fits_is_taken():
     scheduler = scheduler_of(PhaseScheduler, max_num_batched_tokens=76)
     largest = request_of(68)
-    assert cache_rows(largest, SparsityConfig()) == 40
+    assert rows_of(largest, SparsityConfig()) == 40
     assert len(drive(scheduler, [(0, largest)], lambda i, n: 1)) == 8
 
 
@@ -347,7 +346,7 @@ def static(batch_size: int, kv_rows: int = 1000, **config: int) -> StaticBatchSc
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 200))
 def test_a_static_batch_starts_and_ends_together(prompts, batch_size, spare):
     arrivals = [(i, request_of(n, request_id=i)) for i, n in enumerate(prompts)]
-    largest = max(cache_rows(request, SparsityConfig()) for _, request in arrivals)
+    largest = max(rows_of(request, SparsityConfig()) for _, request in arrivals)
     scheduler = static(batch_size, kv_rows=largest + spare)
     started = []
     for step in drive(scheduler, arrivals, lambda i, n: 1):
@@ -372,7 +371,7 @@ def test_slabs_of_a_static_batch_are_equal_and_adjacent():
         scheduler.submit(request_of(n, request_id=i))
     plan = scheduler.schedule()
     assert plan is not None
-    slab = cache_rows(request_of(40), SparsityConfig())
+    slab = rows_of(request_of(40), SparsityConfig())
     assert [item.kv_start for item in plan.items] == [0, slab, 2 * slab]
 
 

@@ -5,13 +5,14 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine_runs import rows_of
 
 from baselines.dllm.registry import method
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
-from engines.dllm.sequence import Sequence, cache_rows, steps_per_block
+from engines.dllm.sequence import Sequence, steps_per_block
 from engines.errors import UserError
 
 
@@ -169,7 +170,7 @@ def test_a_suffix_window_by_hand():
         ("build", 12, 12, 12, 9),
         *[("reuse", 12, 12, 3, 9)] * 2,
     ]
-    assert sequence.kv_rows == cache_rows(request, sparsity, "suffix") == 12
+    assert sequence.kv_rows == rows_of(request, sparsity, "suffix") == 12
 
 
 @given(st.integers(1, 40), st.integers(1, 60))
@@ -210,7 +211,7 @@ def test_rows_held_for_life(generation, prompt_len, ratio, selection):
         length = min(generation.block_length, generation.gen_length - b * generation.block_length)
         outside = request.total_len - length
         needed.append(length + (outside if selection == "dense" else max(1, int(outside * ratio))))
-    assert cache_rows(request, sparsity) == max(needed)
+    assert rows_of(request, sparsity) == max(needed)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine_runs import rows_of
 from support.graph_recorders import EagerRecorder
 from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
@@ -19,7 +20,6 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.dllm.sequence import cache_rows
 
 CONFIG = EngineConfig(
     max_num_batched_tokens=400, max_num_logits=64, max_num_seqs=6, max_model_len=100, attention_backend="sdpa-padded"
@@ -48,7 +48,7 @@ def serve(executor: TorchExecutor, requests: Sequence[Request]) -> tuple[list[ob
 
 
 def pool_rows(requests: Sequence[Request], config: EngineConfig) -> int:
-    return sum(cache_rows(request, config.sparsity) for request in requests)
+    return sum(rows_of(request, config.sparsity) for request in requests)
 
 
 @settings(max_examples=15)
