@@ -23,7 +23,7 @@ from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
-from repro.runs.metrics import throughput_tok_s
+from repro.runs.metrics import served_per_second
 from repro.runs.store import StoredRun
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import platform
@@ -298,7 +298,7 @@ class Calibrating:
             cell, key = job.experiment.cell, (job.name, repr(calibration))
             if key not in self._simulated:
                 again = simulated(cell, calibration)
-                self._simulated[key] = throughput_tok_s(again.run())
+                self._simulated[key] = served_per_second(again.run(), "output_len")
             if predicted := self._simulated[key]:
                 model = run.manifest["facts"]["model"]
                 found.append(

@@ -16,7 +16,7 @@ from engines.errors import UserError
 from engines.hardware.roofline import Calibration
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.runs.metrics import throughput_tok_s
+from repro.runs.metrics import served_per_second
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
 from repro.workloads.workload import Workload
@@ -151,7 +151,7 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
     deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(fitted))
     assert isinstance(deployment, Deployment)
     assert isinstance(workload, Workload)
-    reached = throughput_tok_s(replace(deployment, calibration=calibration).run(workload))
+    reached = served_per_second(replace(deployment, calibration=calibration).run(workload), "output_len")
     assert reached is not None, "every request of a simulated cell finishes"
     return reached
 

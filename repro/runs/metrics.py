@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,13 +66,11 @@ def window_s(record: RunRecord) -> float | None:
     return span if span > 0 else None
 
 
-def throughput_tok_s(record: RunRecord) -> float | None:
-    lengths = floats(record.requests["output_len"])[is_ok(record)]
-    return per_second(int(lengths.sum()), window_s(record))
-
-
-def request_throughput(record: RunRecord) -> float | None:
-    return per_second(status_counts(record)["ok"], window_s(record))
+def served_per_second(record: RunRecord, column: str | None = None) -> float | None:
+    """Ok requests, or the sum of what they have of a column of whole numbers, a second."""
+    ok = is_ok(record)
+    amount = int(ok.sum()) if column is None else int(floats(record.requests[column])[ok].sum())
+    return per_second(amount, window_s(record))
 
 
 def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
@@ -169,9 +168,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_requests", "requests", "by status: ok, failed, unfinished", "never", status_counts),
     Metric("window_s", "s", "last finish of ok requests - first arrival", _NO_WINDOW, window_s),
     Metric(
-        "throughput_tok_s", "tokens/s", "sum of output_len over ok requests / window_s", _NO_WINDOW, throughput_tok_s
+        "throughput_tok_s",
+        "tokens/s",
+        "sum of output_len over ok requests / window_s",
+        _NO_WINDOW,
+        partial(served_per_second, column="output_len"),
     ),
-    Metric("request_throughput", "requests/s", "ok requests / window_s", _NO_WINDOW, request_throughput),
+    Metric("request_throughput", "requests/s", "ok requests / window_s", _NO_WINDOW, served_per_second),
     _of_times("e2el_s", "finished"),
     _of_times("ttft_s", "first output"),
     _of_times("queue_wait_s", "admitted"),

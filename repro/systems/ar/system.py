@@ -13,8 +13,7 @@ from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
-from repro.systems.ar.family import AR
-from repro.systems.ar.log import tables_of
+from repro.systems.ar.family import AR, tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Placed, parse_deployment, planned, searched
 from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import ClusterKnobs, Settings, resolve, sessions_of

@@ -37,8 +37,8 @@ from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
 from engines.runtime.machine import machine_memory_bytes
 from engines.runtime.memory_limit import check_memory, limit_memory
-from repro.systems.dllm import packed, static
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm import static
+from repro.systems.dllm.deployment import Deployment, pool_rows
 from repro.systems.dllm.settings import Settings
 
 ModelKey = tuple[str, str, str, str, str]
@@ -213,7 +213,7 @@ def _with_measured_pool(deployment: Deployment, model: DiffusionModel, group: Te
         # What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output.
         rows = min(MAX_ROWS + sum(ROWS) // 2, config.max_num_batched_tokens)
         graphs = peak.activation_bytes * rows // config.max_num_batched_tokens
-    kv_rows, plan = packed.pool(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
+    kv_rows, plan = pool_rows(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
     facts = {
         "kv_rows": kv_rows,
         "measured_activation_bytes": peak.activation_bytes,

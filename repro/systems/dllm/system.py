@@ -16,8 +16,8 @@ from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm import packed, static
-from repro.systems.dllm.deployment import ON_TORCH, Deployment
+from repro.systems.dllm import static
+from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload
@@ -104,7 +104,7 @@ class DllmSystem:
         deployment = Deployment(
             method=self.method, settings=settings, sampler=sampler, batching=batching, config=config
         )
-        return (packed if batching.kind == "packed" else static).planned(deployment, lengths)
+        return (plan_packed if batching.kind == "packed" else static.planned)(deployment, lengths)
 
 
 def dllm_system(name: str) -> DllmSystem:

@@ -1,26 +1,93 @@
-"""The family of prefill systems, turns of conversations on prefill instances: what is read off turns and steps (LAPS §4), and what is
-checked of a run. TTFT is first token - arrival; shares are in [0, 1].
+"""The family of prefill systems, turns of conversations on prefill instances: a run's tables, what is read off turns and steps (LAPS
+§4), and what is checked of a run. TTFT is first token - arrival; shares are in [0, 1].
 
-All metrics are over the turns that count (repro.systems.laps.log), but for padding, graphs and busy time, which are over all steps. A
-turn that never had its first token misses the objective.
+A request is one turn, done with its first token. The window opens when a tenth of the turns have arrived. In a closed loop it closes
+when a client finds no further conversation, so that all clients are busy in it; in an open one with the last arrival. Requests that
+arrive in it count, however late they finish. All metrics are over the turns that count, but for padding, graphs and busy time, which
+are over all steps. A turn that never had its first token misses the objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import fsum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.ar.metrics import Floats
 from engines.ar.record import rows_of
+from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
 from repro.runs.metrics import Metric, distribution, metric
-from repro.runs.record import RunRecord, Table
-from repro.systems.laps.log import INSTANCES, MOVES, REQUEST_COLUMNS, STEPS, TABLES
-from repro.systems.simulated import column, known
+from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
+from repro.systems.simulated import column, known, request_table
+
+STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
+
+REQUEST_COLUMNS: tuple[Column, ...] = (
+    Column("session_id", "int", "the conversation it is a turn of"),
+    Column("turn", "int", "0 is the first"),
+    Column("length_class", "str", "short or long, by the run's boundary"),
+    Column("history", "int", "tokens whose K/V was there"),
+    Column("instance", "int", "where it was prefilled", nullable=True),
+    Column("violated", "bool", "whether its first token came later than the objective allows, or never"),
+    Column("counted", "bool", "whether it arrived in the measured window"),
+)
+TABLES: Mapping[str, tuple[Column, ...]] = {
+    STEPS: columns_of(StepRow),
+    MOVES: columns_of(MoveRow),
+    INSTANCES: columns_of(InstanceRow),
+}
+WARM_UP = 0.1
+"""Share of the turns that arrive before the window opens."""
+
+
+class Window(NamedTuple):
+    """Arrivals in [start_s, end_s) count."""
+
+    start_s: float
+    end_s: float
+
+
+def window_of(requests: Table, end_s: float, last_sessions: Sequence[int] = ()) -> Window:
+    """Closes when the first of the closed loops, whose last conversations these are, runs out, or the run ends before that; with the
+    last arrival where there are none."""
+    closes_s = max(requests["arrival_s"], default=0.0)
+    if last_sessions:
+        turns = rows_of(requests, "session_id", "turn", "arrival_s")
+        begun = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
+        closes_s = min(begun.get(session, end_s) for session in last_sessions)
+    before = sorted(time for time in requests["arrival_s"] if time <= closes_s)
+    return Window(before[int(WARM_UP * len(before))], closes_s) if before else Window(0.0, 0.0)
+
+
+def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
+    requests = run.requests
+    finished = requests["finished_s"]
+    arrival = np.asarray(requests["arrival_s"], dtype=np.float64)
+    counted = (window.start_s <= arrival) & (arrival < window.end_s)
+    is_done = [stamp is not None for stamp in finished]
+    return {
+        REQUESTS: request_table(
+            request_id=requests["request_id"],
+            arrival_s=requests["arrival_s"],
+            admitted_s=requests["started_s"],
+            first_output_s=finished,
+            finished_s=finished,
+            prompt_len=requests["tokens"],
+            output_len=[1] * len(finished),
+            status=["ok" if done else "unfinished" for done in is_done],
+            violated=[bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
+            counted=counted.tolist(),
+            **{name: requests[name] for name in ("session_id", "turn", "length_class", "history", "instance")},
+        ),
+        STEPS: run.steps,
+        MOVES: run.moves,
+        INSTANCES: run.instances,
+    }
+
 
 _Mask = npt.NDArray[np.bool_]
 BUCKETS: tuple[tuple[str, int, float], ...] = (

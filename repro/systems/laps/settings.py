@@ -79,13 +79,6 @@ class InstanceKnobs(ArrivalKnobs, Checked):
     transient: bool = False
     """Accept a rate that the instances cannot serve."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.min_tokens is None or self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: exchange them",
-        )
-
 
 SHORT_PROMPT = 63
 """Most tokens of a short prompt in LAPS Figures 1 and 3."""
@@ -135,10 +128,10 @@ class Settings:
 
     @property
     def cost(self) -> StepTimes:
+        """Measured, what stands for it until a run has an instance."""
         if self.is_simulated:
             return self.roofline
-        assert self.instance is not None, "only a run has a measured instance"
-        return self.instance.cost
+        return UNMEASURED if self.instance is None else self.instance.cost
 
     @property
     def roofline(self) -> PrefillCost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from engines.errors import require
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
-from engines.policies.step import StepTimes
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
-from repro.systems.laps.family import PREFILL
-from repro.systems.laps.log import closing_s, tables_of, window_of
+from repro.systems.laps.family import PREFILL, tables_of, window_of
 from repro.systems.laps.part import PrefillPart
-from repro.systems.laps.settings import UNMEASURED, InstanceKnobs, Settings, part_of, resolve
+from repro.systems.laps.settings import InstanceKnobs, Settings, part_of, resolve
 from repro.systems.laps.workload import PrefillWorkload, draw_workload
 from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
@@ -44,10 +42,10 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
     def facts(self) -> Mapping[str, Any]:
         return {"num_instances": self.settings.num_instances}
 
-    def cluster(self, settings: Settings, cost: StepTimes) -> PrefillCluster:
+    def cluster(self, settings: Settings) -> PrefillCluster:
         return PrefillCluster(
             system=self.build(settings, dict(self.options)),
-            cost=cost,
+            cost=settings.cost,
             num_instances=settings.num_instances,
             slo_s=settings.slo_s,
             boundary=settings.boundary,
@@ -55,18 +53,15 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
             reprefills_answer=settings.reprefills_answer,
         )
 
-    def serving(self) -> AbstractContextManager[Settings]:
-        """In its body there is an instance to measure on, where it is not simulated."""
-        if self.settings.is_simulated:
-            return nullcontext(self.settings)
-        serving: AbstractContextManager[Settings] = import_module(_ON_TORCH).serving(self.settings)
-        return serving
-
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         config, part = workload.config, self.settings.part
         until_s = _until_s(workload, self.settings.decode)
-        with self.serving() as settings:
-            cluster = self.cluster(settings, settings.cost)
+        is_simulated = self.settings.is_simulated
+        # In its body there is an instance to measure on, where it is not simulated.
+        with (
+            nullcontext(self.settings) if is_simulated else import_module(_ON_TORCH).serving(self.settings) as settings
+        ):
+            cluster = self.cluster(settings)
             if settings.decode == "none":
                 run = cluster.simulate(workload.arrivals, until_s=until_s)
             else:
@@ -74,7 +69,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
                     cluster, settings.roofline, workload, settings.decode, settings.kv_capacity, until_s=until_s
                 )
         last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
-        window = window_of(run.requests["arrival_s"], closing_s(run, last))
+        window = window_of(run.requests, run.facts["end_s"], last)
         constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
         facts = {
             "num_instances": settings.num_instances,
@@ -145,14 +140,13 @@ class PrefillSystemEntry(PolicySystem[Build]):
             obtained="simulated" if settings.is_simulated else "measured",
             modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
         )
-        cost: StepTimes = settings.cost if settings.is_simulated else UNMEASURED
-        deployment.cluster(settings, cost).system.make_batching()  # shows wrong options before any run
+        deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
         workload = draw_workload(settings.workload)
-        most = settings.kv_capacity
+        longest, most = max(each.longest_tokens for each in workload.streams), settings.kv_capacity
         where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
         require(
-            workload.longest_tokens <= most,
-            f"dataset={cell.dataset.lower()!r} has a conversation of {workload.longest_tokens} tokens and {where} holds "
+            longest <= most,
+            f"dataset={cell.dataset.lower()!r} has a conversation of {longest} tokens and {where} holds "
             f"{most}: shorten it, or use a smaller model",
         )
         return deployment, workload

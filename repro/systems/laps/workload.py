@@ -54,10 +54,6 @@ class PrefillWorkload:
             for each, stream in zip(self.streams, config.streams, strict=True)
         )
 
-    @property
-    def longest_tokens(self) -> int:
-        return max(each.longest_tokens for each in self.streams)
-
 
 _conversations = kept(maxsize=256)(draw_conversations)
 """Runs at other rates and with other clients have the same ones."""

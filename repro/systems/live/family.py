@@ -9,9 +9,8 @@ from typing import Any
 from repro.runs.family import Shown
 from repro.runs.metrics import Metric, distribution, metric, per_second, window_s
 from repro.runs.record import RunRecord
-from repro.systems.ar.family import AR, slo_attainment
+from repro.systems.ar.family import AR, ROUNDS, slo_attainment
 from repro.systems.ar.family import round_ttft_s as ttft_of
-from repro.systems.ar.log import ROUNDS
 from repro.systems.simulated import known
 
 

@@ -142,7 +142,9 @@ class ConversationConfig(Checked):
         object.__setattr__(self, "dataset", self.dataset.lower())
         require(self.path is None or self.source == "local", f"path={self.path!r} has no effect with source='embedded'")
         low, high = self.band
-        require(1 <= low <= high, f"low={self.low}, high={self.high}: prompts need 1 <= low <= high tokens")
+        require(
+            1 <= low <= high, f"min_tokens={self.low} is more than max_tokens={self.high}, or below 1: exchange them"
+        )
 
     @property
     def is_banded(self) -> bool:
@@ -185,6 +187,10 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         )
         for index, chat in enumerate(chats)
     )
+    prompts = {
+        "first": [session.rounds[0].prefill_tokens for session in sessions],
+        "later": [turn.prefill_tokens for session in sessions for turn in session.rounds[1:]],
+    }
     return SessionWorkload(
         name=card.name,
         sessions=sessions,
@@ -192,19 +198,9 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
             **vars(origin),
             description=description,
             checksum=checksum(f"{each.session_id}|{each.rounds}" for each in sessions),
-            shares=_short_shares(sessions),
+            shares={name: sum(tokens < SHORT for tokens in each) / len(each) for name, each in prompts.items() if each},
         ),
     )
-
-
-def _short_shares(sessions: tuple[Session, ...]) -> dict[str, float]:
-    first = [session.rounds[0].prefill_tokens for session in sessions]
-    later = [turn.prefill_tokens for session in sessions for turn in session.rounds[1:]]
-    return {
-        name: sum(tokens < SHORT for tokens in prompts) / len(prompts)
-        for name, prompts in (("first", first), ("later", later))
-        if prompts
-    }
 
 
 # -- generator ----------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
-from repro.systems.ar.family import AR
-from repro.systems.ar.log import observed_of
+from repro.systems.ar.family import AR, observed_of
 from repro.systems.ar.plans import Ground, candidates, parse_deployment
 from repro.systems.ar.platforms import PAPER_OBJECTIVES
 from repro.systems.ar.settings import profiled_context

@@ -9,8 +9,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.unit import interleaved
 from repro.systems.laps import on_torch
-from repro.systems.laps.family import PREFILL
-from repro.systems.laps.log import STEPS
+from repro.systems.laps.family import PREFILL, STEPS
 from repro.systems.laps.part import PARTS
 from repro.systems.laps.settings import MEASURED_GRID
 

@@ -13,8 +13,7 @@ from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
-from repro.systems.laps.family import PREFILL, littles_law, tokens_are_whole
-from repro.systems.laps.log import STEPS, Window, window_of
+from repro.systems.laps.family import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
 from repro.workloads.conversations.workload import (
     LANES,
     ConversationConfig,
@@ -182,8 +181,15 @@ def test_a_run_that_loses_tokens_is_found_out():
 
 
 def test_the_window_opens_after_a_tenth_and_closes_where_it_is_told():
-    assert window_of([float(time) for time in range(100)], 50.0) == Window(5.0, 50.0)
-    assert window_of([], 50.0) == Window(0.0, 0.0)
+    turns: dict[str, list[Any]] = {
+        "session_id": list(range(100)),
+        "turn": [0] * 100,
+        "arrival_s": [*map(float, range(100))],
+    }
+    assert window_of(turns, 200.0) == Window(10.0, 99.0)
+    assert window_of(turns, 200.0, [50, 60]) == Window(5.0, 50.0)
+    assert window_of(turns, 200.0, [100]) == Window(10.0, 200.0), "a conversation that never began"
+    assert window_of({"arrival_s": []}, 200.0) == Window(0.0, 0.0)
 
 
 def conversations(num_turns: int, seed: int) -> Conversations:
