@@ -23,6 +23,7 @@ from engines.ar.cost import Hardware, Link
 from engines.ar.deployment import GPUS_PER_SERVER
 from engines.errors import require
 from engines.least_squares import least_squares
+from engines.policies.step import Chunk
 
 Floats = npt.NDArray[np.float64]
 
@@ -216,10 +217,11 @@ class SimulatedProfile:
 
     def prefill_s(self, history: int, tokens: int, degree: int) -> float:
         """On a decode worker. What a remote prefill adds besides its transfers the model does not know (eqs. 1, 2)."""
-        return self.hardware.cost(degree).prefill_s(history, tokens)
+        return self.hardware.cost(degree).step_s((Chunk(history, tokens),), 0, 0)
 
     def decode_s(self, batch: int, context: int, degree: int) -> float:
-        return self.hardware.cost(degree).decode_s(batch, batch * context)
+        base_s, slope_s, floor_s = self.hardware.cost(degree).decode_line(batch)
+        return max(base_s + slope_s * (batch * context), floor_s)
 
     def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
         return self.hardware.links.transfer_s(tokens, self.link, source_degree, target_degree)

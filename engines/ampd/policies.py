@@ -149,17 +149,12 @@ class ReorderingQueue(PrefillQueue):
         self.ttft_s, self.w = ttft_s, w
         self._peeked: tuple[float, list[PrefillTask], tuple[int, ...]] | None = None
 
-    def push(self, task: PrefillTask) -> None:
-        self._peeked = None
-        super().push(task)
-
     def peek(self, now: float) -> PrefillTask:
         """The first of the window's best ordering, which is not searched again where the same was asked before."""
-        if self._peeked is None or self._peeked[0] != now:
-            window = list(islice(self._tasks, self.w))  # line 1
+        window = list(islice(self._tasks, self.w))  # line 1
+        if self._peeked is None or self._peeked[:2] != (now, window):
             self._peeked = now, window, best_ordering(window, now, self.ttft_s, self.w)
-        _, window, ordering = self._peeked
-        return window[ordering[0]]
+        return window[self._peeked[2][0]]
 
     def take(self, now: float) -> PrefillTask:
         """Algorithm 2: the head of the queue takes the chosen order and its first task leaves."""

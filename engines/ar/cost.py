@@ -179,9 +179,6 @@ class WorkerCost:
         self._matrices = {0: 0.0}
         self._lines: dict[int, DecodeLine] = {}
 
-    def prefill_s(self, history: int, tokens: int) -> float:
-        return self.step_s((Chunk(history, tokens),), 0, 0)
-
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         require(mode is None, f"mode={mode!r}: this cost model knows one way to run a step")
         rows = pairs = kv_rows = 0
@@ -205,11 +202,6 @@ class WorkerCost:
             line = DecodeLine(gpu_s + fixed, max(self._pair_s, self._kv_s), self._launch_s + fixed)
             self._lines[decoding] = line
         return line
-
-    def decode_s(self, decoding: int, context: int) -> float:
-        """A decode step, seconds."""
-        base, slope, floor = self.decode_line(decoding)
-        return max(base + slope * context, floor)
 
     def _matrix_s(self, rows: int) -> float:
         found = self._matrices.get(rows)

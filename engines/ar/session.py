@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -71,16 +71,6 @@ class OpenLoop:
     sessions: Iterable[Session]
     """In rising order of ``arrival_s``; drawn one at a time, so a generator will do."""
 
-    def __iter__(self) -> Iterator[Session]:
-        last = 0.0
-        for session in self.sessions:
-            require(
-                session.arrival_s >= last,
-                f"session {session.session_id}: arrival_s={session.arrival_s} is before {last}: sort the sessions",
-            )
-            last = session.arrival_s
-            yield session
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedLoop:
@@ -138,6 +128,8 @@ class EventLoop:
 
 class _Arriving(Protocol):
     @property
+    def session_id(self) -> int: ...
+    @property
     def arrival_s(self) -> float: ...
 
 
@@ -159,6 +151,10 @@ class OpenArrivals(Generic[Item]):
         if following is None:
             self.is_over = True
         else:
+            require(
+                following.arrival_s >= self._loop.now,
+                f"session {following.session_id}: arrival_s={following.arrival_s} is before {self._loop.now}: sort what arrives",
+            )
             self._loop.at(following.arrival_s, self._due, following)
         if item is not None:
             self._arrive(item)

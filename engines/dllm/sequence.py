@@ -99,6 +99,7 @@ class Sequence:
         self._enter(0)
         self.kv_rows = cache_rows(request.total_len, request.generation, sparsity, rule.window) if rule.caches else 0
         self.kv_start = -1
+        """-1 until it is admitted and its rows are reserved; without a cache there are none, and they are reserved all the same."""
         self.stop: int | None = None
         self.num_steps = 0
         self.held: tuple[Phase, ...] = ()
@@ -117,11 +118,6 @@ class Sequence:
         self.masks_left = self.block_end - self.block_start
         context = self.total_len - (self.window_end - self.block_start)
         self.kept_rows = self.sparsity.kept_rows(context) if self.rule.caches else 0
-
-    @property
-    def is_admitted(self) -> bool:
-        """Whether its rows are reserved; without a cache there are none, and they are reserved all the same."""
-        return self.kv_start >= 0
 
     @property
     def is_finished(self) -> bool:

@@ -6,7 +6,7 @@ The batching policies and routers are the ones a real engine runs; only the cost
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -45,21 +45,6 @@ class OpenTurns:
 
     turns: Iterable[Turn]
     """In rising order of ``arrival_s``."""
-
-    def __iter__(self) -> Iterator[Turn]:
-        last_s = 0.0
-        for turn in self.turns:
-            if not (turn.arrival_s >= last_s):
-                raise UserError(
-                    f"session {turn.session_id}: arrival_s={turn.arrival_s} is before {last_s}: sort the turns"
-                )
-            if turn.tokens < 1 or turn.history < 0 or not 0 <= turn.answered <= turn.history:
-                raise UserError(
-                    f"session {turn.session_id} turn {turn.turn}: tokens={turn.tokens}, history={turn.history}, "
-                    f"answered={turn.answered}: a turn has at least one token, and its answer is part of the history"
-                )
-            last_s = turn.arrival_s
-            yield turn
 
 
 PrefillArrivals = OpenTurns | OpenLoop | ClosedLoop
@@ -157,18 +142,32 @@ class _PrefillSimulation:
             self._controller = PressureController(spatial.controller)
 
     def run(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun:
+        """Until all have finished or ``until_s``, and what is left of it."""
         for place, stream in enumerate(streams):
             begin = partial(self._begin, place)
             if isinstance(stream, ClosedLoop):
                 self._clients[place] = Clients(self.loop, stream, begin)
             elif isinstance(stream, OpenLoop):
-                OpenArrivals(self.loop, stream, begin)
+                OpenArrivals(self.loop, stream.sessions, begin)
             else:
-                OpenArrivals(self.loop, stream, self._arrive)
+                OpenArrivals(self.loop, stream.turns, self._arrive)
         if self._controller is not None:
             self.loop.at(self._controller.config.period_s, self._control)
         self.loop.run(until_s)
-        return self._record()
+        now = self.loop.now
+        for row in self._requests:
+            if row.finished_s is None and row.deadline_s is not None and row.deadline_s < now:
+                row.violated = True
+        steps = sorted(
+            (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
+        )
+        return PrefillRun(
+            requests=table_of(RequestRow, self._requests),
+            steps=table_of(StepRow, steps),
+            moves=table_of(MoveRow, self._moves),
+            instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
+            facts={"end_s": now, "num_events": self.loop.num_events},
+        )
 
     # ---- arrivals ------------------------------------------------------------------------------------------
 
@@ -186,6 +185,11 @@ class _PrefillSimulation:
     def _arrive(self, due: Turn) -> None:
         cluster, now = self._cluster, self.loop.now
         _, session_id, turn, history, tokens, answered = due
+        if tokens < 1 or history < 0 or not 0 <= answered <= history:
+            raise UserError(
+                f"session {session_id} turn {turn}: tokens={tokens}, history={history}, answered={answered}: a turn has at least "
+                "one token, and its answer is part of the history"
+            )
         if cluster.reprefills_answer:
             history, tokens = history - answered, tokens + answered
         task = PrefillTask(
@@ -305,24 +309,6 @@ class _PrefillSimulation:
             mover.withdraw(task)
         for task in waiting:
             self._send(task)
-
-    # ---- record ---------------------------------------------------------------------------------------------------
-
-    def _record(self) -> PrefillRun:
-        now = self.loop.now
-        for row in self._requests:
-            if row.finished_s is None and row.deadline_s is not None and row.deadline_s < now:
-                row.violated = True
-        steps = sorted(
-            (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
-        )
-        return PrefillRun(
-            requests=table_of(RequestRow, self._requests),
-            steps=table_of(StepRow, steps),
-            moves=table_of(MoveRow, self._moves),
-            instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
-            facts={"end_s": now, "num_events": self.loop.num_events},
-        )
 
 
 @dataclass(slots=True)

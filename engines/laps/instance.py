@@ -76,7 +76,8 @@ class PrefillInstance(Worker):
     # ---- events -----------------------------------------------------------------------------------------
 
     def enqueue(self, task: PrefillTask) -> None:
-        self._own(task)
+        self.num_requests += 1
+        self.backlog_tokens += task.tokens
         super().enqueue(task)
 
     def withdraw(self, task: PrefillTask) -> None:
@@ -86,15 +87,12 @@ class PrefillInstance(Worker):
         self.num_requests -= 1
         self.backlog_tokens -= task.tokens
 
-    def _own(self, task: PrefillTask) -> None:
-        self.num_requests += 1
-        self.backlog_tokens += task.tokens
-
     def _start(self, plan: StepPlan) -> None:
         if self._pulls:
             for task, _ in plan.shares:
                 if task.computed == 0:
-                    self._own(task)
+                    self.num_requests += 1
+                    self.backlog_tokens += task.tokens
         super()._start(plan)
 
     def _finish(self, plan: StepPlan) -> None:

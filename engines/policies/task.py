@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from engines.knobs import Checked, Range
@@ -52,14 +52,14 @@ class Slo(Checked):
     itl_s: Annotated[float, Range(above=0)]
 
 
+@dataclass(slots=True, eq=False)
 class PrefillQueue:
     """First come, first served."""
 
-    def __init__(self) -> None:
-        self._tasks: deque[PrefillTask] = deque()
-        self.backlog_s = 0.0
-        """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
-        self.backlog_tokens = 0
+    backlog_s: float = 0.0
+    """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
+    backlog_tokens: int = 0
+    _tasks: deque[PrefillTask] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -90,12 +90,11 @@ class PrefillQueue:
         return task
 
 
+@dataclass(slots=True, eq=False)
 class OpenQueue(PrefillQueue):
     """First come, first served; any task can be taken out of turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: dict[int, PrefillTask] = {}
+    _waiting: dict[int, PrefillTask] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._waiting)

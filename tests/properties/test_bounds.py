@@ -56,14 +56,18 @@ def model_of(sizes: int) -> object:
 
 def turn_of(**fields: int) -> object:
     given = {"history": 9, "tokens": 1, "answered": 0, **fields}
-    return list(OpenTurns(turns=[Turn(0.0, 0, 0, given["history"], given["tokens"], given["answered"])]))
+    return cluster_of().simulate(
+        OpenTurns(turns=[Turn(0.0, 0, 0, given["history"], given["tokens"], given["answered"])])
+    )
 
 
 def arrivals_at(*times_s: float) -> object:
-    return list(OpenTurns(turns=[Turn(time_s, index, 0, 0, 1) for index, time_s in enumerate(times_s)]))
+    return cluster_of().simulate(
+        OpenTurns(turns=[Turn(time_s, index, 0, 0, 1) for index, time_s in enumerate(times_s)])
+    )
 
 
-def cluster_of(**fields: Any) -> object:
+def cluster_of(**fields: Any) -> PrefillCluster:
     return PrefillCluster(system=laps(LINEAR_MODEL), cost=LINEAR_MODEL, **fields)
 
 
@@ -187,7 +191,7 @@ def test_bounds(make, name, inside, outside):
 def test_turns_may_arrive_together_and_not_backwards():
     arrivals_at(0.0, 0.0, 1.0, 1.0)
     for times_s in ((-0.1,), (0.0, 1.0, 0.9), (math.nan,)):
-        with pytest.raises(UserError, match="sort the turns"):
+        with pytest.raises(UserError, match="sort what arrives"):
             arrivals_at(*times_s)
 
 

@@ -12,7 +12,7 @@ from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ar.cluster.cluster import NEVER, Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.worker import PrefillWorker
-from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, Hardware, KvLinks, Link
+from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, Hardware, KvLinks, Link, WorkerCost
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Round, Session
 from engines.hardware.catalogue import H20
@@ -41,6 +41,17 @@ class LinearCost:
 
     def decode_line(self, decoding: int) -> DecodeLine:
         return DecodeLine(self.decode_s, self.slope_s, self.floor_s)
+
+
+class TimedCost(WorkerCost):
+    """A worker's cost, asked for one prefill alone and one decode step."""
+
+    def prefill_s(self, history: int, tokens: int) -> float:
+        return self.step_s([Chunk(history, tokens)], 0, 0)
+
+    def decode_s(self, decoding: int, context: int) -> float:
+        base_s, slope_s, floor_s = self.decode_line(decoding)
+        return max(base_s + slope_s * context, floor_s)
 
 
 @dataclass(frozen=True)

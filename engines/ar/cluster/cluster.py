@@ -101,11 +101,26 @@ class Simulation:
         if isinstance(arrivals, ClosedLoop):
             self._clients = Clients(self.loop, arrivals, self._arrive)
         else:
-            self._open = OpenArrivals(self.loop, arrivals, self._arrive)
+            self._open = OpenArrivals(self.loop, arrivals.sessions, self._arrive)
         self.loop.run(self._stop.until_s)
         if self._stop_reason is None and (self._lives or not (self._open is None or self._open.is_over)):
             self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
-        return self._record()
+        workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
+        span_s = self._sessions[-1].arrival_s if self._sessions and self._clients is None else 0.0
+        return ClusterRun(
+            sessions=table_of(SessionRow, self._sessions),
+            rounds=table_of(RoundRow, self._rounds),
+            tasks=table_of(TaskRow, self._tasks),
+            transfers=table_of(TransferRow, self._transfers),
+            workers=table_of(WorkerRow, workers),
+            gaps=gaps_of([home.log for home in self._homes]),
+            facts={
+                "num_events": self.loop.num_events,
+                "end_s": self.loop.now,
+                "stop_reason": self._stop_reason,
+                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), span_s),
+            },
+        )
 
     # ---- sessions --------------------------------------------------------------------------------------
 
@@ -275,24 +290,6 @@ class Simulation:
             )
         )
         return end_s
-
-    def _record(self) -> ClusterRun:
-        workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
-        span_s = self._sessions[-1].arrival_s if self._sessions and self._clients is None else 0.0
-        return ClusterRun(
-            sessions=table_of(SessionRow, self._sessions),
-            rounds=table_of(RoundRow, self._rounds),
-            tasks=table_of(TaskRow, self._tasks),
-            transfers=table_of(TransferRow, self._transfers),
-            workers=table_of(WorkerRow, workers),
-            gaps=gaps_of([home.log for home in self._homes]),
-            facts={
-                "num_events": self.loop.num_events,
-                "end_s": self.loop.now,
-                "stop_reason": self._stop_reason,
-                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), span_s),
-            },
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

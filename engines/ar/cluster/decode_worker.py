@@ -7,6 +7,7 @@ Where the policy names no prefill, the decode batch runs until something interru
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
@@ -119,7 +120,8 @@ class DecodeWorker(Worker):
                 self._schedule_run(self.batch.run(now, steps, self._decode_line(self.batch.size)), steps)
                 break
         self.is_busy = False
-        self._idle(plan)
+        if plan.wake_s is not None:
+            self._loop.at(max(plan.wake_s, now), self._wake, self._version)
 
     def _situation(self, start_s: float) -> Situation:
         if self.batch.size or self.begun:
@@ -247,23 +249,24 @@ def _whole_need(task: PrefillTask) -> int:
     return task.history + task.tokens + 1
 
 
+@dataclass(slots=True, eq=False)
 class Sink:
     """A decode side without contention: every sequence gets a token at a fixed pace, memory has no end.
 
     For studying the prefill side alone: prefill-only instances, queues with a closed form, planning.
     """
 
-    def __init__(
-        self, hub: Simulation, *, worker_id: int, degree: int = 1, itl_s: float = 0.0, server: int = 0
-    ) -> None:
-        self.worker_id, self.degree, self.server = worker_id, degree, server
-        self.num_sessions = 0
-        self.backlog_s = 0.0
-        self.backlog_tokens = 0
-        self.kv_tokens = 0
-        self.kv_capacity = sys.maxsize
-        self.log = TokenLog()
-        self._hub, self._loop, self._itl_s = hub, hub.loop, itl_s
+    hub: Simulation
+    worker_id: int
+    degree: int = 1
+    itl_s: float = 0.0
+    server: int = 0
+    num_sessions: int = 0
+    backlog_s: float = 0.0
+    backlog_tokens: int = 0
+    kv_tokens: int = 0
+    kv_capacity: int = sys.maxsize
+    log: TokenLog = field(default_factory=TokenLog)
 
     def busy_s(self, now: float) -> float:
         return 0.0
@@ -272,7 +275,7 @@ class Sink:
         return 0.0
 
     def windowed_itl_s(self, now: float) -> float:
-        return self._itl_s
+        return self.itl_s
 
     def token_age_s(self, now: float) -> float:
         return 0.0
@@ -291,24 +294,24 @@ class Sink:
 
     def land(self, live: Live, tokens: int) -> None:
         self.kv_tokens += tokens + 1
-        now = self._loop.now
+        now = self.hub.loop.now
         if live.left:
-            self._loop.at(now + live.left * self._itl_s, self._finish, live)
+            self.hub.loop.at(now + live.left * self.itl_s, self._finish, live)
         else:
             self._finish(live)
 
     def _finish(self, live: Live) -> None:
         if live.left:
-            live.token_s = self._loop.now
+            live.token_s = self.hub.loop.now
             self.kv_tokens += live.left
             live.context += live.left
             gaps, counts, start = self.log.gaps, self.log.counts, len(self.log.gaps)
             if live.left > 1:
-                gaps.append(self._itl_s)
+                gaps.append(self.itl_s)
                 counts.append(live.left - 1)
-            self.log.stays.append(Stay(live.row, self._itl_s, start, len(gaps)))
+            self.log.stays.append(Stay(live.row, self.itl_s, start, len(gaps)))
             live.left = 0
-        if not self._hub.round_done(live):
+        if not self.hub.round_done(live):
             self.kv_tokens -= live.context
 
 

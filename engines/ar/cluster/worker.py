@@ -170,8 +170,8 @@ class Worker:
         plan = self._planned(self._loop.now)
         if plan.shares:
             self._start(plan)
-        else:
-            self._idle(plan)
+        elif plan.wake_s is not None:
+            self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
 
     def _planned(self, start_s: float) -> StepPlan:
         """What the policy says of a step that can start then."""
@@ -181,10 +181,6 @@ class Worker:
 
     def _situation(self, start_s: float) -> Situation:
         return Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
-
-    def _idle(self, plan: StepPlan) -> None:
-        if plan.wake_s is not None:
-            self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
 
     def _wake(self, version: int) -> None:
         if version == self._version:
@@ -272,15 +268,12 @@ class PrefillWorker(Worker):
             self._next = plan if plan.shares else None
         super().poke()
 
-    def _boundary(self) -> None:
-        if self._next is None:
-            super()._boundary()
-        else:
-            plan, self._next = self._next, None
-            self._start(plan)
-
     def _planned(self, start_s: float) -> StepPlan:
-        """All history that the step needs is read from now on; what its home has lost is prefilled again."""
+        """What was chosen before, or is now: then all history that it needs is read from now on, and what its home has lost is
+        prefilled again."""
+        if self._next is not None:
+            plan, self._next = self._next, None
+            return plan
         plan = super()._planned(start_s)
         self._ready_s = self._loop.now
         shares = []

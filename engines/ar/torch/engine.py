@@ -118,7 +118,7 @@ class _Run:
         if isinstance(arrivals, ClosedLoop):
             self._clients = Clients(self.loop, arrivals, self._arrive)
         else:
-            OpenArrivals(self.loop, arrivals, self._arrive)
+            OpenArrivals(self.loop, arrivals.sessions, self._arrive)
         worker, reason = self.worker, None
         try:
             while self._turn():

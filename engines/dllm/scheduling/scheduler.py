@@ -205,7 +205,7 @@ class Scheduler(ABC):
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a request and free its rows; one that waits has none."""
-        if sequence.is_admitted:
+        if sequence.kv_start >= 0:
             self.pool.release(sequence.kv_start, sequence.kv_rows)
         del self._by_id[sequence.request.request_id]
 

@@ -70,7 +70,7 @@ class ServedDllm:
         spans: list[tuple[PlanItem, int, int]] = []
         for request_id, told in self._told.items():
             sequence = self._engine.scheduler.find(request_id)
-            if sequence is None or not sequence.is_admitted:
+            if sequence is None or sequence.kv_start < 0:
                 continue
             prompt_len = sequence.request.prompt_len
             if sequence.block_start > prompt_len + told:

@@ -60,7 +60,7 @@ def sample(seed: int, rate: float = 1.5, num: int = 60) -> OpenLoop:
 
 
 def planning(rate: float = 1.5) -> PlanningWorkload:
-    sessions: tuple[Session, ...] = tuple(sample(9, rate))
+    sessions: tuple[Session, ...] = tuple(sample(9, rate).sessions)
     return PlanningWorkload(sessions=sessions, rate=rate, slo=SLO)
 
 

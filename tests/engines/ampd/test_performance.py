@@ -19,6 +19,7 @@ from engines.ar.cost import CONSTANTS, PHYSICAL, Hardware
 from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
+from engines.policies.step import Chunk
 
 
 @given(st.integers(2, 16), st.floats(0.1, 5), st.floats(0.0, 0.02), st.floats(0.05, 2))
@@ -78,7 +79,7 @@ def test_error_of_the_fit_is_small_and_reported(shape, constants):
     model = profile_hardware(platform, num_gpus=8)
     for degree in platform.degrees():
         fit = model.prefill[degree]
-        times = {(h, t): platform.cost(degree).prefill_s(h, t) for h in HISTORIES for t in TOKENS}
+        times = {(h, t): platform.cost(degree).step_s([Chunk(h, t)], 0, 0) for h in HISTORIES for t in TOKENS}
         errors = [abs(model.prefill_s(h, t, degree) / true - 1) for (h, t), true in times.items()]
         assert max(errors) == pytest.approx(fit.max_error, abs=1e-12)
         assert np.mean(errors) == pytest.approx(fit.mean_error, abs=1e-12)
@@ -89,13 +90,13 @@ def test_error_of_the_fit_is_small_and_reported(shape, constants):
 @settings(max_examples=80)
 @given(st.integers(0, 16_000), st.integers(1, 8000), st.sampled_from((2, 4, 8)))
 def test_fit_holds_between_the_points_of_its_grid(history, tokens, degree):
-    true = PLATFORM.cost(degree).prefill_s(history, tokens)
+    true = PLATFORM.cost(degree).step_s([Chunk(history, tokens)], 0, 0)
     assert MODEL.prefill_s(history, tokens, degree) == pytest.approx(true, rel=0.08)
 
 
 def test_decode_and_transfer_are_profiled_too():
     for batch in BATCHES:
-        true = PLATFORM.cost(4).decode_s(batch, batch * MODEL.decode_context)
+        true = PLATFORM.cost(4).step_s([], batch, batch * MODEL.decode_context)
         assert MODEL.decode_s(batch, 4) == pytest.approx(true, rel=0.05)
     links = PLATFORM.links
     assert MODEL.transfer_s(777, 2, 8) == pytest.approx(links.transfer_s(777, links.intra, 2, 8), rel=1e-6)

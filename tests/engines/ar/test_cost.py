@@ -4,9 +4,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.clusters import hardware
+from support.clusters import TimedCost, hardware
 
-from engines.ar.cost import CONSTANTS, PHYSICAL, TRIAL_R2, WorkerCost, cost_constants
+from engines.ar.cost import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
 from engines.errors import UserError
 from engines.hardware.catalogue import H20, H200, Gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork
@@ -49,7 +49,7 @@ def test_prefill_is_the_roofline_of_one_gpu(shape, gpu, history, tokens):
         num_sequences=1,
     )
     expected = roofline(shape, gpu).step_time(work).total_s
-    assert WorkerCost(shape, gpu, 1, BARE).prefill_s(history, tokens) == pytest.approx(expected, rel=1e-9)
+    assert TimedCost(shape, gpu, 1, BARE).prefill_s(history, tokens) == pytest.approx(expected, rel=1e-9)
 
 
 @given(
@@ -68,7 +68,7 @@ def test_decode_is_the_roofline_of_one_gpu(shape, gpu, batch, context):
         num_sequences=batch,
     )
     expected = roofline(shape, gpu).step_time(work).total_s
-    cost = WorkerCost(shape, gpu, 1, BARE)
+    cost = TimedCost(shape, gpu, 1, BARE)
     assert cost.decode_s(batch, batch * context) == pytest.approx(expected, rel=1e-9)
     assert cost.step_s([], batch, batch * context) == pytest.approx(expected, rel=1e-9)
 
@@ -81,18 +81,18 @@ def test_decode_is_the_roofline_of_one_gpu(shape, gpu, batch, context):
     context=st.integers(1, 10**6),
 )
 def test_decode_line_is_the_step_without_prefills(shape, constants, degree, batch, context):
-    cost = WorkerCost(shape, H20, degree, constants)
+    cost = TimedCost(shape, H20, degree, constants)
     assert cost.decode_s(batch, context) == pytest.approx(cost.step_s([], batch, context), rel=1e-12)
 
 
 def test_prefill_alone_is_a_step_of_one_chunk():
-    cost = WorkerCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2, is_remote=True)
+    cost = TimedCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2, is_remote=True)
     assert cost.prefill_s(900, 321) == cost.step_s([Chunk(900, 321)], 0, 0)
 
 
 def test_decode_step_of_llama_by_hand():
     """TP 4, 35 % of bandwidth: the weights take 25 ms, 8,000 tokens of K/V 0.5 ms, launches less."""
-    cost = WorkerCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2)
+    cost = TimedCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2)
     bandwidth = 4e12 * 0.35 * 4
     weights = (LLAMA_3_1_70B.streamed_weight_bytes_layers() + LLAMA_3_1_70B.streamed_weight_bytes_head) / bandwidth
     kv = (8000 + 8) * 327_680 / bandwidth
@@ -104,20 +104,20 @@ def test_decode_step_of_llama_by_hand():
 
 def test_launches_are_a_floor_and_overheads_come_on_top():
     launching = replace(BARE, layer_launch_s=1e-3, prefill_overhead_s=7e-3, remote_prefill_overhead_s=5e-3)
-    cost = WorkerCost(QWEN2_5_7B, H200, 1, launching)
+    cost = TimedCost(QWEN2_5_7B, H200, 1, launching)
     assert cost.prefill_s(0, 16) == pytest.approx(28e-3 + 7e-3)
-    assert WorkerCost(QWEN2_5_7B, H200, 1, launching, is_remote=True).prefill_s(0, 16) == pytest.approx(28e-3 + 12e-3)
+    assert TimedCost(QWEN2_5_7B, H200, 1, launching, is_remote=True).prefill_s(0, 16) == pytest.approx(28e-3 + 12e-3)
     assert cost.decode_s(1, 100) == pytest.approx(28e-3)
 
 
 def test_two_prefills_in_a_step_share_the_weights():
-    cost = WorkerCost(LLAMA_3_1_70B, H20, 8, PHYSICAL)
+    cost = TimedCost(LLAMA_3_1_70B, H20, 8, PHYSICAL)
     together = cost.step_s([Chunk(0, 8), Chunk(0, 8)], 0, 0)
     assert together < 1.1 * cost.prefill_s(0, 8)
 
 
 def test_experts_are_read_as_they_are_touched():
-    cost = WorkerCost(MIXTRAL_8X7B, H20, 1, BARE)
+    cost = TimedCost(MIXTRAL_8X7B, H20, 1, BARE)
     steps = [cost.decode_s(batch, batch) for batch in (1, 4, 16, 64)]
     assert steps == sorted(steps)
     # One token reads 2 of 8 experts, 64 tokens all of them; FLOPs stay far below.
@@ -125,17 +125,17 @@ def test_experts_are_read_as_they_are_touched():
 
 
 def test_more_gpus_are_faster_but_not_proportionally():
-    times = [WorkerCost(LLAMA_3_1_70B, H20, degree, PHYSICAL).prefill_s(0, 4096) for degree in (1, 2, 4, 8)]
+    times = [TimedCost(LLAMA_3_1_70B, H20, degree, PHYSICAL).prefill_s(0, 4096) for degree in (1, 2, 4, 8)]
     for slow, fast in pairwise(times):
         assert 1 < slow / fast < 2
 
 
 def test_tensor_parallel_loss_slows_every_degree_but_one():
     lossy = replace(BARE, tensor_parallel_loss=0.2)
-    assert WorkerCost(LLAMA_3_1_70B, H20, 1, lossy).prefill_s(0, 999) == WorkerCost(
+    assert TimedCost(LLAMA_3_1_70B, H20, 1, lossy).prefill_s(0, 999) == TimedCost(
         LLAMA_3_1_70B, H20, 1, BARE
     ).prefill_s(0, 999)
-    assert WorkerCost(LLAMA_3_1_70B, H20, 8, lossy).prefill_s(0, 9999) > 1.5 * WorkerCost(
+    assert TimedCost(LLAMA_3_1_70B, H20, 8, lossy).prefill_s(0, 9999) > 1.5 * TimedCost(
         LLAMA_3_1_70B, H20, 8, BARE
     ).prefill_s(0, 9999)
 
@@ -159,14 +159,14 @@ def test_model_that_fits_nowhere_is_refused():
 
 def test_degree_that_does_not_divide_the_heads_is_refused():
     with pytest.raises(UserError, match="degree=3"):
-        WorkerCost(LLAMA_3_1_70B, H20, 3, PHYSICAL)
+        TimedCost(LLAMA_3_1_70B, H20, 3, PHYSICAL)
     with pytest.raises(UserError, match="degree=0"):
-        WorkerCost(LLAMA_3_1_70B, H20, 0, PHYSICAL)
+        TimedCost(LLAMA_3_1_70B, H20, 0, PHYSICAL)
 
 
 def test_mode_of_a_step_is_not_silently_ignored():
     with pytest.raises(UserError, match="mode='graph'"):
-        WorkerCost(QWEN2_5_7B, H200, 1, BARE).step_s([], 1, 1, "graph")
+        TimedCost(QWEN2_5_7B, H200, 1, BARE).step_s([], 1, 1, "graph")
 
 
 def test_constants_are_found_by_name():

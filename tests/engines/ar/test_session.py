@@ -3,7 +3,7 @@ import math
 import pytest
 from support.clusters import session
 
-from engines.ar.session import OpenLoop, Round, Session
+from engines.ar.session import EventLoop, OpenArrivals, OpenLoop, Round, Session
 from engines.errors import UserError
 
 
@@ -21,6 +21,8 @@ def test_impossible_round_is_refused_by_name(entry):
 
 
 def test_open_loop_wants_sessions_in_order():
+    loop = EventLoop()
     unsorted = OpenLoop(sessions=(session(0, 2.0, (1, 1)), session(1, 1.0, (1, 1))))
+    OpenArrivals(loop, unsorted.sessions, print)
     with pytest.raises(UserError, match=r"session 1: arrival_s=1.0 is before 2.0"):
-        list(unsorted)
+        loop.run()

@@ -173,7 +173,7 @@ def test_decode_step_of_a_cluster_is_the_cost_model():
     for step in (5, 20, 60):  # of the sequence that came last
         start, end = token_s[15][step : step + 2]
         context = sum(500 + int((times <= start + 1e-9).sum()) for times in token_s.values())
-        assert end - start == pytest.approx(platform.cost(4).decode_s(16, context), rel=1e-9)
+        assert end - start == pytest.approx(platform.cost(4).step_s([], 16, context), rel=1e-9)
 
 
 def test_placement_puts_the_phases_of_a_server_together():

@@ -215,7 +215,7 @@ def test_a_warm_up_is_left_out():
 def test_bad_cells_are_refused():
     with pytest.raises(UserError, match="use pooling='each'"):
         PrefillCluster(system=laps(MODEL, SPATIAL), cost=COST, num_instances=2, cache="instance")
-    with pytest.raises(UserError, match="sort the turns"):
+    with pytest.raises(UserError, match="sort what arrives"):
         simulate(sglang(), turns((1.0, 5), (0.5, 5)))
     with pytest.raises(UserError, match="part of the history"):
         simulate(sglang(), OpenTurns(turns=[Turn(0.0, 0, 1, 10, 5, 20)]))

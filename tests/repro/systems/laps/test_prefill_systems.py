@@ -199,7 +199,7 @@ def conversations(num_turns: int, seed: int) -> Conversations:
 @given(num_turns=st.integers(1, 900), seed=st.integers(0, 50))
 def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(num_turns, seed):
     drawn = conversations(num_turns, seed)
-    turns = list(open_turns(drawn, POISSON, seed))
+    turns = list(open_turns(drawn, POISSON, seed).turns)
     assert len(turns) == drawn.num_turns
     asked = sorted(turn.prefill_tokens for session in drawn.sessions for turn in session.rounds)
     assert sorted(turn.tokens for turn in turns) == asked
@@ -214,7 +214,7 @@ def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(nu
 
 
 def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares():
-    turns = list(open_turns(conversations(8000, 1), POISSON, 1))
+    turns = list(open_turns(conversations(8000, 1), POISSON, 1).turns)
     for part in (turns[:2000], turns[3000:5000], turns[-2000:]):
         assert np.mean([turn.turn == 0 for turn in part]) == pytest.approx(0.5, abs=0.05)
     gaps = np.diff([turn.arrival_s for turn in turns])
