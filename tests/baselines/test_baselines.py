@@ -138,7 +138,7 @@ def test_fast_dllm_on_llada(folder, model, cache):
 def test_the_caches_of_fast_dllm_give_different_ids(folder):
     """The control of the test above; and parallel decoding takes fewer forwards."""
     different, fewer = 0, 0
-    for seed in range(4):
+    for seed in range(2):
         prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 24, "block_length": 12, "steps": 24}
         found = [
             ask(folder("mha"), "fast-dllm", prompt, {"cache": cache}, **shape) for cache in ("none", "prefix", "dual")
@@ -146,8 +146,8 @@ def test_the_caches_of_fast_dllm_give_different_ids(folder):
         different += len({one.token_ids for one in found}) == 3
         for commit in ({"threshold": 0.4}, {"factor": 1.5}):
             fewer += ask(folder("mha"), "fast-dllm", prompt, {"cache": "dual", **commit}, **shape).forward_passes < 24
-    assert different >= 2
-    assert fewer >= 6
+    assert different >= 1
+    assert fewer >= 3
 
 
 # ---- LLaDA's own options ------------------------------------------------------------------------
@@ -169,9 +169,7 @@ def remasking_draw(seed: int) -> Callable[[int, int], float]:
 
 @pytest.mark.parametrize("model", LLADA)
 @pytest.mark.parametrize(
-    "knobs",
-    [{"remasking": "random"}, {"cfg_scale": 0.5}, {"cfg_scale": 2.0}, {"cfg_scale": 1.0, "remasking": "random"}],
-    ids=str,
+    "knobs", [{"remasking": "random"}, {"cfg_scale": 2.0}, {"cfg_scale": 1.0, "remasking": "random"}], ids=str
 )
 def test_random_remasking_and_guidance(folder, model, knobs):
     weights, dims, prompt_for = source(model)
@@ -254,12 +252,12 @@ def test_dream_methods_differ(folder):
         ("sparse-dllm", {}),
     ]
     different = 0
-    for seed in range(4):
+    for seed in range(2):
         prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 64, "block_length": 32, "steps": 64}
         different += (
             len({ask(folder("dream"), system, prompt, knobs, **shape).token_ids for system, knobs in asked}) == 4
         )
-    assert different >= 2
+    assert different >= 1
 
 
 # ---- Dream's schedule ---------------------------------------------------------------------------
@@ -283,9 +281,9 @@ def test_quota_is_the_float32_expression(masks, step, steps):
 
 
 def test_quota_over_a_grid():
-    for steps in (2, 3, 8, 24, 31, 32, 33, 64, 256, 512):
+    for steps in (2, 3, 8, 24, 31, 32, 33, 64, 256):
         times = torch.linspace(1, 1e-3, steps + 1)
-        for step in range(steps - 1):
+        for step in range(0, steps - 1, 1 + steps // 32):
             masks = torch.arange(1, 520)
             expected = (masks * (1 - times[step + 1] / times[step])).to(torch.int64).tolist()
             assert [timestep.quota(n, step, steps) for n in range(1, 520)] == expected

@@ -1,6 +1,7 @@
 """The largest static batch: searched without running one that does not fit, by model and by measurement."""
 
 import gc
+import random
 from collections.abc import Callable, Mapping
 from itertools import product
 from types import SimpleNamespace
@@ -58,13 +59,14 @@ def test_straight_lines_are_followed_exactly(fixed, each, spare, most):
     each=st.integers(8, 10**4),
     spare=st.integers(0, 10**6),
     most=st.integers(1, 300),
-    wobbles=st.lists(st.floats(0, 0.5), min_size=301, max_size=301),
+    seed=st.integers(0, 2**31),
 )
-def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(fixed, each, spare, most, wobbles):
-    """Peaks up to half a member above the line, as unevenly as can be."""
+def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(fixed, each, spare, most, seed):
+    """Peaks up to half a member above the line, each as high above it as it happens to be."""
+    above = random.Random(seed).choices((0.0, 0.1, 0.3, 0.5), k=most + 1)
 
     def peak(size: int) -> int:
-        return fixed + each * size + (int(wobbles[size] * each) if size else 0)
+        return fixed + each * size + (int(above[size] * each) if size else 0)
 
     limit = peak(1) + spare
     found = search(peak, limit, most)

@@ -105,7 +105,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "stride"), [(MHA, 2), (GQA, 4), (MQA, 5), (ONE_LAYER, 5)])
+@pytest.mark.parametrize(("model", "stride"), [(MHA, 4), (GQA, 4), (MQA, 5), (ONE_LAYER, 7)])
 def test_ids_are_those_of_the_written_rules(model, stride):
     """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
     cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
@@ -138,8 +138,7 @@ def test_ids_are_those_of_the_written_rules(model, stride):
     assert len(outputs) == len(shapes) if model is ONE_LAYER else len(outputs) >= 1.5 * len(shapes)
 
 
-@pytest.mark.parametrize("model", [MHA, GQA, LOUD], ids=lambda model: model.name)
-@pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize(("model", "rho"), [(MHA, 0.0), (MHA, 1.0), (GQA, 0.25), (LOUD, 0.25)])
 def test_refreshing_every_step_is_the_plain_sampler(model, rho):
     cache = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=rho)
     for n, (p, g, b, steps) in enumerate(SHAPES[:2] + SHAPES[4:]):
@@ -159,7 +158,7 @@ def test_refreshing_every_step_is_the_plain_sampler(model, rho):
 def test_members_of_a_batch_get_the_ids_they_get_alone(model, policy):
     """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
-    prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1, 90, 8))]
+    prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1))]
     temperatures = (0.0, 0.7) if (policy == "stable") == (model is MHA) else (0.7, 0.0)
     caches = replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)
     for cache, temperature in zip(caches, temperatures, strict=True):

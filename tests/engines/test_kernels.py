@@ -8,7 +8,6 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import kernel_cases as cases
+from support.forks import forks
 from support.kernel_cases import DTYPES, Drawn, Sizes
 from support.kernel_compiler import compile_everything, set_variables
 
@@ -66,7 +66,7 @@ requests = st.lists(sizes(), min_size=1, max_size=4)
 def _process(**variables: str) -> ProcessPoolExecutor:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
-    return ProcessPoolExecutor(1, get_context("spawn"), set_variables, (variables,))
+    return ProcessPoolExecutor(1, forks(), set_variables, (variables,))
 
 
 @pytest.fixture(scope="module")

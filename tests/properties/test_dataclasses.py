@@ -1,9 +1,8 @@
 """Records say by keyword what they are made of, and none changes but those that are made to."""
 
 import ast
-import re
 
-from repro.paths import REPO
+from support.sources import files, statements, text, tree
 
 PACKAGES = ("engines", "baselines", "repro", "paper_figures")
 POSITIONAL = frozenset(
@@ -27,11 +26,10 @@ def test_records_take_keywords_and_do_not_change():
     """But for ``slots``, which the hot paths make by the thousand. What changes is changed in its own module."""
     found = 0
     for package in PACKAGES:
-        for path in (REPO / package).rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            if "@dataclass(" not in text:
+        for path in files(package):
+            if "@dataclass(" not in text(path):
                 continue
-            nodes = list(ast.walk(ast.parse(text)))
+            nodes = list(ast.walk(tree(path)))
             stored = {
                 each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
             }
@@ -50,12 +48,11 @@ def test_records_take_keywords_and_do_not_change():
 
 
 def test_every_argument_may_be_named():
-    for package in PACKAGES:
-        for path in (REPO / package).rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            for line in (
-                re.findall(r"^.*(?<=[(, ])/(?=[,)]).*$", text, re.MULTILINE) if "/," in text or "/)" in text else ()
-            ):
-                tree = ast.parse(text)
-                signatures = [node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-                assert not any(each.posonlyargs for each in signatures), f"{path.name}: {line.strip()}"
+    functions = [
+        (path.name, node)
+        for package in PACKAGES
+        for path in files(package)
+        for node in statements(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert [(name, node.name) for name, node in functions if node.args.posonlyargs] == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command import commands
+from support.sources import tree
 
 import repro
 from repro.gpu_suite import stages
@@ -81,7 +82,7 @@ def test_paths_exist(page):
 def names_in(path: Path) -> frozenset[str]:
     """Names that a module defines or imports at its top level."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign):

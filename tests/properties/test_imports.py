@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from support.sources import files, text, tree
 
 from repro.paths import REPO
 
@@ -44,19 +45,21 @@ HEAVY = ("torch", "transformers", "datasets", "lm_eval", "vllm", "ray", "pandas"
 def modules() -> dict[str, ast.Module]:
     found = {}
     for layer in LAYERS:
-        for path in sorted((REPO / layer).rglob("*.py")):
+        for path in files(layer):
             parts = path.relative_to(REPO).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+            found[name] = tree(path)
     return found
 
 
-def imports(tree: ast.AST, *, lazy: bool) -> Iterator[str]:
+def imports(module: ast.AST, *, lazy: bool) -> Iterator[str]:
     """What is imported when the module runs; ``lazy`` adds what its functions import when they are called."""
-    for node in ast.iter_child_nodes(tree):
+    for node in ast.iter_child_nodes(module):
+        if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            continue
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not lazy:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazy:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -70,7 +73,7 @@ def imports(tree: ast.AST, *, lazy: bool) -> Iterator[str]:
 
 @cache
 def edges(*, lazy: bool) -> dict[str, set[str]]:
-    return {name: set(imports(tree, lazy=lazy)) & modules().keys() - {name} for name, tree in modules().items()}
+    return {name: set(imports(module, lazy=lazy)) & modules().keys() - {name} for name, module in modules().items()}
 
 
 def test_there_is_no_cycle_among_modules():
@@ -178,8 +181,8 @@ def test_files_are_short_and_the_harness_has_few_modules_at_its_root():
     long = {
         str(path.relative_to(REPO)): lines
         for folder in (*LAYERS, "benchmarks")
-        for path in (REPO / folder).rglob("*.py")
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
+        for path in files(folder)
+        if (lines := len(text(path).splitlines())) > 400
     }
     assert long == {}
     assert len(list((REPO / "repro").glob("*.py"))) <= 12

@@ -92,7 +92,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, list[tuple[int
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), arrivals
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(mixes())
 def test_company_changes_nothing(mix):
     model, config, kv_rows, arrivals = mix
@@ -148,7 +148,7 @@ MIXED_METHODS = (
 """System, family of its decode rule, options."""
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(baseline_mixes())
 def test_company_of_any_kind_changes_nothing(mix):
     model, chosen, config, kv_rows, arrivals = mix
@@ -214,7 +214,7 @@ def static_mixes(draw: st.DrawFn) -> tuple[TinyModel, bool, SparsityConfig, int,
     return model, draw(st.booleans()), sparsity, draw(st.integers(1, 4)), members
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(static_mixes())
 def test_a_static_batch_changes_nothing(mix):
     model, cached, sparsity, batch_size, members = mix
@@ -254,7 +254,7 @@ def seeded(model: TinyModel, *, seed: int, prompt_len: int = 11, **generation: f
 @pytest.mark.parametrize("model", [MHA, GQA, LOUD], ids=lambda model: model.name)
 def test_a_block_without_a_reuse_step_never_sees_its_cache(model, delay):
     sparsity = SparsityConfig(retention_ratio=0.1, refresh_delay=delay)
-    for seed in range(6):
+    for seed in range(4):
         request = seeded(model, seed=seed, gen_length=12, block_length=4, steps=3 * (delay + 1))
         assert alone(model, request, sparsity) == alone(model, request, sparsity, cached=False)
 
@@ -264,7 +264,7 @@ def test_one_layer_and_every_row_kept_is_no_cache_at_all(delay):
     """Rows outside the block do not change while it is denoised, and in one layer nothing else enters their K and V."""
     for selection in ("dense", "uniform", "head"):
         sparsity = SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay)
-        for seed in range(8):
+        for seed in range(3):
             request = seeded(ONE_LAYER, seed=seed, gen_length=14, block_length=6, steps=14)
             assert alone(ONE_LAYER, request, sparsity) == alone(ONE_LAYER, request, sparsity, cached=False)
 
@@ -274,16 +274,16 @@ def test_several_layers_or_dropped_rows_do_change_ids(model):
     """The control of the two tests above."""
     dense, sparse = SparsityConfig(selection="dense"), SparsityConfig(retention_ratio=0.1)
     generation = {"gen_length": 14, "block_length": 14, "steps": 14}
-    several = [seeded(model, seed=seed, **generation) for seed in range(8)]
-    assert sum(alone(model, r, dense) != alone(model, r, dense, cached=False) for r in several) >= 4
-    one = [seeded(ONE_LAYER, seed=seed, **generation) for seed in range(8)]
-    assert sum(alone(ONE_LAYER, r, sparse) != alone(ONE_LAYER, r, dense) for r in one) >= 4
+    several = [seeded(model, seed=seed, **generation) for seed in range(3)]
+    assert sum(alone(model, r, dense) != alone(model, r, dense, cached=False) for r in several) >= 2
+    one = [seeded(ONE_LAYER, seed=seed, **generation) for seed in range(3)]
+    assert sum(alone(ONE_LAYER, r, sparse) != alone(ONE_LAYER, r, dense) for r in one) >= 2
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
 def test_at_full_retention_every_selection_is_the_same(model, delay):
-    for seed in range(5):
+    for seed in range(3):
         request = seeded(model, seed=seed, gen_length=13, block_length=6, steps=13)
         found = {
             alone(model, request, SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay))
@@ -294,14 +294,14 @@ def test_at_full_retention_every_selection_is_the_same(model, delay):
 
 def test_below_full_retention_the_selections_differ():
     num_different = 0
-    for seed in range(8):
+    for seed in range(3):
         request = seeded(MHA, seed=seed, prompt_len=20, gen_length=16, block_length=8, steps=16)
         head, shared, dense = (
             alone(MHA, request, SparsityConfig(selection=selection, retention_ratio=0.2, pool_kernel=1))
             for selection in ("head", "uniform", "dense")
         )
         num_different += len({head, shared, dense}) == 3
-    assert num_different >= 4
+    assert num_different >= 2
 
 
 # ---- chunks of logits ---------------------------------------------------------------------------
@@ -356,14 +356,14 @@ def test_what_is_committed():
 
 def test_seeds_decide_sampled_ids():
     outputs = []
-    for seed in range(12):
+    for seed in range(4):
         generation = GenerationConfig(gen_length=12, block_length=6, steps=12, temperature=1.0, seed=seed)
         request = request_on(MHA, 0, 9, generation, seed=3)
         found = alone(MHA, request, SparsityConfig())
         alone.cache_clear()
         assert found == alone(MHA, request, SparsityConfig())
         outputs.append(found)
-    assert len(set(outputs)) == 12
+    assert len(set(outputs)) == 4
 
 
 def test_a_little_temperature_is_greedy():

@@ -2,7 +2,8 @@
 
 import ast
 from collections.abc import Iterator
-from functools import cache
+
+from support.sources import files, statements, tree
 
 from repro.paths import REPO
 
@@ -10,16 +11,11 @@ PACKAGES = ("engines", "baselines", "repro", "paper_figures", "benchmarks")
 MOST_LINES = 60
 
 
-@cache
-def files() -> tuple[tuple[str, str], ...]:
-    paths = [path for package in PACKAGES for path in sorted((REPO / package).rglob("*.py"))]
-    return tuple((str(path.relative_to(REPO)), path.read_text(encoding="utf-8")) for path in paths)
-
-
 def nodes() -> Iterator[tuple[str, ast.AST]]:
-    for name, text in files():
-        for node in ast.walk(ast.parse(text)):
-            yield name, node
+    for package in PACKAGES:
+        for path in files(package):
+            for node in statements(tree(path)):
+                yield str(path.relative_to(REPO)), node
 
 
 def test_a_function_can_be_seen_at_once():

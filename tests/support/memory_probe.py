@@ -1,11 +1,9 @@
-"""How much memory logits take while a function runs, from two independent witnesses."""
+"""How much memory logits take while a function runs."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -14,7 +12,7 @@ class LogitsProbe(TorchDispatchMode):
 
     ``peak_bytes`` is the most that such storages took together after any operator. Storages that existed
     before (the embedding, the head) are not operator results and are not seen; what an operator allocates
-    and frees inside itself is not seen either, see ``peak_allocated``.
+    and frees inside itself is not seen either, see ``engines.dllm.memory.profile.peak_bytes``.
     """
 
     def __init__(self, vocab: int) -> None:
@@ -34,16 +32,3 @@ class LogitsProbe(TorchDispatchMode):
         self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
         self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._live.values()))
         return result
-
-
-def peak_allocated(function: Callable[[], object]) -> int:
-    """The most bytes the allocator had handed out beyond the start, kernels' own scratch included."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    results = profiler.profiler.kineto_results
-    changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
-    level = peak = 0
-    for _, num_bytes in changes:
-        level += num_bytes
-        peak = max(peak, level)
-    return peak

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch.autograd.profiler import profile
 
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import reduce_in_chunks
@@ -115,11 +116,10 @@ def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
 def _cpu_peak(run: Callable[[], object]) -> int:
     """From the allocator's own events: exact, kernels' internal temporaries included."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    # torch.profiler is this one with schedules and traces, and loads the compiler with them.
+    with profile(profile_memory=True) as profiler:
         run()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     held = peak = 0
     for event in events:

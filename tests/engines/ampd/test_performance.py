@@ -22,6 +22,7 @@ from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from engines.policies.step import Chunk
 
 
+@settings(max_examples=20)
 @given(st.integers(2, 16), st.floats(0.1, 5), st.floats(0.0, 0.02), st.floats(0.05, 2))
 def test_knee_of_two_lines_is_found(place, start, flat, steep):
     x = np.arange(1.0, 21.0)

@@ -182,7 +182,7 @@ def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(programs() | programs(st.sampled_from((0.0, 1.0, 1.00005, 1.0002, 2.0))))
 def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program):
     """Ties included, until there is no plan left."""
@@ -302,7 +302,7 @@ def test_at_most_n_leaves_gpus_idle_only_if_they_bring_nothing():
     assert any_used.deployment.gpus == 4
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(
     st.tuples(latencies, latencies, latencies).map(lambda taus: sorted(taus, reverse=True)),
     st.tuples(latencies, latencies, latencies).map(lambda taus: sorted(taus, reverse=True)),

@@ -92,7 +92,7 @@ def check_conserved(built: Simulation, run: ClusterRun, sessions: list[Session])
         assert home.num_sessions == 0
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(clusters(), session_lists())
 def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
     built, run = run_on(cluster, sessions)
@@ -113,7 +113,7 @@ def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
         assert moved["history"] == sum(np.array(run.tasks["history"])[remote])
 
 
-@settings(max_examples=120)
+@settings(max_examples=70)
 @given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)))
 def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s):
     """Room for the longest session and a little more: caches are evicted, sequences preempted, all end all the same."""
@@ -125,7 +125,7 @@ def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s):
     assert sum(run.workers["prefilled_tokens"]) == computed
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(clusters(), session_lists())
 def test_macro_steps_equal_micro_steps(cluster, sessions):
     """An event for every decode step instead of one for a run of them: the same times, but for rounding."""
@@ -142,7 +142,7 @@ def test_macro_steps_equal_micro_steps(cluster, sessions):
     assert ours.session_itl_s["max"] == pytest.approx(theirs.session_itl_s["max"], rel=0.03, nan_ok=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(clusters(), session_lists())
 def test_same_run_same_bytes(cluster, sessions):
     first, second = (run_on(cluster, sessions)[1] for _ in range(2))

@@ -119,13 +119,13 @@ def check_same(case: Case) -> None:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(cases(late=False))
 def test_both_executors_see_the_same_schedule(case):
     check_same(case)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(cases(late=True))
 def test_also_with_requests_that_arrive_later(case):
     check_same(case)

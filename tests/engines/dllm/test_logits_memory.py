@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.engine_runs import rows_of
-from support.memory_probe import LogitsProbe, peak_allocated
+from support.memory_probe import LogitsProbe
 from support.tiny_models import TinyModel, network, prompt_of, request_on
 
 from baselines.dllm.static.executor import padded_executor
@@ -15,6 +15,7 @@ from engines.dllm.decode.denoise import Reduction, Sampling, reduce_in_chunks, r
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.memory.profile import peak_bytes
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
@@ -70,7 +71,7 @@ def shaped_rows(engine: Engine) -> float:
 
 def allocated_rows(engine: Engine) -> float:
     network(WIDE).rotary(torch.arange(1))  # its table is made once, whoever comes first, and is no step's
-    return peak_allocated(engine.run) / ROW_BYTES
+    return peak_bytes(engine.run, torch.device("cpu")) / ROW_BYTES
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 8, 32])
@@ -142,7 +143,7 @@ def test_float64_copies_are_bounded_where_logits_are_not():
     def reduce() -> None:
         reduce_in_chunks(model.logits, hidden, num, Reduction(dtype="float64"), None)
 
-    assert num + REDUCTION_ROWS < peak_allocated(reduce) / ROW_BYTES < num + 4 * REDUCTION_ROWS + REST
+    assert num + REDUCTION_ROWS < peak_bytes(reduce, hidden.device) / ROW_BYTES < num + 4 * REDUCTION_ROWS + REST
 
 
 def test_the_bound_is_half_in_half_precision():

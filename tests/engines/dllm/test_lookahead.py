@@ -200,7 +200,7 @@ def earliest(case: Case) -> dict[int, int]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(cases())
 def test_the_head_enters_at_the_first_step_that_allows_it(case):
     assert case.admitted_at == earliest(case)
@@ -297,7 +297,7 @@ def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
     )
 
 
-@settings(max_examples=14)
+@settings(max_examples=9)
 @given(cases(), st.booleans())
 def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
     """Also where requests stop early, at any of a third of the vocabulary."""
@@ -313,7 +313,7 @@ def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
     assert None not in ahead.values()
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(cases())
 def test_both_executors_see_the_same_schedule(case):
     arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]

@@ -262,7 +262,7 @@ def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, in
     return model, chosen, config, largest + draw(st.sampled_from((0, 30, 300))), arrivals
 
 
-@settings(max_examples=14)
+@settings(max_examples=9)
 @given(sampled_mixes())
 def test_sampled_requests_do_not_see_their_company(mix):
     model, chosen, config, kv_rows, arrivals = mix

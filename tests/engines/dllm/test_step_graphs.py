@@ -51,7 +51,7 @@ def pool_rows(requests: Sequence[Request], config: EngineConfig) -> int:
     return sum(rows_of(request, config.sparsity) for request in requests)
 
 
-@settings(max_examples=15)
+@settings(max_examples=9)
 @given(
     st.sampled_from((GQA, MHA)),
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 24)), min_size=1, max_size=6),

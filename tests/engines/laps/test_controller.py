@@ -141,7 +141,7 @@ def simulate(config: LapsConfig, arrivals: OpenTurns, until_s: float) -> Prefill
 def test_a_run_under_constant_load_moves_at_most_once_a_minute(pooling):
     arrivals = chat(200.0, 60.0, seed=6)
     mended = simulate(spatial(ControllerConfig(), 3, pooling), arrivals, 60.0)
-    printed = simulate(spatial(ControllerConfig(form="printed", tau=0.3), 3, pooling), arrivals, 60.0)
+    printed = simulate(spatial(ControllerConfig(form="printed", tau=0.3), 3, pooling), arrivals, 35.0)
     assert len(mended.moves["time_s"]) <= 1
     assert len(printed.moves["time_s"]) >= 6
     assert all(1 <= num <= N - 1 for num in printed.moves["num_short"])
@@ -149,11 +149,11 @@ def test_a_run_under_constant_load_moves_at_most_once_a_minute(pooling):
 
 def test_a_run_follows_a_load_step():
     """Long requests come to hold nearly all of the work: the short pool shrinks and stays, and violations fall below static's."""
-    before, after = chat(200.0, 20.0, seed=6, long_share=0.2), chat(200.0, 60.0, seed=7, long_share=0.57)
+    before, after = chat(200.0, 20.0, seed=6, long_share=0.2), chat(200.0, 40.0, seed=7, long_share=0.57)
     turns = [*before.turns, *(turn._replace(arrival_s=turn.arrival_s + 20.0) for turn in after.turns)]
     arrivals = OpenTurns(turns=turns)
-    moving = simulate(spatial(ControllerConfig(), 4), arrivals, 80.0)
-    static = simulate(spatial(None, 4), arrivals, 80.0)
+    moving = simulate(spatial(ControllerConfig(), 4), arrivals, 60.0)
+    static = simulate(spatial(None, 4), arrivals, 60.0)
     assert set(moving.moves["to"]) == {"long"}
     assert moving.moves["time_s"][-1] < 50.0
     assert moving.instances["pool"].count("short") == moving.moves["num_short"][-1] < 4

@@ -74,7 +74,7 @@ def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formu
 
 def test_short_first_waits_as_two_priorities_do():
     """One request a step, no window: Cobham's formula, which the mean over both classes obeys for any order too."""
-    gaps, service = MIXED.drawn(40_000, seed=3)
+    gaps, service = MIXED.drawn(20_000, seed=3)
     wait = AdaptiveWait(WaitConfig(wait="off", slo_s=None), [1], lambda requests, tokens: 0.0)
     temporal = TemporalConfig(long_dispatch="single", max_long_wait_s=1e6)
     system = PrefillSystem(

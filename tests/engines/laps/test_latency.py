@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import UserError
@@ -83,6 +83,7 @@ def test_the_boundary_tends_to_gamma_r_over_twice_alpha(form):
     assert form.boundary(1e12) == pytest.approx(form.boundary_limit, rel=1e-2)
 
 
+@settings(max_examples=20)
 @given(
     base=st.floats(0, 5e-3),
     beta=st.floats(1e-5, 1e-4),
