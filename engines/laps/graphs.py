@@ -76,10 +76,12 @@ class Nearest:
         column = bisect_left(self.batches, len(chunks))
         if row == len(self.lengths) or column == len(self.batches):
             return FALLBACK
-        bucket = self._cover[row][column]
+        bucket, times = self._cover[row][column], self._times
         if bucket is None:
             return FALLBACK
-        return bucket if self._times is None else _faster(self._times, chunks, bucket)
+        if times is None or times.step_s(chunks, 0, 0, bucket) < times.step_s(chunks, 0, 0, FALLBACK):
+            return bucket
+        return FALLBACK
 
 
 class Ladder:
@@ -90,11 +92,10 @@ class Ladder:
 
     def choose(self, chunks: Sequence[Chunk]) -> StepMode:
         index = bisect_left(self._rungs, Rung(sum(chunk.tokens for chunk in chunks)))
-        return FALLBACK if index == len(self._rungs) else _faster(self._times, chunks, self._rungs[index])
-
-
-def _faster(times: StepTimes, chunks: Sequence[Chunk], graph: Bucket | Rung) -> StepMode:
-    return graph if times.step_s(chunks, 0, 0, graph) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
+        if index == len(self._rungs):
+            return FALLBACK
+        rung, times = self._rungs[index], self._times
+        return rung if times.step_s(chunks, 0, 0, rung) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
 
 
 @dataclass(frozen=True, slots=True)

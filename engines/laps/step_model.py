@@ -83,10 +83,11 @@ class StepModel:
         batches: Sequence[tuple[int, int]] = BATCHES,
     ) -> StepModel:
         """Time steps of ``timed`` and fit the model; the grid should cover the workload's lengths."""
-        steps = [[Chunk(history, length)] for history, length in product(histories, lengths)]
-        steps += [[Chunk(0, length)] * batch for batch, length in batches]
-        times = np.array([timed.step_s(step, 0, 0) for step in steps])
-        features = np.array([_features(step) for step in steps])
+        steps = [(1, history, length) for history, length in product(histories, lengths)]
+        steps += [(batch, 0, length) for batch, length in batches]
+        times = np.array([timed.step_s([Chunk(history, length)] * batch, 0, 0) for batch, history, length in steps])
+        # B, N, sum L (L + 2H), sum H
+        features = np.array([(b, b * length, b * length * (length + 2 * h), b * h) for b, h, length in steps])
         coefficients, error = _fit(features, times)
         base_s, request_s, floor_s, token_s, alpha, history_s = coefficients
         replays: dict[Bucket | Rung, float] = {}
@@ -109,16 +110,6 @@ class StepModel:
             fallback_s=max(0.0, timed.step_s(lone, 0, 0, Fallback()) - timed.step_s(lone, 0, 0)) if replays else 0.0,
             mean_error=error,
         )
-
-
-def _features(step: Sequence[Chunk]) -> tuple[float, ...]:
-    """B, N, sum L (L + 2H), sum H."""
-    return (
-        len(step),
-        sum(chunk.tokens for chunk in step),
-        sum(chunk.tokens * (chunk.tokens + 2 * chunk.history) for chunk in step),
-        sum(chunk.history for chunk in step),
-    )
 
 
 def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:

@@ -38,6 +38,8 @@ class ClassQueue(OpenQueue):
         """Short requests by the bucket length that covers them; the last holds what no bucket does."""
         self.num_short = 0
         self.short_tokens = 0
+        self.short_rate = 0.0
+        """r_s: short arrivals per second, one over the moving average of their gaps; 0 before the second."""
         self._last_short_s: float | None = None
         self._gap_s: float | None = None
 
@@ -57,6 +59,7 @@ class ClassQueue(OpenQueue):
                 gap_s = max(0.0, task.ready_s - self._last_short_s)
                 old = gap_s if self._gap_s is None else self._gap_s
                 self._gap_s = old + _RATE_WEIGHT * (gap_s - old)
+                self.short_rate = 1 / max(self._gap_s, 1e-9)
             self._last_short_s = task.ready_s
         else:
             self.longs[task.task_id] = task
@@ -74,11 +77,6 @@ class ClassQueue(OpenQueue):
         else:
             del self.longs[task.task_id]
         return self._taken(task)
-
-    @property
-    def short_rate(self) -> float:
-        """r_s: short arrivals per second, one over the moving average of their gaps; 0 before the second."""
-        return 0.0 if self._gap_s is None else 1 / max(self._gap_s, 1e-9)
 
     def oldest_short(self) -> PrefillTask | None:
         return min((next(iter(bucket.values())) for bucket in self.buckets if bucket), key=_age, default=None)

@@ -63,9 +63,10 @@ class ModelShape:
     free their temporaries. No reuse inside a layer is assumed, so an executor's measured peak should stay below this."""
 
     def __post_init__(self) -> None:
-        for name, value in self.dimensions.items():
+        for each in fields(self):
+            value = getattr(self, each.name) if each.init else None
             if type(value) is int and value < 1:
-                raise UserError(f"{self.name}: {name}={value} must be at least 1")
+                raise UserError(f"{self.name}: {each.name}={value} must be at least 1")
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"{self.name}: n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
         if self.experts_per_token > self.num_experts:

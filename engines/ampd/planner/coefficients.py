@@ -24,15 +24,14 @@ import numpy.typing as npt
 from engines.ampd.performance import PerformanceModel
 from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.worker import Parts, PrefillWorker
-from engines.ar.cost import DecodeLine, StepCost
+from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cost import DecodeLine
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import require
-from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import FewestSessions, RemoteOnly
 from engines.policies.step import Chunk
-from engines.policies.task import PrefillQueue, Slo
+from engines.policies.task import Slo
 
 Floats = npt.NDArray[np.float64]
 
@@ -283,7 +282,7 @@ def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     simulation.add(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
     for index in range(replicas):
-        simulation.add(PrefillWorker(simulation, **_parts(1 + index, degree, ModelCost(model, degree))))
+        simulation.add(PrefillWorker(simulation, worker_id=1 + index, degree=degree, cost=ModelCost(model, degree)))
     ttft_s = observe(simulation.run(OpenLoop(sessions=workload.at_rate()))).ttft_s
     p95_s = float(np.percentile(ttft_s, 95))
     return PhaseLatency(seconds=p95_s, of_slo=p95_s / workload.slo.ttft_s)
@@ -293,9 +292,9 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
     """k decode workers behind a prefill side that takes no time; sessions go where the fewest are."""
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     for index in range(replicas):
-        parts = _parts(index, degree, ModelCost(model, degree))
-        simulation.add(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, **parts))
-    simulation.add(PrefillWorker(simulation, **_parts(replicas, degree, ModelCost(None, degree))))
+        cost = ModelCost(model, degree)
+        simulation.add(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, worker_id=index, degree=degree, cost=cost))
+    simulation.add(PrefillWorker(simulation, worker_id=replicas, degree=degree, cost=ModelCost(None, degree)))
     run = simulation.run(OpenLoop(sessions=workload.at_rate()))
     itl_s = observe(run).round_itl_s["mean"]
     known = itl_s[~np.isnan(itl_s)]
@@ -304,10 +303,6 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
         seconds=float(np.percentile(decode_s, 95)),
         of_slo=float(np.percentile(known, 95)) / workload.slo.itl_s if len(known) else 0.0,
     )
-
-
-def _parts(worker_id: int, degree: int, cost: StepCost) -> Parts:
-    return Parts(worker_id=worker_id, degree=degree, cost=cost, queue=PrefillQueue(), batching=ONE_BY_ONE)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from engines.ar.cluster.decode_worker import DecodeWorker, Home
 from engines.ar.cluster.worker import Live, PrefillWorker
@@ -28,6 +29,7 @@ from engines.ar.record import (
 from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.ar.window import WINDOW_S
 from engines.errors import RunError, require
+from engines.knobs import Checked, Count, Range
 from engines.named import asked
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.owed import Owed, checked_decision
@@ -37,17 +39,12 @@ from engines.policies.task import PrefillQueue, PrefillTask, TaskKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopRule:
+class StopRule(Checked):
     """When a run is given up: its unfinished sessions miss every objective, and the record says why."""
 
-    until_s: float = math.inf
-    max_live_sessions: int | None = None
+    until_s: Annotated[float, Range(above=0)] | None = None
+    max_live_sessions: Count | None = None
     """More sessions than this at once mean the arrivals outrun the cluster."""
-
-    def __post_init__(self) -> None:
-        require(self.until_s > 0, f"until_s={self.until_s} must be above 0 s")
-        limit = self.max_live_sessions
-        require(limit is None or limit >= 1, f"max_live_sessions={limit} must be at least 1")
 
 
 NEVER = StopRule()
@@ -102,7 +99,7 @@ class Simulation:
             self._clients = Clients(self.loop, arrivals, self._arrive)
         else:
             self._open = OpenArrivals(self.loop, arrivals.sessions, self._arrive)
-        self.loop.run(self._stop.until_s)
+        self.loop.run(math.inf if self._stop.until_s is None else self._stop.until_s)
         if self._stop_reason is None and (self._lives or not (self._open is None or self._open.is_over)):
             self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
         workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]

@@ -18,6 +18,7 @@ from engines.ar.record import WorkerRow
 from engines.ar.session import EventLoop, Session
 from engines.ar.window import WINDOW_S, Window
 from engines.named import asked
+from engines.policies.batching import ONE_BY_ONE
 from engines.policies.owed import Owed
 from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
 from engines.policies.task import PrefillQueue, PrefillTask
@@ -70,8 +71,8 @@ class Parts(TypedDict):
 
     worker_id: int
     cost: StepCost
-    queue: PrefillQueue
-    batching: Batching
+    queue: NotRequired[PrefillQueue]
+    batching: NotRequired[Batching]
     degree: NotRequired[int]
     server: NotRequired[int]
 
@@ -92,13 +93,14 @@ class Worker:
         *,
         worker_id: int,
         cost: StepTimes,
-        queue: PrefillQueue,
-        batching: Batching,
+        queue: PrefillQueue | None = None,
+        batching: Batching = ONE_BY_ONE,
         degree: int = 1,
         server: int = 0,
     ) -> None:
+        """Without a ``queue`` it has one of its own, first come, first served."""
         self.worker_id, self.degree, self.server = worker_id, degree, server
-        self.queue = queue
+        self.queue = PrefillQueue() if queue is None else queue
         self.begun: list[PrefillTask] = []
         self.is_busy = False
         """Whether a step with prefills is under way, or about to be."""
@@ -175,12 +177,10 @@ class Worker:
 
     def _planned(self, start_s: float) -> StepPlan:
         """What the policy says of a step that can start then."""
-        plan = asked(self._batching.next_step, self._situation(start_s), start_s)
+        situation = Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
+        plan = asked(self._batching.next_step, situation, start_s)
         self._host.owed.check(plan, self._batching)
         return plan
-
-    def _situation(self, start_s: float) -> Situation:
-        return Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
 
     def _wake(self, version: int) -> None:
         if version == self._version:
@@ -238,6 +238,7 @@ class PrefillWorker(Worker):
         self._hub, self._overlaps = hub, overlaps
         self.ttft = Window(window_s)
         """TTFT of the prefills that it ran."""
+        self.windowed_ttft_s = self.ttft.mean
         self._next: StepPlan | None = None
         """The step after this one."""
         self._ready_s = 0.0
@@ -255,9 +256,6 @@ class PrefillWorker(Worker):
     def backlog_tokens(self) -> int:
         chosen = sum(share.tokens for share in self._next.shares) if self._next else 0
         return super().backlog_tokens + chosen
-
-    def windowed_ttft_s(self, now: float) -> float:
-        return self.ttft.mean(now)
 
     # ---- steps -----------------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ several instances are not: a conversation stays with one instance, or its turns 
 
 from __future__ import annotations
 
-import math
-
 from engines.ar.cluster.cluster import Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
 from engines.ar.cluster.worker import Parts, PrefillWorker
@@ -27,7 +25,7 @@ def simulate_with_decode(
     decode: str,
     kv_capacity: int,
     *,
-    until_s: float = math.inf,
+    until_s: float | None = None,
 ) -> PrefillRun:
     """``decode`` apart or mixed; ``kv_capacity`` tokens fit a GPU beside the weights."""
     system, num = cluster.system, cluster.num_instances
