@@ -33,12 +33,12 @@ def lengths_of(run: StoredRun) -> Lengths:
 def reading_of(run: StoredRun) -> str | None:
     """What a baseline's run stands for; None of systems that are what they are."""
     from repro.runs.system import SYSTEMS
-    from repro.systems.dllm.knobs import default_reading
+    from repro.systems.dllm.knobs import BaselineKnobs
 
     if not getattr(SYSTEMS.get(run.cell.system), "has_readings", False):
         return None
     # A stored measured run names none; a simulated one that names none was made while this was every cell's default.
-    return str(run.cell.knob_values.get("reading", default_reading("torch")))
+    return str(run.cell.knob_values.get("reading", BaselineKnobs.reading))
 
 
 def as_json(run: StoredRun) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class View(Checked):
 
 
 def default_reading(platform: Platform) -> ReadingName:
-    return dllm_knobs.default_reading(platform.executor)
+    is_simulated = platform.executor == "roofline"
+    return dllm_knobs.SIMULATED_READING if is_simulated else dllm_knobs.BaselineKnobs.reading
 
 
 MEASURED_RUNS = 3

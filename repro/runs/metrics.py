@@ -32,9 +32,6 @@ class Metric(NamedTuple):
     undefined: str
     compute: Callable[[RunRecord], Any]
 
-    def __call__(self, record: RunRecord) -> Any:
-        return self.compute(record)
-
 
 def metric(unit: str, formula: str, undefined: str = "never") -> Callable[[Callable[[RunRecord], Any]], Metric]:
     """The function below is a metric, under its own name."""

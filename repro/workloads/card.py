@@ -109,7 +109,13 @@ def _value(declared: Any, raw: object, where: str) -> Any:
     if get_origin(declared) in (Union, UnionType):
         if raw is None and NoneType in inner:
             return None
-        declared = _chosen([each for each in inner if each is not NoneType], raw, where)
+        kinds = [each for each in inner if each is not NoneType]
+        declared = kinds[0]
+        if len(kinds) > 1:  # a mapping names its kind of section by its ``distribution``
+            named = {kind.distribution: kind for kind in kinds}
+            name = str(raw.get("distribution")) if isinstance(raw, dict) else ""
+            require(name in named, f"{where}: distribution must be one of {', '.join(named)}")
+            declared = named[name]
     if is_dataclass(declared):
         return built(declared, raw, where)  # type: ignore[arg-type]
     if get_origin(declared) is tuple:
@@ -125,16 +131,6 @@ def _value(declared: Any, raw: object, where: str) -> Any:
         return raw
     require(bool(raw.strip()), f"{where}={raw!r} must be a text that is not empty")
     return raw.strip()
-
-
-def _chosen(kinds: list[Any], raw: object, where: str) -> Any:
-    """Picks the kind of section that a mapping names by its ``distribution``."""
-    if len(kinds) == 1:
-        return kinds[0]
-    named = {kind.distribution: kind for kind in kinds}
-    name = str(raw.get("distribution")) if isinstance(raw, dict) else None
-    require(name in named, f"{where}: distribution must be one of {', '.join(named)}")
-    return named[name]
 
 
 DATA_DIR_VARIABLE = "REPRO_DATA_DIR"

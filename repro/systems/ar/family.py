@@ -109,7 +109,7 @@ def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
 
 @metric("share", "rounds or sessions that meet both objectives / all, in the reading of the run's facts", "no sessions")
 def slo_attainment(record: RunRecord) -> float | None:
-    found: dict[str, float | None] = attainment_by_reading(record)
+    found: dict[str, float | None] = attainment_by_reading.compute(record)
     return found[record.facts["attainment_reading"]]
 
 

@@ -22,8 +22,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.systems.ar.plans import Ground
-from repro.systems.ar.settings import resolve
+from repro.systems.ar.settings import Ground, resolve
 from repro.workloads.sessions.workload import SessionWorkload
 
 if TYPE_CHECKING:
@@ -174,11 +173,11 @@ class Planner:
             require(
                 name not in given, f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out"
             )
-        ground = Ground.of(settings)
+        ground = settings.ground
         smallest = min(ground.hardware.degrees())
         require(
-            settings.num_gpus >= 2 * smallest,
-            f"num_gpus={settings.num_gpus} do not hold a prefill and a decode worker of {settings.model}: give at least {2 * smallest}",
+            ground.num_gpus >= 2 * smallest,
+            f"num_gpus={ground.num_gpus} do not hold a prefill and a decode worker of {settings.model}: give at least {2 * smallest}",
         )
         planning = Planning(
             ground=ground,

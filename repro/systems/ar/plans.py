@@ -4,68 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from baselines.ar.search import disaggregated_shortlist, search
-from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.planner.planner import Plan, plan
 from engines.ar.cluster.cluster import Cluster
-from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, Pool, replications
-from engines.ar.metrics import Reading
 from engines.ar.session import OpenLoop
 from engines.errors import UserError, require
-from engines.policies.task import Slo
 from repro.files import kept
-from repro.systems.ar.settings import Settings, performance_of, profiled_context, sessions_of
+from repro.systems.ar.settings import OTHER_SEED, Ground
 from repro.systems.simulated import Options
-from repro.workloads.draws import ArrivalConfig
-from repro.workloads.sessions.workload import SessionWorkload, SessionWorkloadConfig
 
 PLANNER, SEARCH = "planner", "search"
-_OTHER_SEED = 10**6
-"""Seed of the samples that plans are made on; runs that are reported have smaller ones."""
 _NUM_SAMPLES = 3
 _NUM_CANDIDATES = 6
 """Disaggregated deployments that a search simulates, the likeliest by closed forms."""
 
 Build = Callable[["Ground", Deployment, Mapping[str, Any]], Cluster]
 _POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ground:
-    """What a system is built on, besides its deployment: hashable, so that plans are found once for all seeds."""
-
-    hardware: Hardware
-    num_gpus: int
-    slo: Slo
-    reading: Reading
-    workload: SessionWorkloadConfig
-    """Its seed is not the run's."""
-
-    @staticmethod
-    def of(settings: Settings) -> Ground:
-        return Ground(
-            hardware=settings.hardware,
-            num_gpus=settings.num_gpus,
-            slo=settings.slo,
-            reading=settings.reading,
-            workload=replace(settings.workload, seed=_OTHER_SEED),
-        )
-
-    @property
-    def performance(self) -> PerformanceModel:
-        """What policies know of the hardware's speed."""
-        return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
-
-    def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
-        config = replace(self.workload, seed=_OTHER_SEED + turn)
-        if rate is not None:
-            config = replace(config, arrivals=ArrivalConfig(kind="poisson", rate=rate))
-        return sessions_of(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +76,7 @@ def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[
     deployments = candidates(ground, is_disaggregated)
     choices = [(deployment, options) for deployment in deployments for options in tried]
     clusters = [build(ground, deployment, dict(options)) for deployment, options in choices]
-    best = search(clusters, samples, ground.slo, ground.reading, seed=_OTHER_SEED)[0]
+    best = search(clusters, samples, ground.slo, ground.reading, seed=OTHER_SEED)[0]
     place = next(index for index, cluster in enumerate(clusters) if cluster is best.cluster)
     return Placed(
         cluster=best.cluster,

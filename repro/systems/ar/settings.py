@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated
 
@@ -20,9 +20,16 @@ from repro.runs.cell import Cell
 from repro.systems.ar.platforms import ArPart
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
-from repro.workloads.draws import arrivals_asked
+from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs, Rate
-from repro.workloads.sessions.workload import Lengths, SessionWorkloadConfig, Source, build_sessions, load_session_card
+from repro.workloads.sessions.workload import (
+    Lengths,
+    SessionWorkload,
+    SessionWorkloadConfig,
+    Source,
+    build_sessions,
+    load_session_card,
+)
 
 Objective = Annotated[float, Range(1e-6, 1e6)]
 """Seconds."""
@@ -81,6 +88,33 @@ PLANNING_RATE = 0.6
 plans of Table 2."""
 
 
+OTHER_SEED = 10**6
+"""Seed of the samples that plans are made on; runs that are reported have smaller ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What a system is built on, besides its deployment: hashable, so that plans are found once for all seeds."""
+
+    hardware: Hardware
+    num_gpus: int
+    slo: Slo
+    reading: Reading
+    workload: SessionWorkloadConfig
+    """Its seed is not the run's."""
+
+    @property
+    def performance(self) -> PerformanceModel:
+        """What policies know of the hardware's speed."""
+        return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
+
+    def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
+        config = replace(self.workload, seed=OTHER_SEED + turn)
+        if rate is not None:
+            config = replace(config, arrivals=ArrivalConfig(kind="poisson", rate=rate))
+        return sessions_of(config)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything a run needs besides its policies."""
@@ -88,12 +122,9 @@ class Settings:
     platform: Platform
     model: str
     """As the shape spells it."""
-    hardware: Hardware
-    num_gpus: int
+    ground: Ground
     deployment: str | None
     """None: the system's own default."""
-    slo: Slo
-    reading: Reading
     is_transient: bool
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
@@ -102,7 +133,8 @@ class Settings:
     @property
     def basis(self) -> str:
         """Digest of the constants and objectives behind the numbers."""
-        text = repr((self.hardware.constants, self.hardware.gpu, self.hardware.shape, self.slo, self.reading))
+        hardware = self.ground.hardware
+        text = repr((hardware.constants, hardware.gpu, hardware.shape, self.ground.slo, self.ground.reading))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -150,22 +182,27 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     num_gpus = min(card.num_gpus, part.num_gpus) if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
+    workload = sessions_asked(
+        cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
+    )
+    reading = Reading(
+        scope=knobs.slo_scope or DEFAULT_READING.scope,
+        ttft=knobs.ttft_rule or DEFAULT_READING.ttft,
+        itl=knobs.itl_stat or DEFAULT_READING.itl,
+    )
     return Settings(
         platform=where,
         model=shape.name,
-        hardware=hardware,
-        num_gpus=num_gpus,
+        ground=Ground(
+            hardware=hardware,
+            num_gpus=num_gpus,
+            slo=_objectives(shape.name, card.name, part, knobs),
+            reading=reading,
+            workload=replace(workload, seed=OTHER_SEED),
+        ),
         deployment=knobs.deployment,
-        slo=_objectives(shape.name, card.name, part, knobs),
-        reading=Reading(
-            scope=knobs.slo_scope or DEFAULT_READING.scope,
-            ttft=knobs.ttft_rule or DEFAULT_READING.ttft,
-            itl=knobs.itl_stat or DEFAULT_READING.itl,
-        ),
         is_transient=knobs.transient,
-        workload=sessions_asked(
-            cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
-        ),
+        workload=workload,
         planning_rate=knobs.planning_rate or cell.rate or PLANNING_RATE,
     )
 

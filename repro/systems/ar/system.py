@@ -14,7 +14,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
 from repro.systems.ar.family import AR, tables_of
-from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Placed, parse_deployment, planned, searched
+from repro.systems.ar.plans import PLANNER, SEARCH, Build, Placed, parse_deployment, planned, searched
 from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import ClusterKnobs, Settings, resolve, sessions_of
 from repro.systems.platforms import Platform
@@ -41,11 +41,11 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"deployment": self.how, "num_gpus": self.settings.num_gpus}
+        return {"deployment": self.how, "num_gpus": self.settings.ground.num_gpus}
 
     def check(self) -> None:
         """Refuse a deployment that cannot be, without planning one."""
-        settings, ground, options = self.settings, Ground.of(self.settings), dict(self.options)
+        settings, ground, options = self.settings, self.settings.ground, dict(self.options)
         if self.how not in (PLANNER, SEARCH):
             deployment = parse_deployment(self.how)
             require(
@@ -57,12 +57,12 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
                 f"deployment={self.how!r} has prefill workers and system={self.system!r} is co-located: write TP8x2",
             )
             require(
-                deployment.gpus <= settings.num_gpus,
-                f"deployment={self.how!r} takes {deployment.gpus} GPUs and num_gpus={settings.num_gpus}: give it fewer or "
+                deployment.gpus <= ground.num_gpus,
+                f"deployment={self.how!r} takes {deployment.gpus} GPUs and num_gpus={ground.num_gpus}: give it fewer or "
                 f"them more",
             )
             self.build(ground, deployment, options)
-            usable = settings.hardware.degrees()
+            usable = ground.hardware.degrees()
             for pool in (*deployment.prefill, *deployment.decode):
                 require(
                     pool.degree in usable,
@@ -74,11 +74,11 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
             f"deployment={PLANNER!r} plans prefill and decode workers and system={self.system!r} has none apart: use "
             f"{SEARCH}, or write TP8x2",
         )
-        smallest = min(settings.hardware.degrees())
+        smallest = min(ground.hardware.degrees())
         need = smallest * (2 if self.is_disaggregated else 1)
         require(
-            settings.num_gpus >= need,
-            f"num_gpus={settings.num_gpus} do not hold {settings.model}, which takes {need} GPUs of "
+            ground.num_gpus >= need,
+            f"num_gpus={ground.num_gpus} do not hold {settings.model}, which takes {need} GPUs of "
             f"{settings.platform.gpu} here: give more",
         )
         # The options alone may be wrong: any deployment shows it.
@@ -90,7 +90,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         self.build(ground, some, options)
 
     def placed(self) -> Placed:
-        ground, options = Ground.of(self.settings), dict(self.options)
+        ground, options = self.settings.ground, dict(self.options)
         if self.how == SEARCH:
             tried = {tuple(sorted({**dict(each), **options}.items())) for each in self.tried}
             return searched(ground, self.build, self.is_disaggregated, tuple(sorted(tried, key=repr)))
@@ -102,21 +102,21 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         return Placed(cluster=cluster, chosen="as asked for", options=self.options)
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        settings, placed = self.settings, self.placed()
+        settings, ground, placed = self.settings, self.settings.ground, self.placed()
         run = placed.cluster.simulate(
             OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
         )
-        constants = settings.hardware.constants
+        constants = ground.hardware.constants
         facts = {
             "deployment": str(placed.cluster.deployment),
             "deployment_chosen": placed.chosen,
             "options": dict(placed.options),
-            "num_gpus": settings.num_gpus,
+            "num_gpus": ground.num_gpus,
             "gpus_used": placed.cluster.deployment.gpus,
-            "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
-            "attainment_reading": str(settings.reading),
+            "slo": {"ttft_s": ground.slo.ttft_s, "itl_s": ground.slo.itl_s},
+            "attainment_reading": str(ground.reading),
             "constants": constants.name,
-            "performance_model_error": Ground.of(settings).performance.max_error,
+            "performance_model_error": ground.performance.max_error,
             "is_transient": settings.is_transient,
             **run.facts,
         }
@@ -152,7 +152,7 @@ class ArSystem(PolicySystem[Build]):
         """Every refusal a user can cause is raised here."""
         settings = resolve(cell, self.name, self.own)
         workload = sessions_of(settings.workload)
-        hardware = settings.hardware
+        hardware = settings.ground.hardware
         most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
         require(
             workload.longest_tokens <= most,

@@ -18,7 +18,8 @@ from engines.errors import UserError, require
 from engines.knobs import given_to, knobs_of
 from engines.named import load_named
 from engines.policies.routing import Router
-from repro.systems.ar.plans import PLANNER, SEARCH, Ground
+from repro.systems.ar.plans import PLANNER, SEARCH
+from repro.systems.ar.settings import Ground
 from repro.systems.ar.system import ArSystem
 
 _NEEDED = "name a class, or a function, that called with model, slo and seed gives an object with route(task, home, prefills, now)"

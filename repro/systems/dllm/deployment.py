@@ -51,6 +51,8 @@ class Deployment:
     batch_size: int | None = None
     """Requests of a static batch; None where steps are packed."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
     calibration: Calibration | None = None
     """Calibration of a simulated card, in place of the stored one."""
     task: Task | None = None
@@ -63,12 +65,6 @@ class Deployment:
     @property
     def basis(self) -> str:
         return self.settings.basis + ("" if self.task is None else f" {self.task.digest}")
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
-        has_readings = isinstance(self.method, PublishedMethod) and self.settings.is_simulated
-        return {"reading": self.settings.baseline.reading} if has_readings else {}
 
     @property
     def published(self) -> PublishedMethod:

@@ -16,6 +16,8 @@ ReadingName = Literal["published", "efficient", "policy"]
 BatchRule = Literal["one", "workload", "max_model_len"]
 STATIC = Only(reading=("published", "efficient"))
 """What continuous batching does not heed."""
+SIMULATED_READING: ReadingName = "published"
+"""A simulated card stands for the paper's runs; on other hardware nothing was published."""
 DEFAULT_BATCH_RULE: BatchRule = "workload"
 
 
@@ -113,8 +115,3 @@ READINGS: Mapping[ReadingName, Reading] = MappingProxyType(
 )
 """What a baseline stands for in a comparison. Only the first can be held against the paper; the last isolates the policy:
 nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""
-
-
-def default_reading(executor: str) -> ReadingName:
-    """A simulated card stands for the paper's runs; on other hardware nothing was published."""
-    return "published" if executor == "roofline" else "efficient"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from repro.files import kept
@@ -60,13 +59,11 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
     )
     # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
     model = None if settings.is_simulated else "tiny" if settings.on.weights == "random" else settings.model
-    return _built(config, settings.generation, model)
+    return _workload_of(config, settings.generation, encode=None if model is None else _encode(model))
 
 
-@kept(maxsize=64)
-def _built(config: WorkloadConfig, generation: GenerationConfig, model: str | None) -> Workload:
-    """The systems of a comparison serve the same requests."""
-    return build_workload(config, generation, encode=None if model is None else _encode(model))
+_workload_of = kept(maxsize=64)(build_workload)
+"""The systems of a comparison serve the same requests."""
 
 
 @kept(maxsize=2)

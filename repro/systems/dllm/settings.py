@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
@@ -13,12 +13,11 @@ from engines.dllm.method import Method
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, check_given, given_to
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
-from engines.models.config import ModelConfig
 from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs, default_reading
+from repro.systems.dllm.knobs import SIMULATED_READING, Asked, BaselineKnobs, Device, ModelKnobs
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
@@ -46,13 +45,14 @@ class Settings(ModelKnobs, Checked):
     def is_simulated(self) -> bool:
         return self.executor == "roofline"
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
         """What one device holds and computes of the model."""
         # A simulated card serves 16-bit weights whatever the measuring default.
         is_simulated_card = self.is_simulated and self.model in PUBLISHED_CONFIGS
         dtype_bytes = 2 if is_simulated_card or self.on.dtype != "float32" else 4
-        return _shape(self.model, config_of(self.model), dtype_bytes, self.on.tensor_parallel)
+        whole = ModelShape.from_config(config_of(self.model), name=self.model, dtype_bytes=dtype_bytes)
+        return whole.on_rank(self.on.tensor_parallel)
 
     @property
     def family(self) -> str:
@@ -74,11 +74,6 @@ class Settings(ModelKnobs, Checked):
         return checkpoint_digest(checkpoint_dir(self.model))
 
 
-@lru_cache(maxsize=32)
-def _shape(name: str, config: ModelConfig, dtype_bytes: int, size: int) -> ModelShape:
-    return ModelShape.from_config(config, name=name, dtype_bytes=dtype_bytes).on_rank(size)
-
-
 def default_profile_every(device: str) -> int:
     """Profile every step on a CPU; few on a GPU, by a number prime to a block's steps, which a batch in lockstep then
     meets one after another."""
@@ -98,7 +93,9 @@ def resolve(cell: Cell, method: Method) -> Settings:
     own: tuple[type, ...] = (method.own, BaselineKnobs) if isinstance(method, PublishedMethod) else (method.own,)
     check_given(given, Settings, *own, who=f"system={method.name!r}")
     # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
-    baseline, beside = BaselineKnobs(reading=default_reading(cell.executor)), {}
+    baseline, beside = BaselineKnobs(), {}
+    if cell.executor == "roofline":
+        baseline = BaselineKnobs(reading=SIMULATED_READING)
     if isinstance(method, PublishedMethod):
         baseline = given_to(baseline, given)
         beside = {"reading": baseline.reading}

@@ -101,8 +101,14 @@ class DllmSystem:
             decode=sampler.decode,
             suppress_mask_token=sampler.suppress_mask_token,
         )
+        stands_for_one = self.has_readings and settings.is_simulated
         deployment = Deployment(
-            method=self.method, settings=settings, sampler=sampler, batching=batching, config=config
+            method=self.method,
+            settings=settings,
+            sampler=sampler,
+            batching=batching,
+            config=config,
+            defaults={"reading": settings.baseline.reading} if stands_for_one else {},
         )
         return (plan_packed if batching.kind == "packed" else static.planned)(deployment, lengths)
 

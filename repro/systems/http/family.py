@@ -176,7 +176,7 @@ def submissions(record: RunRecord) -> Iterator[str]:
 
 
 def rate_was_kept(record: RunRecord) -> Iterator[str]:
-    due, achieved = due_rate(record), achieved_rate(record)
+    due, achieved = due_rate.compute(record), achieved_rate.compute(record)
     if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
         longest = max((value for value in record.requests["client_queue_s"] if value is not None), default=0.0)
         held = " (max_concurrency held requests back)" if longest > 0.001 else ""

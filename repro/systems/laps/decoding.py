@@ -15,20 +15,15 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
 from engines.policies.routing import FewestSessions, Local, RemoteOnly
-from repro.systems.laps.workload import PrefillWorkload
+from repro.systems.laps.settings import PrefillWorkload
 
 
 def simulate_with_decode(
-    cluster: PrefillCluster,
-    cost: PrefillCost,
-    workload: PrefillWorkload,
-    decode: str,
-    kv_capacity: int,
-    *,
-    until_s: float | None = None,
+    cluster: PrefillCluster, workload: PrefillWorkload, decode: str, kv_capacity: int, *, until_s: float | None = None
 ) -> PrefillRun:
     """``decode`` apart or mixed; ``kv_capacity`` tokens fit a GPU beside the weights."""
-    system, num = cluster.system, cluster.num_instances
+    system, num, cost = cluster.system, cluster.num_instances, cluster.cost
+    assert isinstance(cost, PrefillCost), "answers are decoded in a simulation alone"
     (arrivals,) = workload.arrivals
     (stream,) = workload.config.streams
     clients = stream.clients or 1

@@ -200,7 +200,7 @@ def mode_shares(record: RunRecord) -> dict[str, float]:
 
 @metric("share", "steps that replay a graph / steps", "no steps")
 def graph_share(record: RunRecord) -> float | None:
-    shares = mode_shares(record)
+    shares = mode_shares.compute(record)
     return shares["graph"] + shares["rung"] if shares else None
 
 
@@ -308,7 +308,7 @@ def littles_law(record: RunRecord) -> Iterator[str]:
     """L = X W. Over a window the two sides differ by turns that are in the system at its ends, no more; a closed loop besides has
     each of its clients in the system or thinking, all the time."""
     start_s, end_s = record.facts["window_s"]
-    mean, rate = in_system(record), rps(record)
+    mean, rate = in_system.compute(record), rps.compute(record)
     times = ttft_of(record, counted(record))
     if mean is None or rate is None or not times.size:
         return
@@ -335,7 +335,7 @@ def _keeps_up(record: RunRecord) -> Iterator[str]:
     """An open loop's rate that grows the queue for as long as it lasts."""
     if record.facts["closed_loops"] or record.facts["is_transient"]:
         return
-    busy = busy_share(record)
+    busy = busy_share.compute(record)
     arrival = column(record, "arrival_s")
     times = (column(record, "finished_s") - arrival)[np.argsort(arrival)]
     quarter = len(times) // 4

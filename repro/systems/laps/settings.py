@@ -1,4 +1,5 @@
-"""A cell's knobs, resolved against its platform: model, instances, objective, turns."""
+"""A cell's knobs, resolved against its platform: model, instances, objective; and the turns of a run, closed loops of conversations or
+turns at times of their own."""
 
 from __future__ import annotations
 
@@ -7,25 +8,125 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
-from engines.laps.cluster import Cache
+from engines.laps.cluster import Cache, PrefillArrivals
 from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.graphs import GRID, graph_bytes
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, shapes_of
 from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
+from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.laps.part import PARTS, PrefillPart
-from repro.systems.laps.workload import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
-from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
-from repro.workloads.draws import arrivals_asked
+from repro.workloads.conversations.workload import (
+    LONG,
+    ConversationConfig,
+    ConversationProvenance,
+    Conversations,
+    draw_conversations,
+    load_conversation_card,
+    open_turns,
+)
+from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs
 from repro.workloads.sessions.workload import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    conversations: ConversationConfig
+    clients: int | None
+    """None: at a rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillWorkloadConfig:
+    streams: tuple[Stream, ...]
+    arrivals: ArrivalConfig | None
+    """None: closed loops."""
+    think_s: float = 0.0
+    length_scale: float = 1.0
+    """Factor on prompts and answers after they are drawn: ``low`` and ``high`` are the data set's tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillWorkload:
+    config: PrefillWorkloadConfig
+    streams: tuple[Conversations, ...]
+    """Session ids are unique over all."""
+    provenance: ConversationProvenance
+
+    @property
+    def arrivals(self) -> tuple[PrefillArrivals, ...]:
+        config = self.config
+        if config.arrivals is not None:
+            seed = config.streams[0].conversations.seed
+            return tuple(open_turns(each, config.arrivals, seed) for each in self.streams)
+        return tuple(
+            ClosedLoop(sessions=each.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
+            for each, stream in zip(self.streams, config.streams, strict=True)
+        )
+
+
+_conversations = kept(maxsize=256)(draw_conversations)
+"""Runs at other rates and with other clients have the same ones."""
+
+
+@kept(maxsize=256)
+def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
+    """The systems of a comparison serve the same turns."""
+    streams = []
+    first_id = 0
+    for stream in config.streams:
+        drawn = _conversations(stream.conversations)
+        require(
+            stream.clients is None or len(drawn.sessions) > stream.clients,
+            f"num_prompts={stream.conversations.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
+        )
+        if config.length_scale != 1:
+            drawn = _scaled(drawn, config.length_scale)
+        sessions = drawn.sessions
+        if first_id:
+            sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in sessions)
+        first_id += len(sessions)
+        streams.append(replace(drawn, sessions=sessions))
+    provenance = streams[0].provenance
+    if len(streams) > 1:
+        checksum = hashlib.sha256(" ".join(each.provenance.checksum for each in streams).encode()).hexdigest()
+        text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
+        provenance = replace(provenance, checksum=checksum, description=text)
+    return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)
+
+
+def _scaled(drawn: Conversations, scale: float) -> Conversations:
+    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
+
+    def tokens(count: int) -> int:
+        return max(1, round(scale * count))
+
+    sessions = tuple(
+        Session(
+            session.session_id,
+            session.arrival_s,
+            tuple(
+                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
+            ),
+        )
+        for session in drawn.sessions
+    )
+    provenance = replace(
+        drawn.provenance,
+        description=f"{drawn.provenance.description}; lengths x {scale:g}",
+        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
+    )
+    return replace(drawn, sessions=sessions, provenance=provenance)
+
 
 if TYPE_CHECKING:
     from repro.prefill.instance import MeasuredInstance
@@ -129,15 +230,9 @@ class Settings:
     @property
     def cost(self) -> StepTimes:
         """Measured, what stands for it until a run has an instance."""
-        if self.is_simulated:
-            return self.roofline
+        if self.part.gpu is not None:
+            return _cost_of(self.model, self.part.gpu, self.constants)
         return UNMEASURED if self.instance is None else self.instance.cost
-
-    @property
-    def roofline(self) -> PrefillCost:
-        """The cost of prefills on a simulated card."""
-        assert self.part.gpu is not None
-        return _cost_of(self.model, self.part.gpu, self.constants)
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
         """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
@@ -169,8 +264,8 @@ class Settings:
     @property
     def basis(self) -> str:
         """Digest of what is behind the numbers besides requests and code: constants and objective, or the model and the scales."""
-        if self.is_simulated:
-            text = repr((self.roofline.shape, self.roofline.gpu, self.constants, self.slo_s, self.boundary))
+        if self.part.gpu is not None:
+            text = repr((model_shape(self.model), gpu(self.part.gpu), self.constants, self.slo_s, self.boundary))
         else:
             text = repr((self.part, self.slo_s, self.boundary))
         return hashlib.sha256(text.encode()).hexdigest()[:12]

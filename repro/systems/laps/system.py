@@ -18,8 +18,7 @@ from repro.runs.record import RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL, tables_of, window_of
 from repro.systems.laps.part import PrefillPart
-from repro.systems.laps.settings import InstanceKnobs, Settings, part_of, resolve
-from repro.systems.laps.workload import PrefillWorkload, draw_workload
+from repro.systems.laps.settings import InstanceKnobs, PrefillWorkload, Settings, draw_workload, part_of, resolve
 from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
 
@@ -65,9 +64,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
             if settings.decode == "none":
                 run = cluster.simulate(workload.arrivals, until_s=until_s)
             else:
-                run = simulate_with_decode(
-                    cluster, settings.roofline, workload, settings.decode, settings.kv_capacity, until_s=until_s
-                )
+                run = simulate_with_decode(cluster, workload, settings.decode, settings.kv_capacity, until_s=until_s)
         last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
         window = window_of(run.requests, run.facts["end_s"], last)
         constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance

@@ -29,7 +29,7 @@ def round_ttft_s(record: RunRecord) -> dict[str, Any]:
 
 @metric("1/s", "rounds or sessions that meet both objectives / (last end - first arrival)", "no session ended")
 def goodput(record: RunRecord) -> float | None:
-    share = slo_attainment(record)
+    share = slo_attainment.compute(record)
     is_of_rounds = record.facts["attainment_reading"].startswith("round/")
     counted = record.tables[ROUNDS]["round"] if is_of_rounds else record.requests["status"]
     return None if share is None else per_second(round(share * len(counted)), window_s(record))

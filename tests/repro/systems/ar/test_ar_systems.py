@@ -22,7 +22,7 @@ from repro.runs.record import RunRecord
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.systems.ar.family import AR, observed_of
-from repro.systems.ar.plans import Ground, candidates, parse_deployment
+from repro.systems.ar.plans import candidates, parse_deployment
 from repro.systems.ar.platforms import PAPER_OBJECTIVES
 from repro.systems.ar.settings import profiled_context
 from repro.systems.ar.system import ClusterDeployment
@@ -55,10 +55,10 @@ def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system):
     deployment = experiment.deployment
     assert isinstance(deployment, ClusterDeployment)
     run = deployment.placed().cluster.simulate(OpenLoop(sessions=experiment.workload.sessions), seed=1)
-    truth = attainments(observe(run), deployment.settings.slo)
+    truth = attainments(observe(run), deployment.settings.ground.slo)
     summary = AR.summarize(record)
     assert summary["attainment_by_reading"] == {str(reading): truth[reading] for reading in READINGS}
-    assert summary["slo_attainment"] == truth[deployment.settings.reading]
+    assert summary["slo_attainment"] == truth[deployment.settings.ground.reading]
     assert observed_of(record).ttft_s.tolist() == observe(run).ttft_s.tolist()
     assert summary["num_requests"] == {"ok": 20, "failed": 0, "unfinished": 0}
     assert record.obtained == "simulated"
@@ -176,7 +176,7 @@ def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions():
     assert record.facts["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
     assert record.facts["options"]["scheduling"] in ("prefill-first", "chunked")
     assert "other samples" in record.facts["deployment_chosen"]
-    ground = Ground.of(experiment.deployment.settings)
+    ground = experiment.deployment.settings.ground
     assert ground.sampled().sessions != experiment.workload.sessions
     fixed = [ran(cell("vllm-sim", deployment=str(each), rate=1.2))[1] for each in candidates(ground, False)]
     shares = [AR.summarize(each)["slo_attainment"] for each in fixed]

@@ -7,7 +7,7 @@ from support.cells import a_cell
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.systems.ar.planning import PLANNER_SYSTEM, PLANNING
-from repro.systems.ar.plans import Ground, planned
+from repro.systems.ar.plans import planned
 from repro.systems.ar.settings import resolve
 from repro.systems.ar.systems import AMPD
 
@@ -37,7 +37,7 @@ def test_it_plans_what_ampd_serves_on():
     served = a_cell(
         "ampd", dataset="toolbench", platform="h20x32", executor="roofline", rate=0.6, seed=3, model="Qwen3-32B"
     )
-    (best,) = planned(Ground.of(resolve(served, AMPD.name, AMPD.own)), 0.6)
+    (best,) = planned(resolve(served, AMPD.name, AMPD.own).ground, 0.6)
     plans = summary(cell())["plans"]
     assert len(plans) == 3
     assert plans[0]["deployment"] == str(best.deployment)
