@@ -9,7 +9,6 @@ from engines.errors import require
 from engines.knobs import Checked, Fixed, Only, Proportion, Range, Seed, Tokens
 
 Selection = Literal["head", "uniform", "dense"]
-SCHEDULER_NAMES = ("phase", "request", "lookahead")
 LogitRows = Literal["decomposed", "monolithic"]
 TiePolicy = Literal["stable", "parity"]
 Remasking = Literal["low_confidence", "random"]
@@ -173,13 +172,6 @@ class EngineConfig(Checked):
     """Triton kernels for 16-bit models, on CUDA, where Triton is installed."""
     suppress_mask_token: Annotated[bool, Fixed] = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.scheduler in SCHEDULER_NAMES or ":" in self.scheduler,
-            f"scheduler={self.scheduler!r} is unknown: use one of {', '.join(SCHEDULER_NAMES)}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
 from engines.errors import require
@@ -22,6 +23,7 @@ from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
 from engines.laps.graphs import LENGTHS
 from engines.policies.task import OpenQueue, PrefillTask
 
+_age = attrgetter("ready_s", "task_id")
 _RATE_WEIGHT = 0.1
 """Weight of the newest gap between arrivals in their moving average."""
 
@@ -89,10 +91,6 @@ class ClassQueue(OpenQueue):
         home = bisect_left(LENGTHS, oldest.tokens)
         order = [*range(home, -1, -1), *range(home + 1, len(self.buckets))]
         return chain.from_iterable(self.buckets[index].values() for index in order)
-
-
-def _age(task: PrefillTask) -> tuple[float, int]:
-    return task.ready_s, task.task_id
 
 
 WaitRule = Literal["off", "printed", "guarded", "repaired"]
