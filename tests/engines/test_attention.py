@@ -10,7 +10,7 @@ import attention as benchmark
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention_cases import CASES, FILL, Case, difference, flash_attn_varlen_forward
 from torch import Tensor
@@ -64,6 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
 # ---- equal numbers ------------------------------------------------------------------------
 
 
+@settings(max_examples=25)
 @given(case=cases())
 @pytest.mark.parametrize("name", LIBRARY)
 def test_backends_give_the_definition(name, case):

@@ -73,7 +73,8 @@ def compiling(capability: int, compiled: dict[str, str]) -> Iterator[None]:
 
 
 def compile_everything(capability: int, dtype: str) -> dict[str, str]:
-    """PTX of every kernel at LLaDA-8B's widths; nothing runs."""
+    """PTX of every kernel at LLaDA-8B's widths; nothing runs. For a H100 of every variant of it, too, which differ in
+    what is left out."""
     draw = Drawn(0, "cpu")
     building, rows, pool_rows = draw.building([Sizes(prefix=200, block=32, window=32, suffix=100, kept=150)] * 2)
     q, k = draw.normal(rows, 32, 128, dtype=dtype), draw.normal(rows, 8, 128, dtype=dtype)
@@ -84,15 +85,16 @@ def compile_everything(capability: int, dtype: str) -> dict[str, str]:
     cos, sin = torch.zeros(2, rows, 1, 128).unbind(0)
     compiled: dict[str, str] = {}
     with compiling(capability, compiled):
-        pack(pool_k, pool_v, k, k, building, None, 150)
+        if capability == 90:
+            pack(pool_k, pool_v, k, k, building, None, 150)
+            scores(q, k, building, "head", 3, 32, 300)
+            confidence(logits, 126336)
+            rms_norm(x, weight, 1e-5)
+            rotate(q, k, cos, sin, full_precision=False)
         pack(pool_k, pool_v, k, k, building, torch.zeros(2, 8, 150, dtype=torch.int64), 150)
-        for selection in ("head", "uniform"):
-            scores(q, k, building, selection, 3, 32, 300)
-        confidence(logits, 126336)
+        scores(q, k, building, "uniform", 3, 32, 300)
         partial(logits, 126336, 126464)
-        rms_norm(x, weight, 1e-5)
         rms_norm(x, weight, 1e-5, x)
-        rotate(q, k, cos, sin, full_precision=False)
         rotate(q, k, cos, sin, full_precision=True)
         swiglu(hidden, hidden)
         store(pool_k, pool_v, building.kv_start, k[:2], k[:2])

@@ -141,35 +141,6 @@ def cases(draw: st.DrawFn) -> Case:
 # ---- what is promised ---------------------------------------------------------------------------
 
 
-@given(cases())
-def test_the_budget_holds_and_the_committed_demand_is_what_runs(case):
-    for step in case.steps.values():
-        assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
-        assert step.plan.scheduled_tokens <= case.config.max_num_batched_tokens
-        assert len(step.running) <= case.config.max_num_seqs
-
-
-@given(cases())
-def test_nobody_who_was_admitted_is_ever_held(case):
-    for step in case.steps.values():
-        assert {item.request_id for item in step.plan.items} == step.running
-
-
-@given(cases())
-def test_service_takes_exactly_as_many_steps_as_the_request_has(case):
-    finished_at = {request_id: index for index, step in case.steps.items() for request_id in step.finished}
-    assert finished_at.keys() == {request.request_id for _, request in case.arrivals}
-    for _, request in case.arrivals:
-        service = finished_at[request.request_id] - case.admitted_at[request.request_id] + 1
-        assert service == len(case.alone(request, case.stops))
-
-
-@given(cases())
-def test_admission_is_in_arrival_order(case):
-    admitted = [request for step in case.steps.values() for request in step.plan.admitted]
-    assert admitted == [request for _, request in case.in_order]
-
-
 def earliest(case: Case) -> dict[int, int]:
     """Brute force: for each request in turn, the first step from which all it may run fits with all that may run."""
     cap, pool = case.config.max_num_batched_tokens, KvPool(case.kv_rows)
@@ -202,7 +173,21 @@ def earliest(case: Case) -> dict[int, int]:
 
 @settings(max_examples=80)
 @given(cases())
-def test_the_head_enters_at_the_first_step_that_allows_it(case):
+def test_what_is_promised(case):
+    """The budget holds, and the committed demand is what runs: nobody who was admitted is ever held, and service takes exactly
+    as many steps as the request has. The head of the queue enters at the first step that allows it."""
+    for step in case.steps.values():
+        assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
+        assert step.plan.scheduled_tokens <= case.config.max_num_batched_tokens
+        assert len(step.running) <= case.config.max_num_seqs
+        assert {item.request_id for item in step.plan.items} == step.running
+    admitted = [request for step in case.steps.values() for request in step.plan.admitted]
+    assert admitted == [request for _, request in case.in_order]
+    finished_at = {request_id: index for index, step in case.steps.items() for request_id in step.finished}
+    assert finished_at.keys() == case.admitted_at.keys()
+    for _, request in case.arrivals:
+        service = finished_at[request.request_id] - case.admitted_at[request.request_id] + 1
+        assert service == len(case.alone(request, case.stops))
     assert case.admitted_at == earliest(case)
 
 

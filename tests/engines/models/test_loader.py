@@ -2,9 +2,9 @@
 
 import builtins
 import json
-import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.forks import forks
 from support.tiny_models import GQA, MHA
 
 from engines.errors import UserError
-from engines.models.checkpoint import checkpoint_dir, read_config
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir, read_config
+from engines.models.dream_config import DREAM_7B
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLADA_8B, LLaDAConfig
-from engines.models.loader import load_model, parse_dtype, shapes_only
+from engines.models.loader import build_model, load_causal, load_model, parse_dtype, shapes_only
+from engines.models.qwen2_config import tiny_causal
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -282,27 +285,18 @@ def test_the_published_model_has_the_published_size():
     assert sum(tensor.numel() for tensor in state.values()) == 8_015_581_184
 
 
-LOAD_EACH = """
-import sys
-from engines.models.checkpoint import TINY_DIR
-from engines.models.dream_config import DREAM_7B
-from engines.models.loader import build_model, load_model
-from engines.models.loader import load_causal
-from engines.models.qwen2_config import tiny_causal
-load_model(str(TINY_DIR))
-load_model(sys.argv[1], weights="random")
-load_causal(tiny_causal(), weights="random")
-build_model(DREAM_7B)
-print(sorted(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
-"""
+def load_each(folder: str) -> list[str]:
+    load_model(str(TINY_DIR))
+    load_model(folder, weights="random")
+    load_causal(tiny_causal(), weights="random")
+    build_model(DREAM_7B)
+    return sorted(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules)
 
 
 def test_loading_does_not_import_torch_s_compiler(folder):
     """It takes more than a second of every process that loads a model."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD_EACH, str(folder)], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert done.stdout == "[]\n"
+    with ProcessPoolExecutor(1, forks()) as pool:
+        assert pool.submit(load_each, str(folder)).result() == []
 
 
 def test_modules_made_elsewhere_are_initialised_as_ever():

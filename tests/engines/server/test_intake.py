@@ -34,7 +34,7 @@ CONTENT = json.dumps({"model": "echo", "prompt": "hello", "seed": 0}).encode()
 LENGTH = len(CONTENT)
 MOST = 1 << 18
 SETTINGS = ServerSettings(
-    head_timeout_s=0.2, body_timeout_s=0.3, max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=8
+    head_timeout_s=0.2, body_timeout_s=0.3, max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=18
 )
 
 
@@ -94,22 +94,45 @@ NO_HTTP = "what came is no request in HTTP/1.1"
 TYPE = "send the body as 'Content-Type: application/json'"
 
 
+SLOW = {
+    "nothing at all": ((), [], ""),
+    "half a head": ((b"POST /v1/comp",), [408], SLOW_HEAD),
+    "a head byte by byte": ((b"GET / HTTP/1.1\r\nA: ", *ENDLESS), [408], SLOW_HEAD),
+    "half a head behind a request": ((head() + CONTENT + b"GET /he",), [200, 408], SLOW_HEAD),
+    "half a head after an answer": ((head() + CONTENT, b"GET /he"), [200, 408], SLOW_HEAD),
+    "a body withheld": ((head(),), [408], SLOW_BODY),
+    "a body byte by byte": ((head(length=100), *ENDLESS), [408], SLOW_BODY),
+    "a body cut": ((head(length=len(CONTENT) + 9) + CONTENT,), [408], SLOW_BODY),
+    "a chunk cut": ((CHUNKED + b"5\r\nab",), [408], SLOW_BODY),
+    "trailers withheld": ((CHUNKED + b"2\r\n{}\r\n0\r\nA: b\r\n",), [408], SLOW_BODY),
+    "a body withheld from nobody": ((head(path="/nothing", length=9),), [404], "there is nothing"),
+    "a body nobody asked for": ((head(method="GET", path="/health", length=99), *ENDLESS), [200], ""),
+    "a body longer than said": ((head(length=10) + CONTENT,), [400, 408], "the body is not JSON"),
+    "asked, and not sent": ((head("Expect: 100-continue"),), [100, 408], SLOW_BODY),
+}  # fmt: skip
+"""What -> parts, statuses, sentence."""
+
+
+def test_what_does_not_come_in_time_ends_in_a_sentence(server, caplog):
+    """A sentence, a closed connection, nothing held, and not a line in the log. All wait at once."""
+
+    def say(parts: tuple[bytes, ...]) -> Answers:
+        return talk(server.port, *parts, gap_s=0.04 if parts[1:] == ENDLESS else 0.0)
+
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        answers = list(pool.map(say, [parts for parts, *_ in SLOW.values()]))
+    for (what, (_, statuses, sentence)), said in zip(SLOW.items(), answers, strict=True):
+        assert said.statuses == statuses, what
+        assert len(said.sentences) == sum(status >= 400 for status in statuses), what
+        assert sentence in " | ".join(said.sentences), what
+    server.wait_until(lambda: server.server.num_reading == server.server._intake._held == 0)
+    assert ask(server.port, "/v1/completions", CONTENT).status == 200
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(
     ("parts", "statuses", "sentence"),
     [
-        pytest.param((), [], "", id="nothing at all"),
-        pytest.param((b"POST /v1/comp",), [408], SLOW_HEAD, id="half a head"),
-        pytest.param((b"GET / HTTP/1.1\r\nA: ", *ENDLESS), [408], SLOW_HEAD, id="a head byte by byte"),
-        pytest.param((head() + CONTENT + b"GET /he",), [200, 408], SLOW_HEAD, id="half a head behind a request"),
-        pytest.param((head() + CONTENT, b"GET /he"), [200, 408], SLOW_HEAD, id="half a head after an answer"),
-        pytest.param((head(),), [408], SLOW_BODY, id="a body withheld"),
-        pytest.param((head(length=100), *ENDLESS), [408], SLOW_BODY, id="a body byte by byte"),
-        pytest.param((head(length=len(CONTENT) + 9) + CONTENT,), [408], SLOW_BODY, id="a body cut"),
-        pytest.param((CHUNKED + b"5\r\nab",), [408], SLOW_BODY, id="a chunk cut"),
-        pytest.param((CHUNKED + b"2\r\n{}\r\n0\r\nA: b\r\n",), [408], SLOW_BODY, id="trailers withheld"),
-        pytest.param((head(path="/nothing", length=9),), [404], "there is nothing", id="a body withheld from nobody"),
-        pytest.param((head(method="GET", path="/health", length=99), *ENDLESS), [200], "", id="a body nobody asked for"),
-        pytest.param((head(length=10) + CONTENT,), [400, 408], "the body is not JSON", id="a body longer than said"),
         pytest.param((head(length=MOST + 1),), [413], LONG, id="too long, withheld"),
         pytest.param((head(length="9" * 19),), [413], LONG, id="absurdly long"),
         pytest.param((head(length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="too long, sent nonetheless"),
@@ -117,7 +140,6 @@ TYPE = "send the body as 'Content-Type: application/json'"
         pytest.param((CHUNKED + b"%x\r\n" % (2 * MOST), b"a" * 2 * MOST), [413], LONG, id="one long chunk"),
         pytest.param((CHUNKED, b"1\r\na\r\n" * 2 * MOST_PIECES), [413], "more than 8192 pieces", id="tiny chunks"),
         pytest.param((head("Expect: 100-continue", length=MOST + 1),), [413], LONG, id="asked before it is sent"),
-        pytest.param((head("Expect: 100-continue"),), [100, 408], SLOW_BODY, id="asked, and not sent"),
         pytest.param((head("Expect: 100-continue", LAST) + CONTENT,), [100, 200], "", id="asked and sent"),
         pytest.param((head("Transfer-Encoding: chunked"),), [400], "are two lengths of one body", id="two lengths"),
         pytest.param((head("Content-Length: 5"),), [400], "conflicting Content-Length", id="two other lengths"),
@@ -135,8 +157,7 @@ TYPE = "send the body as 'Content-Type: application/json'"
     ],
 )  # fmt: skip
 def test_what_does_not_come_as_it_should_ends_in_a_sentence(server, parts, statuses, sentence, caplog):
-    """A sentence, a closed connection, nothing held, and not a line in the log."""
-    said = talk(server.port, *parts, gap_s=0.04 if parts[1:] == ENDLESS else 0.0)
+    said = talk(server.port, *parts)
     assert said.statuses == statuses
     assert len(said.sentences) == sum(status >= 400 for status in statuses)
     assert sentence in " | ".join(said.sentences)

@@ -134,7 +134,7 @@ def sessions(draw: st.DrawFn) -> list[Session]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=sessions())
 def test_with_room_for_all(model, name, drawn):
     found, _ = compare(model, POLICIES[name], OpenLoop(sessions=drawn), 4000)
@@ -146,7 +146,7 @@ def test_with_room_for_all(model, name, drawn):
 
 
 @pytest.mark.parametrize("name", ["one-by-one", "prefill-first", "chunked"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=9, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=sessions(), data=st.data())
 def test_with_kv_for_little_more_than_the_longest_session(model, name, drawn, data):
     """Prefixes are evicted, sequences preempted, as in the simulator."""
