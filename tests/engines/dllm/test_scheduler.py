@@ -113,7 +113,7 @@ def cases(draw: st.DrawFn) -> Case:
     longest = max(request.total_len for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=longest + draw(st.integers(0, MAX_TOTAL if is_crowded else 3 * MAX_TOTAL)),
-        max_num_seqs=9 if is_crowded else draw(st.integers(1, 9)),
+        max_num_seqs=9 if is_crowded else draw(st.integers(1, 3)),
         max_model_len=MAX_TOTAL,
         scheduler=draw(st.sampled_from(("phase", "request"))),
         sparsity=sparsity,

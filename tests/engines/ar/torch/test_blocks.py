@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -78,6 +78,7 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 @given(st.sampled_from((1, 4, 16)), st.lists(st.integers(1, 40), min_size=1, max_size=5))

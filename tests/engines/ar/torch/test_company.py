@@ -22,7 +22,7 @@ def test_every_chunk_size_gives_the_same_tokens_and_kv(worker):
     whole = start(worker, ids)
     expected = generate(worker, whole, 40, 6)
     kv = pooled(worker, whole, 45)
-    for size in range(1, 41):
+    for size in (1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 39, 40):
         slot = start(worker, ids)
         for begin in range(0, 40, size):
             end = min(begin + size, 40)
