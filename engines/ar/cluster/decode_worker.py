@@ -50,7 +50,9 @@ class DecodeWorker(Worker):
         self._itl = TokenWindow(window_s)
         self._landed: list[tuple[Live, int]] = []
         self._run: Run | None = None
-        """The decode run in progress."""
+        """The decode run in progress, without prefills."""
+        self._ran: Run | None = None
+        """What the batch decodes in the step that ends next."""
 
     # ---- what policies see -----------------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class DecodeWorker(Worker):
         self._decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         self._context = self.batch.context if self._decoding else 0
         super()._start(plan)
+        self._ran = Run(self._start_s, self._step_s, 0.0, 1) if self._decoding else None
 
     def _admitted(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins; what the cache has lost of its history is prefilled again."""
@@ -159,8 +162,10 @@ class DecodeWorker(Worker):
         return Share(task, task.tokens if is_whole else tokens)
 
     def _finish(self, plan: StepPlan) -> None:
-        if self._decoding:
-            self._advance(Run(self._start_s, self._step_s, 0.0, 1))
+        if self._ran is not None:
+            self._itl.extend(self.batch.advance(self._ran, self._loop.now))
+            for live in self.batch.finished():
+                self._round_done(live)
         super()._finish(plan)
 
     # ---- decoding ---------------------------------------------------------------------------------------
@@ -224,16 +229,10 @@ class DecodeWorker(Worker):
     def _end_run(self, version: int) -> None:
         if version != self._version or self._run is None:
             return
-        run, self._run = self._run, None
+        self._ran, self._run = self._run, None
         self.is_busy = True
-        self.busy_decode_s += self._loop.now - run.start_s
-        self._advance(run)
-        self._boundary()
-
-    def _advance(self, run: Run) -> None:
-        self._itl.extend(self.batch.advance(run, self._loop.now))
-        for live in self.batch.finished():
-            self._round_done(live)
+        self.busy_decode_s += self._loop.now - self._ran.start_s
+        self._finish(IDLE)
 
     def _round_done(self, live: Live) -> None:
         if self._hub.round_done(live):
