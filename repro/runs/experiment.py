@@ -14,7 +14,7 @@ from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.inputs import Inputs, inputs_of, merged
-from repro.runs.metrics import with_waits
+from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, Deployment
@@ -78,7 +78,14 @@ class Experiment:
             raise RunError(
                 f"system={self.cell.system!r} says of its run that it is {record.obtained}, and of itself {self.deployment.obtained}"
             )
-        return with_waits(record) if self.family.serves else record
+        if not self.family.serves:
+            return record
+        # A policy that starves a request shows in the longest wait and latency, and not in a mean.
+        told = {}
+        for name, times in (("wait_s", "queue_wait_s"), ("latency_s", "e2el_s")):
+            found = request_times(record, times)
+            told[name] = {"mean": float(found.mean()), "longest": float(found.max())} if found.size else None
+        return record.with_manifest(facts={**record.facts, **told})
 
 
 def fault_of(cell: Cell, error: BaseException) -> BaseException:

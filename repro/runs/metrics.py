@@ -67,7 +67,8 @@ def served_per_second(record: RunRecord, column: str | None = None) -> float | N
     """Ok requests, or the sum of what they have of a column of whole numbers, a second."""
     ok = is_ok(record)
     amount = int(ok.sum()) if column is None else int(floats(record.requests[column])[ok].sum())
-    return per_second(amount, window_s(record))
+    seconds = window_s(record)
+    return None if seconds is None else amount / seconds
 
 
 def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
@@ -91,16 +92,6 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     found = dict(zip(known, np.percentile(data, known), strict=True)) if known else {}
     summary |= {f"p{q}": float(found[q]) if q in found else None for q in PERCENTILES}
     return summary
-
-
-def with_waits(record: RunRecord) -> RunRecord:
-    """With the longest wait and latency beside their means among its facts: a policy that starves a request shows in them,
-    and not in a mean."""
-    told = {}
-    for name, times in (("wait_s", "queue_wait_s"), ("latency_s", "e2el_s")):
-        found = request_times(record, times)
-        told[name] = {"mean": float(found.mean()), "longest": float(found.max())} if found.size else None
-    return record.with_manifest(facts={**record.facts, **told})
 
 
 # -- goodput ----------------------------------------------------------------------------------------------
@@ -130,10 +121,10 @@ def goodput(record: RunRecord) -> dict[str, Any]:
 
 def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """How many requests are good, a second and of all."""
-    num_good, n = int(good.sum()), record.num_requests
+    num_good, n, seconds = int(good.sum()), record.num_requests, window_s(record)
     return {
         "num_good": num_good,
-        "requests_s": per_second(num_good, window_s(record)),
+        "requests_s": None if seconds is None else num_good / seconds,
         "attainment": num_good / n if n else None,
     }
 
@@ -146,10 +137,6 @@ def floats(column: Sequence[float | None]) -> Floats:
 def is_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
     """[requests] which of them finished."""
     return np.asarray([status == "ok" for status in record.requests["status"]], dtype=np.bool_)
-
-
-def per_second(count: int, seconds: float | None) -> float | None:
-    return None if seconds is None else count / seconds
 
 
 _NO_WINDOW = "no ok request, or the window has no length"

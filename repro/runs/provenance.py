@@ -136,28 +136,23 @@ def clean_command(argv: Sequence[str]) -> list[str]:
 
 def clean_text(text: str) -> str:
     """Paths become relative to the repository, ``~/...`` under the home folder, else ``.../name``."""
+    try:
+        home: Path | None = Path.home()
+    except RuntimeError:  # there is no such user
+        home = None
+    if home is not None and (not home.is_absolute() or home == Path("/")):
+        home = None  # the root of everything hides nothing
     text = _SECRET_VALUE.sub(REDACTED, text)
     text = _URL_USER.sub(f"{REDACTED}@", text)
-    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group()), text)
+    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group(), home), text)
     # What is left of a user's folder in a relative path, ../../home/name/x.
-    home = _home()
     return text if home is None else re.sub(re.escape(str(home)) + r"(?![\w.-])", "~", text)
 
 
-def _home() -> Path | None:
-    """None where the user has none to hide: no such user, or the root of everything."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    return home if home.is_absolute() and home != Path("/") else None
-
-
-def _clean_path(text: str) -> str:
+def _clean_path(text: str, home: Path | None) -> str:
     path = Path(os.path.normpath(text))
     if path.is_relative_to(REPO):
         return str(path.relative_to(REPO))
-    home = _home()
     if home is not None and path.is_relative_to(home):
         return str("~" / path.relative_to(home))
     return f".../{path.name}"

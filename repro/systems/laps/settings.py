@@ -340,6 +340,7 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
 
 
 def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
+    """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
     arrivals, think_s = None, knobs.think_s
     if cell.rate is not None or knobs.arrivals is not None:
         require(
@@ -350,12 +351,6 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         require(think_s == 0, f"think_s={think_s} has no effect at a request rate: leave one of them out")
     else:
         require(knobs.burstiness is None, "burstiness has no effect without a request rate: leave it out")
-    streams = _streams(cell, part, knobs)
-    return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
-
-
-def _streams(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> tuple[Stream, ...]:
-    """One of whole conversations or of a band of prompts; or two closed loops, of long and of short ones."""
     asked = cell.asked
     whole = ConversationConfig(
         dataset=cell.dataset,
@@ -374,18 +369,21 @@ def _streams(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> tuple[Strea
             name not in asked or cell.rate is None,
             f"{name}={asked.get(name)} has no effect at a request rate: leave one of them out",
         )
+    streams: list[Stream] = []
     if not pair:
-        return (Stream(conversations=whole, clients=None if cell.rate is not None else knobs.clients or part.clients),)
-    for name in ("clients", "min_tokens", "max_tokens", "arrivals"):
+        clients = None if cell.rate is not None else knobs.clients or part.clients
+        streams.append(Stream(conversations=whole, clients=clients))
+    for name in ("clients", "min_tokens", "max_tokens", "arrivals") if pair else ():
         require(name not in asked, f"{name}={asked.get(name)!r} has no effect with {next(iter(pair))}: leave one out")
     total = sum(pair.values())
-    require(total > 0, "long_clients=0 and short_clients=0: give one of them clients")
+    require(not pair or total > 0, "long_clients=0 and short_clients=0: give one of them clients")
     bands = {"long_clients": (LONG + 1, None), "short_clients": (None, SHORT_PROMPT)}
-    streams: list[Stream] = []
     for name, (low, high) in bands.items():
         if pair.get(name):
             # As many turns for each client.
             num_turns = max(1, round(whole.num_turns * pair[name] / total))
             band = replace(whole, num_turns=num_turns, seed=whole.seed + 1000 * len(streams), low=low, high=high)
             streams.append(Stream(conversations=band, clients=pair[name]))
-    return tuple(streams)
+    return PrefillWorkloadConfig(
+        streams=tuple(streams), arrivals=arrivals, think_s=think_s, length_scale=part.length_scale
+    )

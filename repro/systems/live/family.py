@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from repro.runs.family import Shown
-from repro.runs.metrics import Metric, distribution, metric, per_second, window_s
+from repro.runs.metrics import Metric, distribution, metric, window_s
 from repro.runs.record import RunRecord
 from repro.systems.ar.family import AR, ROUNDS, slo_attainment
 from repro.systems.ar.family import round_ttft_s as ttft_of
@@ -32,7 +32,8 @@ def goodput(record: RunRecord) -> float | None:
     share = slo_attainment.compute(record)
     is_of_rounds = record.facts["attainment_reading"].startswith("round/")
     counted = record.tables[ROUNDS]["round"] if is_of_rounds else record.requests["status"]
-    return None if share is None else per_second(round(share * len(counted)), window_s(record))
+    seconds = window_s(record)
+    return None if share is None or seconds is None else round(share * len(counted)) / seconds
 
 
 def _tokens(column: str) -> Any:

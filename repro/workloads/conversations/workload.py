@@ -137,15 +137,6 @@ class ConversationConfig(Checked):
     source: Source = "embedded"
     path: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "dataset", self.dataset.lower())
-        require(self.path is None or self.source == "local", f"path={self.path!r} has no effect with source='embedded'")
-        low, high = self.band
-        require(
-            1 <= low <= high, f"min_tokens={self.low} is more than max_tokens={self.high}, or below 1: exchange them"
-        )
-
     @property
     def is_banded(self) -> bool:
         return self.low is not None or self.high is not None
@@ -167,6 +158,10 @@ Conversations = SessionWorkload[ConversationProvenance]
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
     card = load_conversation_card(config.dataset)
+    low, high = config.band
+    require(
+        1 <= low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}, or below 1: exchange them"
+    )
     band = ""
     if config.is_banded:
         band = f", prompts of {config.low or 1} to {config.high or 'any number of'} tokens alone"
@@ -176,6 +171,7 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
         description += repeats(sum(map(len, chats)), sum(map(len, held)), "turn")
     else:
+        require(config.path is None, f"path={config.path!r} has no effect with source='embedded'")
         chats = _drawn(card, config)
         description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
         origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)

@@ -143,13 +143,6 @@ class SessionWorkloadConfig(Checked):
     counted: Lengths | None = None
     delay_mean_s: Delay | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "trace", self.trace.lower())
-        if self.source == "embedded":
-            require(self.trace_path is None, f"trace_path={self.trace_path!r} has no effect with source='embedded'")
-            require(self.meets_totals, "meets_totals=False has no effect with source='embedded': it always meets them")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SessionProvenance(Provenance):
@@ -190,6 +183,8 @@ def build_sessions(
         description += repeats(len(recorded), len(held), "session")
         rounds = np.array([len(session.rounds) for session in recorded], dtype=np.int64)
     else:
+        require(config.trace_path is None, f"trace_path={config.trace_path!r} has no effect with source='embedded'")
+        require(config.meets_totals, "meets_totals=False has no effect with source='embedded': it always meets them")
         origin = Origin(source="embedded", location=f"datasets/sessions/{card.name}.yaml", revision=None)
         unit = "session" if totals.counted == "per_session" else "round"
         description = f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
