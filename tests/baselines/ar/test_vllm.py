@@ -7,6 +7,7 @@ from baselines.ar.vllm import InFlightFirst, VllmConfig, continuum, vllm
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
+from engines.policies.task import PrefillQueue
 
 PLAN = Deployment.colocated(4, 2)
 
@@ -36,6 +37,11 @@ def test_in_flight_session_overtakes_new_ones():
     second = fifo.tasks["kind"].index("incremental")
     assert fifo.tasks["started_s"][second] == pytest.approx(0.3)
     assert begun.tasks["started_s"][second] == pytest.approx(0.2)
+
+
+def test_continuum_alone_lets_sessions_in_flight_go_first():
+    made = [kind(hardware(), PLAN).policies.make_local_queue() for kind in (vllm, continuum)]
+    assert [type(queue) for queue in made] == [PrefillQueue, InFlightFirst]
 
 
 def test_everything_is_local_and_sessions_stay():

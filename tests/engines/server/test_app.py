@@ -62,6 +62,7 @@ def test_several_prompts_get_n_answers_each_by_their_seeds(server):
     assert [choice["text"] for choice in said.body["choices"]] == wanted
     assert [choice["index"] for choice in said.body["choices"]] == [0, 1, 2, 3]
     assert said.body["usage"]["prompt_tokens"] == 4
+    assert ask(server.port, COMPLETIONS, body(n=2, seed=2**63 - 3)).status == 200
 
 
 def test_a_stream_is_the_whole_answer_in_block_order(server):

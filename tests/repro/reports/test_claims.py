@@ -11,7 +11,7 @@ from repro.cli.main import app
 from repro.paths import RESULTS
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, Role, allowed, count, count_by_role, judge, judge_all
-from repro.reports.claims_file import COLUMNS, as_row, read, save
+from repro.reports.claims_file import COLUMNS, as_row, judged_again, read, save
 from repro.reports.paper import Claim, Tolerance, load_claims
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
@@ -237,6 +237,9 @@ def test_a_row_says_what_it_rests_on(tmp_path):
     (kept,) = read(path)
     assert kept["runs"].split() == row["runs"]
     assert kept["ours"] == "70"
+    (again,) = judged_again([CLAIMS["dllm-4090-burst-peak"]], [kept])
+    assert again.answer is not None
+    assert (again.verdict, again.answer.command, again.answer.command_s) == ("reproduced", own.command, 342.0)
 
 
 def test_command_without_runs(tmp_path):
