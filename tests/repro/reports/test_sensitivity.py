@@ -16,7 +16,7 @@ from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values
 from repro.reports.sensitivity import BATCH_RULES, DATASETS, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
 from repro.runs.cell import Scalar
-from repro.runs.metrics import throughput_tok_s
+from repro.runs.metrics import served_per_second
 from repro.runs.system import SYSTEMS
 from repro.workloads.dataset import load_card
 
@@ -45,7 +45,7 @@ def test_counted_steps_say_what_a_simulation_says(system, knobs):
             step_overhead_s=overhead,
         )
         record = replace(deployment, calibration=calibration).run(workload)
-        assert counted.throughput(calibration) == pytest.approx(throughput_tok_s(record), rel=1e-9)
+        assert counted.throughput(calibration) == pytest.approx(served_per_second(record, column="output_len"), rel=1e-9)
     assert counted.num_tokens == 9 * 64
     assert counted.batch_size == deployment.batch_size
 
