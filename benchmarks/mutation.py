@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -161,15 +162,24 @@ class Reach:
                 self.seconds[name] = float(case.attrib["time"])
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Tests that execute the statement; where importing does, or nothing, those of the module's functions, or of its users."""
+        """Tests that execute the statement; where importing does, or nothing, those that execute any function of the module and
+        those of files that import it."""
         tree = ast.parse((REPO / mutant.module).read_text(encoding="utf-8"))
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         inside = {line for node in functions for line in range(node.body[0].lineno, _lines(node).stop)}
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and mutant.line in _lines(node)]
         least = min(statements, key=lambda node: len(_lines(node)))
         own = set(_lines(least)) - {line for each in getattr(least, "body", ()) for line in _lines(each)}
-        found = self._of(mutant.module, own & inside) or self._of(mutant.module, inside)
+        found = self._of(mutant.module, own & inside)
+        found = found or self._of(mutant.module, inside) | self._importing(mutant.module)
         return [*ALWAYS, *sorted(found, key=lambda test: (self.seconds[test], test))]
+
+    def _importing(self, module: str) -> set[str]:
+        package, _, name = module.removesuffix(".py").replace("/", ".").rpartition(".")
+        imports = re.compile(rf"^from ({package}\.{name} import|{package} import .*\b{name}\b)", re.MULTILINE)
+        files = {test.partition("::")[0] for test in self.seconds}
+        found = {file for file in files if imports.search((self._root / file).read_text(encoding="utf-8"))}
+        return {test for test in self.seconds if test.partition("::")[0] in found}
 
     def _of(self, module: str, lines: set[int]) -> set[str]:
         contexts = self._data.contexts_by_lineno(str(self._root / module))
