@@ -144,6 +144,14 @@ def test_backlog_in_overload_grows_with_time():
     assert (np.diff(found) <= 0).all()
 
 
+def test_backlog_at_a_load_of_one_lies_between_those_beside_it():
+    services, limit = np.full(10, 1.0), np.array([[5.0]])
+    below, at, above = (
+        float(backlog_exceeds(limit, services, np.array([4]), rate, 1000.0)[0, 0]) for rate in (3.99, 4.0, 4.01)
+    )
+    assert below < at < above
+
+
 latencies = st.floats(0.01, 100.0)
 
 
