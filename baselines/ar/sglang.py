@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from engines.errors import require
 from engines.knobs import Checked, Range, Tokens, check_value
-from engines.laps.graphs import WithGraphs
+from engines.laps.graphs import Graphs, WithGraphs, graph_choice
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, PrefillSystem, graph_choice
+from engines.laps.system import PrefillSystem
 from engines.policies.batching import Chunked
 from engines.policies.instances import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
 from engines.policies.step import FALLBACK, IDLE, Chunk, Rung, Situation, StepMode, StepPlan

@@ -1,16 +1,18 @@
 """Graphs of prefill steps: which shapes to capture, the grid of LAPS §3.1, a ladder of packed sizes and what a memory budget leaves of
-them; and which captured one a step replays, if any (NearestGraph), as a last stage behind any batching policy."""
+them; and which captured one a step replays, if any, as a last stage behind any batching policy."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from engines.errors import require
 from engines.policies.step import FALLBACK, Batching, Bucket, Chunk, Rung, Situation, StepMode, StepPlan, StepTimes
 
+Graphs = Literal["none", "nearest", "cheapest", "ladder"]
+"""nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder: packed sizes, ditto."""
 LENGTHS = (8, 16, 32, 64, 128, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GRID: tuple[Bucket, ...] = tuple(Bucket(length, batch) for length in LENGTHS for batch in BATCHES)
@@ -31,19 +33,21 @@ def graph_bytes(model: str, num_layers: int) -> int:
     return round((190 + 1.36 * num_layers) * 1e6) if megabytes is None else megabytes * 10**6
 
 
-def captured_buckets(
-    budget_bytes: int | None, bytes_per_graph: int, shapes: Iterable[Bucket] = GRID
-) -> tuple[Bucket, ...]:
-    """The shapes a budget holds (None: all), those of fewest tokens first: only they are bound by launches.
+def shapes_of(
+    graphs: Graphs, budget_bytes: int | None = None, bytes_per_graph: int = 240 * 10**6
+) -> tuple[Bucket | Rung, ...]:
+    """What to capture for a way to choose: what a budget of graph memory holds (None: all), those of fewest tokens first, as only
+    they are bound by launches.
 
-    Of equal size the deeper one is kept: it also serves shorter batches of its length.
+    Of equal size the deeper one is kept: it also serves shorter batches of its length. All rungs share one pool, in which the
+    largest bounds the memory of each.
     """
     require(bytes_per_graph > 0, f"bytes_per_graph={bytes_per_graph} must be above 0")
-    ordered = sorted(shapes, key=lambda shape: (shape.tokens, -shape.batch))
-    if budget_bytes is None:
-        return tuple(ordered)
-    require(budget_bytes >= 0, f"budget_bytes={budget_bytes} must not be negative")
-    return tuple(ordered[: budget_bytes // bytes_per_graph])
+    require(budget_bytes is None or budget_bytes >= 0, f"budget_bytes={budget_bytes} must not be negative")
+    if graphs == "none":
+        return ()
+    shapes = LADDER if graphs == "ladder" else sorted(GRID, key=lambda shape: (shape.tokens, -shape.batch))
+    return tuple(shapes if budget_bytes is None else shapes[: budget_bytes // bytes_per_graph])
 
 
 class GraphChoice(Protocol):
@@ -96,6 +100,16 @@ class Ladder:
             return FALLBACK
         rung, times = self._rungs[index], self._times
         return rung if times.step_s(chunks, 0, 0, rung) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
+
+
+def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:
+    if graphs == "none":
+        return None
+    buckets = [shape for shape in captured if isinstance(shape, Bucket)]
+    rungs = [shape for shape in captured if isinstance(shape, Rung)]
+    if graphs == "ladder":
+        return Ladder(rungs, times)
+    return Nearest(buckets, None if graphs == "nearest" else times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,15 @@ from typing import Annotated, Literal
 
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import ControllerConfig
-from engines.laps.graphs import BATCHES, LADDER, GraphChoice, Ladder, Nearest, WithGraphs, captured_buckets
+from engines.laps.graphs import BATCHES, Graphs, WithGraphs, graph_choice
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig
 from engines.policies.instances import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
-from engines.policies.step import Batching, Bucket, Chunk, Rung, StepTimes
+from engines.policies.step import Batching, Bucket, Chunk
 from engines.policies.task import OpenQueue, PrefillQueue
 
-Graphs = Literal["none", "nearest", "cheapest", "ladder"]
-"""nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder: packed sizes, ditto."""
 Pooling = Literal["global", "each"]
 """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool
 with the least outstanding tokens, which keeps a history where it is cached."""
@@ -46,28 +44,6 @@ class PrefillSystem:
     work_s: Callable[[int, int], float] | None = None
     """Predicted work of (history, tokens), for tasks' estimates."""
     spatial: Spatial | None = None
-
-
-def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:
-    if graphs == "none":
-        return None
-    buckets = [shape for shape in captured if isinstance(shape, Bucket)]
-    rungs = [shape for shape in captured if isinstance(shape, Rung)]
-    if graphs == "ladder":
-        return Ladder(rungs, times)
-    return Nearest(buckets, None if graphs == "nearest" else times)
-
-
-def shapes_of(
-    graphs: Graphs, budget_bytes: int | None = None, bytes_per_graph: int = 240 * 10**6
-) -> tuple[Bucket | Rung, ...]:
-    """What to capture for a way to choose, within a budget of graph memory (None: all)."""
-    if graphs == "none":
-        return ()
-    if graphs == "ladder":
-        # One pool serves all rungs: the largest bounds the memory of each.
-        return LADDER if budget_bytes is None else LADDER[: budget_bytes // bytes_per_graph]
-    return captured_buckets(budget_bytes, bytes_per_graph)
 
 
 @dataclass(frozen=True, kw_only=True)

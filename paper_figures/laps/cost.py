@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from engines.laps.graphs import BATCHES, GRAPH_MB, GRID, LENGTHS, captured_buckets, graph_bytes
+from engines.laps.graphs import BATCHES, GRAPH_MB, GRID, LENGTHS, graph_bytes, shapes_of
 from engines.models.shape import model_shape
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
@@ -37,7 +37,7 @@ def cells(view: View) -> list[Cell]:
 def graphs_in(budget_gb: float) -> int:
     """How many of the grid so much memory holds."""
     size = graph_bytes(MIDDLE, model_shape(MIDDLE).n_layers)
-    return len(captured_buckets(round(budget_gb * 1e9), size))
+    return len(shapes_of("nearest", round(budget_gb * 1e9), size))
 
 
 def page(runs: Runs) -> Page:

@@ -25,7 +25,7 @@ from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.cost import PrefillConstants
-from engines.laps.graphs import captured_buckets
+from engines.laps.graphs import shapes_of
 from engines.laps.latency import TwoClasses, fit_floor_form, fit_paper_totals
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
@@ -117,8 +117,8 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
         for make in (Chunked, PrefillFirst)
         for name in ("max_num_batched_tokens", "max_num_seqs")
     ),
-    (partial(captured_buckets, 0), "bytes_per_graph", (1,), (0, -1)),
-    (partial(captured_buckets, bytes_per_graph=1), "budget_bytes", (None, 0), (-1,)),
+    (partial(shapes_of, "nearest", 0), "bytes_per_graph", (1,), (0, -1)),
+    (partial(shapes_of, "ladder", bytes_per_graph=1), "budget_bytes", (None, 0), (-1,)),
     (ControllerConfig, "form", (), ("fixed",)),
     (ControllerConfig, "period_s", (1e-9,), (0, -0.5)),
     *(

@@ -10,8 +10,8 @@ from engines.ar.cost import DecodeLine
 from engines.hardware.catalogue import H200
 from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.graphs import shapes_of
 from engines.laps.step_model import StepModel
-from engines.laps.system import shapes_of
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.step import Batching, Chunk, Situation, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask

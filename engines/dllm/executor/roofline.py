@@ -47,7 +47,11 @@ class RooflineExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         work = self.work(plan)
-        duration, bound = self._priced(work)
+        priced = self._seconds.get(work)
+        if priced is None:
+            charged = self.roofline.step_time(work, copied_bytes_per_logit=self.copied_bytes_per_logit).total_s
+            priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
+        duration, bound = priced
         return StepOutcome(
             committed=tuple([item.commit for item in plan.items]),
             query_rows=work.query_rows,
@@ -60,18 +64,6 @@ class RooflineExecutor:
     def work(self, plan: StepPlan) -> StepWork:
         """Work of one step; to be asked once for every step and in their order, as some methods count them."""
         return step_work(plan, self.config)
-
-    def lower_bound_s(self, plan: StepPlan) -> float:
-        """Lower bound of one step, in place of executing it."""
-        return self._priced(self.work(plan))[1]
-
-    def _priced(self, work: StepWork) -> tuple[float, float]:
-        """Seconds charged, and the lower bound of them."""
-        priced = self._seconds.get(work)
-        if priced is None:
-            charged = self.roofline.step_time(work, copied_bytes_per_logit=self.copied_bytes_per_logit).total_s
-            priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
-        return priced
 
 
 class BoundedExecutor(DelegatingExecutor):
@@ -87,7 +79,7 @@ class BoundedExecutor(DelegatingExecutor):
         try:
             outcome = self.executor.execute(plan)
         finally:
-            bound_s = self.meter.lower_bound_s(plan)
+            bound_s = self.meter.execute(plan).bound_s
         return outcome._replace(bound_s=bound_s)
 
     def release(self, request_id: int) -> tuple[int, ...] | None:

@@ -14,9 +14,8 @@ from engines.hardware.catalogue import gpu
 from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache, PrefillArrivals
 from engines.laps.cost import PrefillConstants, PrefillCost
-from engines.laps.graphs import GRID, graph_bytes
+from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, shapes_of
 from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.files import kept

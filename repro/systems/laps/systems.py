@@ -12,9 +12,10 @@ from baselines.ar.vllm_pd import vllm_pd
 from engines.errors import require
 from engines.knobs import Count, Only, Range, given_to, knobs_of
 from engines.laps.controller import ControllerConfig
+from engines.laps.graphs import Graphs
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve
+from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
 from repro.systems.laps.settings import SIMULATED, Settings

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.prefill import ask, h200_14b, task
 
-from engines.laps.graphs import GRID, LADDER, Ladder, Nearest, WithGraphs, captured_buckets, graph_bytes
-from engines.laps.system import graph_choice, shapes_of
+from engines.laps.graphs import GRID, LADDER, Ladder, Nearest, WithGraphs, graph_bytes, graph_choice, shapes_of
 from engines.policies.batching import Chunked
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, StepMode, padded_tokens
 from engines.policies.task import PrefillQueue
@@ -38,22 +37,18 @@ def test_the_whole_grid_takes_ten_gigabytes():
 
 
 def test_a_budget_keeps_the_smallest_steps():
-    kept = captured_buckets(10 * 240_000_000, 240_000_000)
+    kept = shapes_of("nearest", 10 * 240_000_000, 240_000_000)
     assert len(kept) == 10
     assert max(shape.tokens for shape in kept) <= min(shape.tokens for shape in set(GRID) - set(kept))
-    assert captured_buckets(0, 1) == ()
-    assert len(captured_buckets(None, 1)) == 42
+    assert shapes_of("nearest", 0, 1) == ()
+    assert len(shapes_of("cheapest")) == 42
     assert len(shapes_of("ladder", 3, 1)) == 3
     assert shapes_of("none") == ()
 
 
 def test_of_shapes_of_equal_size_a_budget_keeps_the_deeper():
-    """It serves shorter batches of its length too. From whatever order they are given in."""
-    shapes = (Bucket(64, 1), Bucket(8, 8), Bucket(32, 2), Bucket(16, 4), Bucket(8, 4))
-    for given_shapes in (shapes, shapes[::-1]):
-        kept = captured_buckets(3, 1, given_shapes)
-        assert kept == (Bucket(8, 4), Bucket(8, 8), Bucket(16, 4))
-        assert captured_buckets(None, 1, given_shapes) == (*kept, Bucket(32, 2), Bucket(64, 1))
+    """It serves shorter batches of its length too."""
+    assert shapes_of("nearest", 5, 1) == (Bucket(8, 1), Bucket(8, 2), Bucket(16, 1), Bucket(8, 4), Bucket(16, 2))
 
 
 @given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
