@@ -248,7 +248,7 @@ def test_the_model_and_the_measurement_agree(system):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_measured_batch_runs_within_the_memory(system):
-    """The whole workload, not just the steps that were probed; and one member more would not have fitted."""
+    """The whole workload, not just the steps that were probed; and a batch of one member more would not have fitted."""
     settings = planned(tiny_cell(system)).settings
     on_torch.load(*on_torch.model_key(settings))
 
@@ -260,7 +260,7 @@ def test_a_measured_batch_runs_within_the_memory(system):
 
         def serve() -> None:
             with experiment.deployment.serving() as (engine, _):
-                for request in experiment.workload.requests:
+                for request in experiment.workload.requests[:size]:
                     engine.submit(request)
                 engine.run()
 

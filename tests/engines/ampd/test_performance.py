@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clusters import hardware
+from support.clusters import hardware, profiled
 
 from engines.ampd.performance import (
     BATCHES,
@@ -15,9 +15,8 @@ from engines.ampd.performance import (
     profile,
     profile_hardware,
 )
-from engines.ar.cost import CONSTANTS, PHYSICAL, Hardware
+from engines.ar.cost import CONSTANTS, PHYSICAL
 from engines.errors import UserError
-from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from engines.policies.step import Chunk
 
@@ -127,8 +126,8 @@ def test_real_worker_is_profiled_by_the_same_code():
     assert len(asked) == len(HISTORIES) * len(TOKENS)
 
 
-PLATFORM = Hardware(shape=LLAMA_3_1_70B, gpu=H20, constants=PHYSICAL)
-MODEL = profile_hardware(PLATFORM, num_gpus=8)
+PLATFORM = hardware()
+MODEL = profiled(num_gpus=8)
 
 
 def test_a_profile_covers_one_token_to_8192_two_sizes_an_octave():

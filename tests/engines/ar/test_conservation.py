@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clusters import LinearCost, TokenEstimator, hardware, links, session, session_lists, simulation
+from support.clusters import LinearCost, TokenEstimator, hardware, links, profiled, session, session_lists, simulation
 
 from engines.ar.cluster.cluster import Simulation
 from engines.ar.metrics import observe
@@ -182,18 +182,12 @@ def test_kept_history_survives_until_its_time_is_over():
 
 def test_simulated_systems_are_deterministic_too():
     """The same through ``Cluster``, with a random router."""
-    from engines.ampd.performance import profile_hardware
     from engines.ampd.system import ampd
     from engines.ar.deployment import Deployment
     from engines.policies.task import Slo
 
     platform = hardware()
-    cluster = ampd(
-        platform,
-        Deployment.disaggregated(2, 2, 4, 1),
-        Slo(ttft_s=0.5, itl_s=0.05),
-        profile_hardware(platform, num_gpus=8),
-    )
+    cluster = ampd(platform, Deployment.disaggregated(2, 2, 4, 1), Slo(ttft_s=0.5, itl_s=0.05), profiled(num_gpus=8))
     sessions = [session(index, 0.2 * index, (700, 30, 0.1), (300, 20)) for index in range(30)]
     runs = [cluster.simulate(OpenLoop(sessions=sessions), seed=seed) for seed in (1, 1, 2)]
     assert pickle.dumps(runs[0]) == pickle.dumps(runs[1])

@@ -451,7 +451,7 @@ def test_generate_answers_the_same_in_fewer_passes(extra):
     problem = GENERATORS["mini-gsm"](3, 1, "heldout", num_facts=8, num_distractors=6)[0]
     answers = []
     for flag in ((), ("--stop-at-eos",)):
-        short = ("--gen-length", "64", "--block-length", "16", "--json")
+        short = ("--gen-length", "48", "--block-length", "16", "--json")
         arguments = ["generate", "--prompt", problem.prompt, *short, *extra, *flag]
         answers.append(json.loads(CliRunner().invoke(app, arguments).output))
     whole, stopped = answers

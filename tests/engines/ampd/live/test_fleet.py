@@ -42,7 +42,7 @@ from multiprocessing import get_context
 from engines.ampd.live.fleet import run_worker
 from tests.engines.ampd.live.test_fleet import SPEC
 
-process = get_context("spawn").Process(target=run_worker, args=(replace(SPEC, url=sys.argv[1]),), daemon=True)
+process = get_context("fork").Process(target=run_worker, args=(replace(SPEC, url=sys.argv[1]),), daemon=True)
 process.start()
 print(process.pid, flush=True)
 process.join()

@@ -221,7 +221,7 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
 ANSWERS: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=9, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=histories(), room=st.sampled_from([96, 160, 1024]))
 def test_whatever_comes_and_goes_the_answers_are_right_and_nothing_leaks(model, drawn, room):
     """Few blocks and slots: prompts, their next turns and cancellations among evictions and preemptions."""
