@@ -43,7 +43,7 @@ from repro.cli.main import app
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import WallClock
 from repro.runs.experiment import prepare
-from repro.runs.metrics import throughput_tok_s
+from repro.runs.metrics import served_per_second
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.log import drive_engine
@@ -381,7 +381,7 @@ def test_throughput_counts_the_tokens_up_to_the_stop():
     assert expected[3:] == [16, 16]
     assert DLLM.assess(submitted_in_time(record)).valid
     span = max(record.requests["finished_s"])
-    assert throughput_tok_s(record) == pytest.approx(sum(expected) / span)
+    assert served_per_second(record, column="output_len") == pytest.approx(sum(expected) / span)
     # Whole blocks were committed, so fewer than output_len would be a fault.
     assert sum(expected) <= sum(record.tables["steps"]["committed_tokens"]) < 5 * 16
 
