@@ -129,7 +129,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn up but their files stay empty, for tests that do not look into those: two thirds of the time goes
-    into rendering them. test_layout renders every one."""
+    into rendering them. test_layout renders one of every family."""
     from paper_figures.common import style
 
     monkeypatch.setattr(style, "rendered", lambda figure, kind: b"")

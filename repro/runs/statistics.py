@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(mean=mean, half_width=quantile * float(data.std(ddof=1)) / math.sqrt(n), n=n, confidence=confidence)
 
 
+@functools.cache
 def student_t_two_sided(confidence: float, degrees: int) -> float:
     """t with P(|T| <= t) = confidence, by bisection on the angle atan(t / sqrt(degrees))."""
     low, high = 0.0, math.pi / 2
