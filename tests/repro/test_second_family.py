@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from support import command, md1
 from support.cells import a_cell
 from support.command import Result
+from support.forks import repro_in_a_process
 
 from repro.paths import REPO
 from repro.runs.experiment import prepare
@@ -19,21 +18,6 @@ from repro.runs.sweep import Sweep
 
 Repro = Callable[..., Result]
 SYSTEM, WORKSHOP = "support.md1:MD1", "support.md1:WORKSHOP"
-
-
-def in_process(tmp_path: Path, *arguments: str) -> str:
-    """What a process that has never heard of the family prints on both streams."""
-    path = os.pathsep.join((str(REPO), str(REPO / "tests"), str(tmp_path)))
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -153,8 +137,15 @@ def test_an_edit_of_its_module_runs_it_again(tmp_path):
     own = tmp_path / "own_md1.py"
     own.write_text(text)
     asked = [each.replace("support.md1", "own_md1") for each in bench()]
-    assert "1 run done, 0 reused" in in_process(tmp_path, *asked)
+
+    def said() -> str:
+        """By a process that has never heard of the family."""
+        done = repro_in_a_process(tmp_path, *asked)
+        assert done.code == 0, done.err
+        return done.err
+
+    assert "1 run done, 0 reused" in said()
     own.write_text(text.replace("start + self.service_s", "start + 2 * self.service_s"))
-    assert "1 run done, 0 reused" in in_process(tmp_path, *asked)
+    assert "1 run done, 0 reused" in said()
     own.write_text(f"{own.read_text()}\n# nothing more\n")
-    assert "0 runs done, 1 reused" in in_process(tmp_path, *asked)
+    assert "0 runs done, 1 reused" in said()

@@ -223,10 +223,10 @@ def test_embedded_checkpoint_answers_heldout_problems(tokenizer):
     assert model.config.vocab_size == tokenizer.vocab_size
     assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
     for generate in GENERATORS.values():
-        problems = generate(11, 6, "heldout", num_facts=8, num_distractors=6, num_used=3)
+        problems = generate(11, 3, "heldout", num_facts=8, num_distractors=6, num_used=3)
         prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
         answers = sample_dense(model, prompts, gen_length=64, block_length=32)
-        assert sum(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True)) >= 5
+        assert all(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True))
 
 
 def test_embedded_files_fit_the_repository():

@@ -2,10 +2,16 @@
 locks of its threads; one that is spawned imports torch anew, which takes longer than most tests."""
 
 import os
+import runpy
 import sys
+from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
+
+from support.command import Result
 
 from engines.ampd.live.fleet import start_server
 
@@ -28,3 +34,24 @@ def forks() -> ForkServerContext:
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
         start_server()
     return context
+
+
+def repro_in_a_process(folder: Path, *words: object) -> Result:
+    """``python -m repro`` called in ``folder``, by a process that knows nothing of this one."""
+    with TemporaryDirectory() as streams:
+        said = [Path(streams, name) for name in ("out", "err")]
+        process = forks().Process(target=_command, args=(folder, said, [str(word) for word in words]))
+        process.start()
+        process.join()
+        assert process.exitcode is not None
+        out, err = (path.read_text(encoding="utf-8") for path in said)
+    return Result(code=process.exitcode, out=out, err=err)
+
+
+def _command(folder: Path, said: Sequence[Path], words: Sequence[str]) -> None:
+    for number, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    sys.argv = ["repro", *words]
+    runpy.run_module("repro", run_name="__main__", alter_sys=True)

@@ -47,7 +47,7 @@ def test_budgeting_frees_cache_rows_and_a_single_refresh_is_faster(tmp_path):
 
 
 def test_the_ladder_and_its_repeats(tmp_path):
-    rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2")["rows"]
+    rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2", "--knob", "num_prompts=24")["rows"]
     assert isinstance(rows, list)
     assert [row["variant"] for row in rows][:2] == ["Sparse-dLLM", "+ inference engine"]
     assert len(rows) == 6

@@ -189,37 +189,54 @@ BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", 
 def checkout(tmp_path: Path) -> Path:
     """A copy of the sources, to edit."""
     for name in ("engines", "baselines", "repro", "datasets"):
-        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors"))
     shutil.copytree(REPO / "results" / "calibration", tmp_path / "results" / "calibration")
     return tmp_path
 
 
-def bench(checkout: Path, *options: str) -> str:
+SEVERAL = """
+import sys
+from repro.cli import main
+asked = " ".join(sys.argv[1:]).split(" then ")
+for words in asked:
+    sys.argv = ["repro", *words.split()]
+    try:
+        main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    print("---", flush=True)
+"""
+
+
+def bench(checkout: Path, *options: str) -> list[str]:
+    """What a process of its own says of a command with each of the ``options``, one after the other."""
+    asked = " then ".join(" ".join((*BENCH, each)) for each in options)
     done = subprocess.run(
-        [sys.executable, "-m", "repro", *BENCH, *options],
+        [sys.executable, "-c", SEVERAL, asked],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
+    return done.stdout.split("---\n")[:-1]
 
 
 def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout):
     scheduler = checkout / "engines" / "dllm" / "scheduling" / "scheduler.py"
-    assert "1 run done, 0 reused" in bench(checkout)
+    (first,) = bench(checkout, "")
+    assert "1 run done, 0 reused" in first
     edit(scheduler, '"""The paper\'s scheduler:', '# Charged by phase.\n    """The scheduler of the paper:')
-    reused = bench(checkout)
+    (reused,) = bench(checkout, "")
     assert "0 runs done, 1 reused" in reused
     assert "other code" not in reused
     edit(scheduler, "        return sequence.query_tokens\n", "        return 16 * sequence.query_tokens\n")
-    why = bench(checkout, "--dry-run")
+    why, accepted, again = bench(checkout, "--dry-run", "--accept-other-code", "")
     assert "code changed: engines.dllm.scheduling.scheduler" in " ".join(why.split())
-    accepted = bench(checkout, "--accept-other-code")
     assert "0 runs done, 1 reused" in accepted
     assert "other code" in accepted
-    again = bench(checkout)
     assert "1 run done, 0 reused" in again
     assert "other code" not in again
