@@ -60,10 +60,10 @@ def expected(cells: Sequence[Cell], cache: Path) -> list[Prediction]:
     if missing:
         with TemporaryDirectory(prefix="repro-expected-") as folder:
             outcomes = Sweep(list(missing.values()), Store(Path(folder))).run()
-            for key, outcome in zip(missing, outcomes, strict=True):
+            for (key, experiment), outcome in zip(missing.items(), outcomes, strict=True):
                 assert outcome.run is not None
                 summary = outcome.run.summary
-                last_arrival = max(outcome.run.record.requests["arrival_s"])
+                last_arrival = max(request.arrival_s for request in experiment.workload.requests)
                 busy = SLOWER_THAN_PEAK * summary["busy_s"] + STEP_OVERHEAD_S * summary["num_steps"]
                 seconds = round(PREPARATION_S + max(last_arrival, busy), 1)
                 known[key] = Prediction(seconds, summary["throughput_tok_s"])
