@@ -129,9 +129,9 @@ def of_ray() -> set[int]:
 
 
 def test_figure_3_gives_the_same_bytes_and_leaves_nothing(tmp_path):
-    process = command(*FIG3, "--pool", "ray", "--result-dir", tmp_path / "ray", "--out-dir", tmp_path / "figures")
     local = repro(*FIG3, "--result-dir", tmp_path / "local", "--out-dir", tmp_path / "figures")
     assert local.code == 0, local.err
+    process = command(*FIG3, "--pool", "ray", "--result-dir", tmp_path / "ray", "--out-dir", tmp_path / "figures")
     _, said = process.communicate()
     assert process.returncode == 0, said
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")

@@ -23,10 +23,7 @@ from repro.tasks.registry import TASKS
 from repro.tasks.task import Task, TaskProblem
 from repro.workloads.card import Origin
 
-
-@pytest.fixture(autouse=True)
-def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data", "models_loaded_once")
 
 
 def cell(task: str, system: str = "dllm-serve", **knobs: Scalar) -> Cell:

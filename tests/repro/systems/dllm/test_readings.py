@@ -42,7 +42,7 @@ BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_prompts": 24, "gen_length": 64, "steps": 64}
 """Quick, and in several batches."""
 TINY = {"num_prompts": 12, "gen_length": 32, "steps": 32, "length_scale": 0.1}
-SHORTEST = {"num_prompts": 5, "gen_length": 16, "block_length": 8, "steps": 16}
+SHORTEST = {"num_prompts": 3, "gen_length": 16, "block_length": 8, "steps": 16}
 
 
 def cell_of(system: str, platform: str = "rtx4090", rate: float | None = None, **knobs: Scalar) -> Cell:
@@ -225,7 +225,7 @@ def test_requests_that_published_code_cannot_hold_are_counted_and_run():
     }
     assert counts == {key: 5 if key == ("fast-dllm", "rtx4090") else 0 for key in counts}
 
-    cell = cell_of("fast-dllm", reading="published", num_prompts=200)
+    cell = cell_of("fast-dllm", reading="published", num_prompts=50)
     experiment = prepare(replace(cell, dataset="burst"))
     lengths = [request.total_len for request in experiment.workload.requests]
     # Weights, guard band, activations, logits in 2 + 8 + 8 bytes, and K and V of every token.
@@ -354,7 +354,7 @@ def serve(cell: Cell) -> tuple[list[StepPlan], list[tuple[int, ...] | None]]:
 
 
 SCARCE: dict[str, dict[str, Scalar]] = {
-    "cpu-tiny": {**TINY, "memory_limit": 13 * 2**20, "max_num_batched_tokens": 230},
+    "cpu-tiny": {**TINY, **SHORTEST, "num_prompts": 7, "memory_limit": 13 * 2**20, "max_num_batched_tokens": 230},
     "rtx4090": SMALL,
     "l40s": {**SMALL, "max_num_batched_tokens": 4096},
 }
@@ -407,8 +407,8 @@ def test_a_reading_changes_no_token(monkeypatch, system, knobs):
     model = load_model("tiny").double()
     monkeypatch.setattr(on_torch, "load", lambda *_: model)
     shared: dict[str, Scalar] = {**TINY, **SHORTEST, **knobs}
-    # In batches of 3 and 2, or one by one as published; to search for the largest would take longer.
-    sizes = {"published": 3 if system in BATCHING_UPSTREAM else 1, "efficient": 3}
+    # In batches of 2 and 1, or one by one as published; to search for the largest would take longer.
+    sizes = {"published": 2 if system in BATCHING_UPSTREAM else 1, "efficient": 2}
     cells = [
         cell_of(
             system,
@@ -421,7 +421,7 @@ def test_a_reading_changes_no_token(monkeypatch, system, knobs):
     ]
     published, efficient, policy = (serve(cell)[1] for cell in cells)
     assert published == efficient == policy
-    assert len(set(policy)) >= 3
+    assert len(set(policy)) == 3
     assert None not in policy
 
 
