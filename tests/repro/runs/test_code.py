@@ -205,7 +205,7 @@ for words in asked:
     except SystemExit as stop:
         if stop.code:
             raise
-    print("---", flush=True)
+    print("<end>", flush=True)
 """
 
 
@@ -222,7 +222,7 @@ def bench(checkout: Path, *options: str) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    return done.stdout.split("---\n")[:-1]
+    return done.stdout.split("<end>\n")[:-1]
 
 
 def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout):
