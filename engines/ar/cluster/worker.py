@@ -283,14 +283,13 @@ class PrefillWorker(Worker):
             shares.append(Share(task, tokens))
         return plan._replace(shares=shares)
 
-    def _start(self, plan: StepPlan) -> None:
+    def _start(self, plan: StepPlan, ready_s: float | None = None) -> None:
+        """When its history is here, which is at ``ready_s``: while this one waits, the next may be planned."""
+        ready_s = self._ready_s if ready_s is None else ready_s
         self.is_busy = True
-        if self._ready_s > self._loop.now:
-            self._end_s = self._ready_s
-            self._loop.at(self._ready_s, self._run, plan)
+        if ready_s > self._loop.now:
+            self._end_s = ready_s
+            self._loop.at(ready_s, self._start, plan, ready_s)
         else:
-            self._run(plan)
-
-    def _run(self, plan: StepPlan) -> None:
-        super()._start(plan)
-        self.poke()
+            super()._start(plan)
+            self.poke()
