@@ -127,10 +127,6 @@ class Family:
         """Columns of every table of a run."""
         return {REQUESTS: REQUEST_COLUMNS + self.request_columns, **self.tables}
 
-    @property
-    def all_metrics(self) -> tuple[Metric, ...]:
-        return (METRICS if self.serves else ()) + self.metrics
-
     def check_tables(self, record: RunRecord) -> None:
         """Raise ValueError unless the record has the family's tables, each with exactly its columns, all of one length, nulls
         where they may be and no number that is none."""
@@ -156,7 +152,7 @@ class Family:
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
         """Every metric, by name."""
-        return {metric.name: metric.compute(record) for metric in self.all_metrics}
+        return {each.name: each.compute(record) for each in (*(METRICS if self.serves else ()), *self.metrics)}
 
     def assess(self, record: RunRecord) -> Validity:
         reasons = tuple(

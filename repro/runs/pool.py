@@ -79,7 +79,7 @@ def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
     """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
     if record.manifest.get("device", "cpu") != "cpu":
         return None
-    compute = next((metric.compute for metric in experiment.family.all_metrics if metric.name == "busy_s"), None)
+    compute = next((metric.compute for metric in experiment.family.metrics if metric.name == "busy_s"), None)
     return None if compute is None else compute(record)
 
 

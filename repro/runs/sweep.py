@@ -82,6 +82,7 @@ class Sweep:
         for experiment in self.experiments:
             self._unique.setdefault(experiment.cell.key, experiment)
         self._outcomes: dict[str, CellOutcome] = {}
+        self._runs: dict[str, StoredRun] = {}
         self._reasons: dict[str, str] = {}
         self.num_cells = len(self._unique)
         measured = {key: experiment for key, experiment in self._unique.items() if experiment.is_measured}
@@ -89,16 +90,16 @@ class Sweep:
         for key, experiment in self._unique.items():
             state = store.find(experiment)
             if state.run is not None and not force:
+                self._runs[key] = state.run
                 self._outcomes[key] = CellOutcome(
                     cell=experiment.cell, status="reused", reason=state.reason, run=state.run
                 )
             else:
                 self._reasons[key] = f"forced ({state.reason})" if force else state.reason
-        stored = {key: outcome.run for key, outcome in self._outcomes.items() if outcome.run is not None}
         for unit in units(measured.values()).values() if measured else ():
-            if (reason := broken(unit, stored)) is not None:
+            if (reason := broken(unit, self._runs)) is not None:
                 for key in {experiment.cell.key for experiment in unit} & self._outcomes.keys():
-                    del self._outcomes[key]
+                    del self._outcomes[key], self._runs[key]
                     self._reasons[key] = reason
 
     @property
@@ -164,26 +165,22 @@ class Sweep:
     @property
     def missing(self) -> list[Cell]:
         """Cells without a stored run."""
-        return [experiment.cell for key, experiment in self._unique.items() if self._run(key) is None]
+        return [experiment.cell for key, experiment in self._unique.items() if key not in self._runs]
 
     @property
     def runs(self) -> list[StoredRun]:
         """The stored runs, in the order of the experiments; those that are missing are left out."""
-        return [run for experiment in self.experiments if (run := self._run(experiment.cell.key)) is not None]
+        return [self._runs[key] for experiment in self.experiments if (key := experiment.cell.key) in self._runs]
 
     def by_grid(self, grids: Sequence[Sequence[Cell]]) -> list[list[StoredRun] | None]:
         """The runs of consecutive parts of the experiments, as many as each grid has cells; None for a part in which one
         is missing."""
         keys, parts = iter([experiment.cell.key for experiment in self.experiments]), []
         for grid in grids:
-            runs = [self._run(next(keys)) for _ in grid]
+            runs = [self._runs.get(next(keys)) for _ in grid]
             found = [run for run in runs if run is not None]
             parts.append(found if len(found) == len(runs) else None)
         return parts
-
-    def _run(self, key: str) -> StoredRun | None:
-        outcome = self._outcomes.get(key)
-        return None if outcome is None else outcome.run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +198,8 @@ class _Making:
 
     def _close(self, outcome: CellOutcome) -> None:
         self.sweep._outcomes[outcome.cell.key] = outcome
+        if outcome.run is not None:
+            self.sweep._runs[outcome.cell.key] = outcome.run
         self.tell(outcome.status, outcome.cell, outcome.reason)
 
     def done(self, experiment: Experiment, packed: Packed) -> None:

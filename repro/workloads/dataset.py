@@ -131,6 +131,10 @@ def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
             f"{where}: local: {file.path}: column goes with format lengths_csv, and with it only",
         )
     if isinstance(lengths, LogNormalLengths):
+        require(
+            lengths.offset < lengths.low <= lengths.high,
+            f"{where}: embedded: low={lengths.low}, high={lengths.high}: need offset={lengths.offset} < low <= high",
+        )
         fitted = fit_statistics(card.embedded.statistics)
         require(
             all(

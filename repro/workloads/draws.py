@@ -166,11 +166,6 @@ class LogNormalLengths(Part):
     high: Length
     offset: Annotated[int, Range(0, 2**31 - 1)] = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.offset < self.low <= self.high:
-            raise UserError(f"low={self.low}, high={self.high}: need offset={self.offset} < low <= high")
-
     def draw(self, num: int, rng: np.random.Generator) -> Ints:
         uniforms = np.maximum(rng.random(num), SMALLEST_UNIFORM)
         lengths = self.offset + LogNormalParameters(self.mu, self.sigma).at(uniforms)

@@ -48,20 +48,6 @@ class WorkloadConfig(Checked):
     may_replace_arrivals: bool = True
     """Whether a file's own arrival times may give way to ``arrivals``; else such a file is refused."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "dataset", self.dataset.lower())  # LiveBench and livebench are the same cell
-        low, high, fixed = self.min_prompt_len, self.max_prompt_len, self.fixed_prompt_len
-        require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")
-        require(
-            fixed is None or low <= fixed <= high,
-            f"fixed_prompt_len={fixed} must be between min_prompt_len={low} and max_prompt_len={high}",
-        )
-        require(
-            fixed is None or self.length_scale == 1.0,
-            f"length_scale={self.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class LengthStats:
@@ -99,6 +85,16 @@ def build_workload(
     Without ``encode`` (simulation) requests carry lengths only, and a text counts characters / 4
     tokens, rounded up. With it they carry token ids, exactly as many as the length says.
     """
+    low, high, fixed = config.min_prompt_len, config.max_prompt_len, config.fixed_prompt_len
+    require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")
+    require(
+        fixed is None or low <= fixed <= high,
+        f"fixed_prompt_len={fixed} must be between min_prompt_len={low} and max_prompt_len={high}",
+    )
+    require(
+        fixed is None or config.length_scale == 1.0,
+        f"length_scale={config.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
+    )
     card = load_card(config.dataset)
     source = open_source(card, config.source, dataset_path=config.dataset_path, data_dir=data_dir)
     if not config.may_replace_arrivals:
@@ -111,7 +107,7 @@ def build_workload(
     own_ids = [encode(row.prompt) if encode and row.prompt else None for row in rows]
     drawn = _drawn_lengths(config, card, source, rows, own_ids)
     scaled = drawn if config.length_scale == 1.0 else np.rint(drawn * config.length_scale).astype(np.int64)
-    lengths = np.clip(scaled, config.min_prompt_len, config.max_prompt_len)
+    lengths = np.clip(scaled, low, high)
     arrivals = arrival_times(config.arrivals, num, config.seed, trace_s=trace_s)
 
     requests = []

@@ -260,15 +260,6 @@ class Settings:
         shape = model_shape(self.model)
         return int((_MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
 
-    @property
-    def basis(self) -> str:
-        """Digest of what is behind the numbers besides requests and code: constants and objective, or the model and the scales."""
-        if self.part.gpu is not None:
-            text = repr((model_shape(self.model), gpu(self.part.gpu), self.constants, self.slo_s, self.boundary))
-        else:
-            text = repr((self.part, self.slo_s, self.boundary))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
 
 @lru_cache(maxsize=64)
 def _cost_of(model: str, card: str, constants: PrefillConstants) -> PrefillCost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -10,8 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.errors import require
+from engines.hardware.catalogue import gpu
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
+from engines.models.shape import model_shape
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
@@ -127,13 +130,17 @@ class PrefillSystemEntry(PolicySystem[Build]):
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
         settings = resolve(cell, self.name, self.own, part)
+        # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
+        basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
+        if (card := settings.part.gpu) is not None:
+            basis = model_shape(settings.model), gpu(card), settings.constants, settings.slo_s, settings.boundary
         deployment = PrefillDeployment(
             system=self.name,
             title=self.title,
             build=self.build,
             settings=settings,
             options=self.options_of(cell),
-            basis=settings.basis,
+            basis=hashlib.sha256(repr(basis).encode()).hexdigest()[:12],
             obtained="simulated" if settings.is_simulated else "measured",
             modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
         )

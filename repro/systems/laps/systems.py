@@ -151,12 +151,8 @@ def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any])
         settings.boundary, settings.deadline_s, length_scale=part.length_scale, time_scale=part.time_scale
     )
     own = {name: value for name, value in options.items() if name not in knobs_of(GraphKnobs)}
-    return replace(given_to(usual, own), graphs=graphs, spatial=_spatial(settings, options))
-
-
-def _spatial(settings: Settings, options: Mapping[str, Any]) -> Spatial | None:
-    """Temporal on one instance, or where answers are decoded; else pools."""
-    knobs = given_to(PoolKnobs(), options)
+    config, knobs = replace(given_to(usual, own), graphs=graphs), given_to(PoolKnobs(), options)
+    # Temporal on one instance, or where answers are decoded; else pools.
     if settings.num_instances == 1 or settings.decode != "none":
         for name in knobs_of(PoolKnobs):
             require(
@@ -165,12 +161,13 @@ def _spatial(settings: Settings, options: Mapping[str, Any]) -> Spatial | None:
                 + ("on one instance" if settings.num_instances == 1 else f"with decode={settings.decode!r}")
                 + ": leave it out",
             )
-        return None
-    return Spatial(
+        return config
+    spatial = Spatial(
         num_short=knobs.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
         controller=None if knobs.controller == "off" else ControllerConfig(form=knobs.controller),
         pooling=knobs.pooling or ("each" if settings.cache == "instance" else "global"),
     )
+    return replace(config, spatial=spatial)
 
 
 LAPS = PrefillSystemEntry(

@@ -174,4 +174,4 @@ def test_goldens_that_differ_are_named(monkeypatch):
 
 
 def test_checks_have_no_metrics_of_requests():
-    assert [metric.name for metric in CHECK.all_metrics] == ["note"]
+    assert [metric.name for metric in CHECK.metrics] == ["note"]
