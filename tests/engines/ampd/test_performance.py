@@ -134,3 +134,4 @@ def test_a_profile_covers_one_token_to_8192_two_sizes_an_octave():
     assert (TOKENS[0], TOKENS[-1], len(TOKENS)) == (1, 8192, 26)
     assert {2**power for power in range(14)} <= set(TOKENS)
     assert all(1.3 < after / before < 1.55 for before, after in pairwise(TOKENS[2:]))
+    assert {0, *(2**power for power in range(8, 15))} == set(HISTORIES)

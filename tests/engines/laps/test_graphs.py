@@ -40,6 +40,7 @@ def test_a_budget_keeps_the_smallest_steps():
     kept = shapes_of("nearest", 10 * 240_000_000, 240_000_000)
     assert len(kept) == 10
     assert max(shape.tokens for shape in kept) <= min(shape.tokens for shape in set(GRID) - set(kept))
+    assert shapes_of("nearest", 10 * 240_000_000) == kept
     assert shapes_of("nearest", 0, 1) == ()
     assert len(shapes_of("cheapest")) == 42
     assert len(shapes_of("ladder", 3, 1)) == 3

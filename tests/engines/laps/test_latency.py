@@ -1,5 +1,6 @@
 """Fits recover planted coefficients, and boundaries are the roots the paper says."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -157,3 +158,9 @@ def test_bad_samples_are_refused():
         fit_paper_totals([1, 2, 3, 4], [0, 0, 0, 0], [1, 1, 0, 1])
     with pytest.raises(UserError, match="different lengths"):
         fit_floor_form([1, 2, 3, 1], [0, 0, 0, 0], [1, 1, 1, 1])
+
+
+def test_without_arithmetic_nothing_overtakes_a_floor():
+    idle = FloorForm(base_s=0, c=1e-3, beta=0, alpha=0, gamma_r=0, mean_error=0)
+    assert idle.boundary_over(512) == math.inf
+    assert FloorForm(base_s=0, c=0, beta=0, alpha=0, gamma_r=0, mean_error=0).boundary_over(512) == 0

@@ -314,6 +314,11 @@ def test_one_value_is_held_against_the_nearer_end_of_a_range(values, reason):
     assert (found.reason, found.error_percent) == (reason, None)
 
 
+def test_values_beyond_a_range_that_names_no_data_sets_are_named_by_theirs():
+    claim = replace(CLAIMS["dllm-abs-tput-l40s"], gap=None, of=())
+    assert "livebench 1.4 for 1.6" in (judged(claim, (1.4, 1.74), of=("livebench", "osc")).reason or "")
+
+
 def test_tolerances_in_words():
     claim = CLAIMS["dllm-4090-burst-peak"]
     for tolerance, words in (

@@ -283,6 +283,8 @@ def test_roles_of_simple_functions(numbers, is_held):
     assert [len(found[name].runs) for name in ("constant", "first", "ratio", "sum")] == [0, 1, 2, 3]
     if a and b:
         assert found["order"].role != "prediction"
+    if found["order"].role != "by construction" and abs(math.log(numbers[0] / numbers[1])) > 0.01:
+        assert len(found["order"].runs) == 3, "which runs turn an ordering is not asked one by one"
 
 
 def test_a_perturbed_run_keeps_what_was_asked_of_it():
