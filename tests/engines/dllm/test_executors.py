@@ -63,8 +63,9 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, late: bool) -> Case:
+def cases(draw: st.DrawFn) -> Case:
     is_static = draw(st.booleans())
+    is_late = draw(st.booleans())
     cached = not is_static or draw(st.booleans())
     sparsity = SparsityConfig(
         selection=draw(st.sampled_from(("head", "uniform"))) if is_static else draw(st.sampled_from(("head", "dense"))),
@@ -79,7 +80,7 @@ def cases(draw: st.DrawFn, late: bool) -> Case:
         prompt_len = draw(st.integers(1, MAX_TOTAL - gen))
         generation = GenerationConfig(gen_length=gen, block_length=block, steps=steps)
         request = request_on(GQA, i, prompt_len, generation)
-        arrivals.append((draw(st.integers(0, 15)) if late else 0, request))
+        arrivals.append((draw(st.integers(0, 15)) if is_late else 0, request))
     rows = max(rows_of(request, sparsity) for _, request in arrivals)
     config = EngineConfig(
         max_num_batched_tokens=MAX_TOTAL + draw(st.integers(0, 80)),
@@ -99,7 +100,9 @@ def cases(draw: st.DrawFn, late: bool) -> Case:
     )
 
 
-def check_same(case: Case) -> None:
+@settings(max_examples=25)
+@given(cases())
+def test_both_executors_see_the_same_schedule(case):
     plans, records = case.run(case.torch())
     simulated_plans, simulated = case.run(RooflineExecutor(ROOFLINE, case.config))
     assert plans == simulated_plans
@@ -119,20 +122,8 @@ def check_same(case: Case) -> None:
     )
 
 
-@settings(max_examples=10)
-@given(cases(late=False))
-def test_both_executors_see_the_same_schedule(case):
-    check_same(case)
-
-
-@settings(max_examples=20)
-@given(cases(late=True))
-def test_also_with_requests_that_arrive_later(case):
-    check_same(case)
-
-
 @settings(max_examples=15)
-@given(cases(late=True))
+@given(cases())
 def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case):
     plans, records = case.run(RooflineExecutor(ROOFLINE, case.config))
     assert (plans, records) == case.run(RooflineExecutor(ROOFLINE, case.config))
