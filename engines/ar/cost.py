@@ -242,6 +242,9 @@ class KvLinks:
     inter: Link
     kv_bytes_per_token: int
 
+    def between(self, server: int, other_server: int) -> Link:
+        return self.intra if server == other_server else self.inter
+
     def transfer_s(self, tokens: int, link: Link, degree: int, other_degree: int) -> float:
         """Nothing to send takes no time; else latency + bytes over the ports of the smaller group."""
         if tokens <= 0:

@@ -278,7 +278,7 @@ class Simulation:
         links = self._links
         if links is None or tokens == 0:
             return start_s
-        link = links.intra if source.server == target.server else links.inter
+        link = links.between(source.server, target.server)
         end_s = start_s + links.transfer_s(tokens, link, source.degree, target.degree)
         num_bytes = tokens * links.kv_bytes_per_token
         self._transfers.append(

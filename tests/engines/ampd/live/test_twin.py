@@ -1,6 +1,7 @@
 """A simulated cluster in the live workers' place: profiled by its own tables, its twin is the cluster itself."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,3 +58,18 @@ def test_twin_of_a_known_cluster_is_that_cluster():
     np.testing.assert_allclose(twin.ttft_s, truth.ttft_s, rtol=1e-4)
     np.testing.assert_allclose(twin.round_itl_s["mean"], truth.round_itl_s["mean"], rtol=1e-4)
     np.testing.assert_allclose(twin.e2el_s, truth.e2el_s, rtol=1e-4)
+
+    slow = simulate_live(
+        replace(profile, dispatch_s=0.5),
+        [session(0, 0.0, (500, 1), (20, 1))],
+        num_homes=1,
+        num_prefills=1,
+        binder=LeastKvMemory(),
+        router=RemoteOnly(),
+        estimator=TokenEstimator(),
+        make_queue=PrefillQueue,
+        kv_capacity=10**9,
+    ).transfers
+    took = np.array(slow["end_s"]) - np.array(slow["start_s"])
+    assert slow["content"] == ["increment", "history", "increment"]
+    assert took.round(2).tolist() == [0.51, 0.01, 0.5]  # a dispatch lies with the way back alone
