@@ -216,5 +216,7 @@ def test_medians_changed_by_hand_are_found(tmp_path, monkeypatch):
         value = report(load_calibration(card), [])
         value["medians"] = {"throughputs": {"count": 9, "median_percent": 0.1}}
         write_report(value)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_report({**value, "medians": {"throughputs": {"count": 9, "median_percent": float("nan")}}})
     assert {each.reason for each in check_reports()} == {"the medians are not those of its comparisons"}
     assert asdict(load_calibration("l40s"))  # the stored constants were not touched

@@ -287,6 +287,17 @@ def test_roles_of_simple_functions(numbers, is_held):
         assert len(found["order"].runs) == 3, "which runs turn an ordering is not asked one by one"
 
 
+def test_values_that_become_more_or_fewer_are_found_in_the_runs():
+    runs = [stored(CELLS[0], tok_s=10.0)]
+
+    def findings(made: Any) -> list[Finding]:
+        speed = made[0].summary["throughput_tok_s"]
+        values = {"more": (1.0,) * (2 if speed > 10 else 1), "fewer": (1.0,) * (1 if speed < 10 else 2)}
+        return [Finding(claim=name, value=value, obtained="simulated", how="") for name, value in values.items()]
+
+    assert [answer.role for answer in answers(findings, runs)] == ["prediction"] * 2
+
+
 def test_a_perturbed_run_keeps_what_was_asked_of_it():
     run = stored(CELLS[0], tok_s=10.0, n=12)
     for size in (NEAR, FAR):
