@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -78,7 +78,7 @@ def collect(
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: version_of(name) for name in LIBRARIES},
-        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
+        "cpu": {**_cpu()},
         "memory_bytes": machine_memory_bytes(),
         "gpu": _gpu(sys.modules["torch"]) if sys.modules.get("torch") is not None else None,
     }
@@ -87,11 +87,11 @@ def collect(
 def machine_identity(device: str) -> dict[str, Any]:
     """What makes measured times comparable: equal for two runs on one machine, set up alike. Known without torch for
     ``device`` cpu, so that looking a run up loads nothing."""
-    cores = _usable_cpus()
+    cpu = _cpu()
     identity: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": cores,
-        "threads": os.environ.get("OMP_NUM_THREADS") or str(cores),
+        "cpu": cpu["model"],
+        "cores": cpu["usable"],
+        "threads": os.environ.get("OMP_NUM_THREADS") or str(cpu["usable"]),
         "torch": version_of("torch"),
     }
     if device.startswith("cuda"):
@@ -176,18 +176,13 @@ def version_of(package: str) -> str | None:
 
 
 @cache
-def _cpu_model() -> str | None:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.lower().startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
-
-
-def _usable_cpus() -> int | None:
-    """CPUs this process may run on, which a container often limits."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _cpu() -> Mapping[str, Any]:
+    """``usable`` are the CPUs that this process may run on, which a container often limits."""
+    info, model = Path("/proc/cpuinfo"), platform.processor() or None
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"model": named[0] if named else model, "count": os.cpu_count(), "usable": usable}
 
 
 def _gpu(torch: Any) -> dict[str, Any] | None:
