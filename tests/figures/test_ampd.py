@@ -143,6 +143,15 @@ def share_ratio(rate: float) -> float:
     return (0.6 - 0.05 * rate + 0.01) / (0.52 - 0.05 * rate + 0.01)
 
 
+def test_printed_attainments_are_of_one_cell_and_asked_of_no_other():
+    there = panel_of(fig4.DETAIL_MODEL, "dureader")
+    other = next(each for each in panels() if each != there)
+    values = table({name: [0.5] for name in FIGURE4}).values
+    for panel, rate, count in ((there, fig4.DETAIL_RATE, 1), (there, 0.8, 0), (other, fig4.DETAIL_RATE, 0)):
+        found = fig4.absolute(Runs([], VIEW), Attainments(panels=(panel,), rates=(rate,), values=values))
+        assert len(found) == count
+
+
 def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):
     def worse(cell: Cell) -> float:
         is_there = (cell.dataset, cell.rate, cell.knob_values["model"]) == ("gaia", 2.0, "Qwen3-32B")

@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import get_args
 
 import pytest
 from support.clusters import hardware, profiled, session, task
@@ -7,7 +8,7 @@ from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, dynamo
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
-from engines.policies.routing import RemoteOnly
+from engines.policies.routing import Dispatch, RemoteOnly
 from engines.policies.views import WorkerSnapshot
 
 HOME = WorkerSnapshot(worker_id=0, kv_tokens=500, kv_capacity=1000)
@@ -28,6 +29,13 @@ def test_dispatch_in_turn_and_at_random():
     random = RemoteOnly("random", seed=4)
     picks = Counter(random.pick(workers(9, 0, 0), 0.0).worker_id for _ in range(3000))
     assert all(900 < count < 1100 for count in picks.values())
+
+
+def test_only_tasks_of_a_shared_queue_wait_for_a_worker_that_is_free():
+    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled()
+    made = [dynamo(*parts, DynamoConfig(dispatch=each)).policies for each in get_args(Dispatch)]
+    assert [each.overlaps for each in made] == [True, True, True, False]
+    assert [each.shares_prefill_queue for each in made] == [False, False, False, True]
 
 
 def test_shared_queue_wakes_a_worker_that_is_free():
