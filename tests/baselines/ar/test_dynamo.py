@@ -32,7 +32,7 @@ def test_dispatch_in_turn_and_at_random():
 
 
 def test_only_tasks_of_a_shared_queue_wait_for_a_worker_that_is_free():
-    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled()
+    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
     made = [dynamo(*parts, DynamoConfig(dispatch=each)).policies for each in get_args(Dispatch)]
     assert [each.overlaps for each in made] == [True, True, True, False]
     assert [each.shares_prefill_queue for each in made] == [False, False, False, True]
