@@ -116,7 +116,6 @@ def workplace(folder: Path) -> Iterator[None]:
     import repro.reports.fitting
     import repro.reports.sensitivity
     import repro.runs.sweep
-    import repro.systems.ar.plans
     import repro.systems.ar.settings
     import repro.systems.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.training.loop
@@ -149,7 +148,6 @@ def workplace(folder: Path) -> Iterator[None]:
         mock.patch.object(repro.training.loop, "build_trainer", stop),
         mock.patch.object(loader, "load_model", load),
         mock.patch.object(repro.systems.ar.settings, "performance_of", stop),
-        mock.patch.object(repro.systems.ar.plans, "performance_of", stop),
         mock.patch.dict(os.environ),
     ):
         os.environ.pop("REPRO_DATA_DIR", None)

@@ -10,6 +10,13 @@ VALUES = (
     *HOSTILE,
     *("0", "-1", "-0.0", "0.5", "inf", "--", "gen_length=abc", "gen_length=99999999999", "profile_every=[1]"),
 )
+KINDS = (
+    *(("", " "), ("1e-320", "1e308"), ("0.5", "-0.0"), ("nan", "-inf", "inf"), ("0", "-1"), ("true", "null")),
+    *(("99999999999999999999", "9" * 400, "9" * 5000), ("{}", "[", "profile_every=[1]"), ("é", "a b"), ("/", "..")),
+    *(("/dev/null", "~nosuch"), ("\u202e", "%s%n", "\udcff"), ("x" * 5000, "--")),
+    ("a=b", "gen_length=abc", "gen_length=99999999999"),
+)
+"""The same, by what may be wrong with them."""
 COMMANDS = {
     "bench": ("bench", "--dry-run", "--platform", "rtx4090", "--num-prompts", "3"),
     "measured": ("bench", "--dry-run", "--num-prompts", "3"),
@@ -38,9 +45,16 @@ def options_of(command: tuple[str, ...]) -> list[str]:
 
 
 def values_of(command: str, option: str) -> tuple[str, ...]:
-    """All of them, and a third, each option another, where the same option of ``bench`` is given all."""
-    is_given_all = command not in ("measured", "url") or option == "--knob"
-    return VALUES if is_given_all else VALUES[options_of(COMMANDS[command]).index(option) % 3 :: 3]
+    """Some of every kind, at least one: the commands that have an option share them out. What takes every knob is given all."""
+    commands = [name for name, given in COMMANDS.items() if option in options_of(given)]
+    if option == "--knob":
+        return VALUES
+    place, num = commands.index(command), len(commands)
+    return tuple(value for kind in KINDS for value in kind[place::num] or (kind[place % len(kind)],))
+
+
+def test_every_value_is_of_one_kind():
+    assert sorted(value for kind in KINDS for value in kind) == sorted(VALUES)
 
 
 CASES = [(name, option) for name, given in COMMANDS.items() for option in options_of(given) if option not in SKIPPED]
