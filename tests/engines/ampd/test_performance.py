@@ -76,8 +76,9 @@ def test_too_few_measurements_are_refused():
 def test_error_of_the_fit_is_small_and_reported(shape, constants):
     """1 % on average and 12 % at most, where a long history moves a knee that only l_incr places."""
     platform = hardware(shape, constants)
-    model = profile_hardware(platform, num_gpus=8)
-    for degree in platform.degrees():
+    degrees = platform.degrees()[::2]
+    model = profile_hardware(platform, num_gpus=8, degrees=degrees)
+    for degree in degrees:
         fit = model.prefill[degree]
         times = {(h, t): platform.cost(degree).step_s([Chunk(h, t)], 0, 0) for h in HISTORIES for t in TOKENS}
         errors = [abs(model.prefill_s(h, t, degree) / true - 1) for (h, t), true in times.items()]
