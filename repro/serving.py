@@ -54,7 +54,10 @@ class DllmModel:
             knobs=tuple(own.items()),
         )
         settings = chosen.settings(cell)
-        if chosen.method.has_blocks(settings.family, settings.options) and settings.generation.num_blocks > 1:
+        if (
+            chosen.method.has_blocks(config_of(settings.model).family, settings.options)
+            and settings.generation.num_blocks > 1
+        ):
             # The engine then knows the checkpoint's stop tokens; requests say whether they end at one.
             cell = replace(cell, knobs=(*cell.knobs, ("stop_at_eos", True)))
         model = cls(cell, name or settings.model)
@@ -99,7 +102,7 @@ class DllmModel:
 
     @property
     def options(self) -> Mapping[str, Kind]:
-        heeded = self._system.method.heeds[self.settings.family] | EVERYONES
+        heeded = self._system.method.heeds[config_of(self.settings.model).family] | EVERYONES
         knobs = knobs_of(GenerationConfig)
         return {name: knobs[name].kind for name in _OF_A_REQUEST if name in heeded}
 
@@ -130,12 +133,12 @@ class DllmModel:
         settings = self._system.settings(replace(self.cell, knobs=tuple(knobs.items())))
         self._check_sampler(settings, given)
         generation = settings.generation
-        has_blocks = self._system.method.has_blocks(settings.family, settings.options)
+        has_blocks = self._system.method.has_blocks(config_of(settings.model).family, settings.options)
         return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
 
     def _check_sampler(self, settings: Settings, given: Mapping[str, Any]) -> None:
         """Refuse an option that would change more than the one request."""
-        method, family = self._system.method, settings.family
+        method, family = self._system.method, config_of(settings.model).family
         if method.sampler(family, settings.options) != method.sampler(family, self.settings.options):
             name = next(iter(method.options_in(given)))
             raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")

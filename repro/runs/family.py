@@ -34,7 +34,7 @@ class Validity:
 
 
 def request_counts(record: RunRecord) -> Iterator[str]:
-    n, counts = record.num_requests, status_counts(record)
+    n, counts = len(record.requests["request_id"]), status_counts(record)
     if n == 0:
         yield "there are no requests"
         return

@@ -121,7 +121,7 @@ def goodput(record: RunRecord) -> dict[str, Any]:
 
 def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """How many requests are good, a second and of all."""
-    num_good, n, seconds = int(good.sum()), record.num_requests, window_s(record)
+    num_good, n, seconds = int(good.sum()), good.size, window_s(record)
     return {
         "num_good": num_good,
         "requests_s": None if seconds is None else num_good / seconds,

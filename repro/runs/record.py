@@ -84,10 +84,6 @@ class RunRecord:
         facts: Mapping[str, Any] = self.manifest.get("facts", {})
         return facts
 
-    @property
-    def num_requests(self) -> int:
-        return len(self.requests["request_id"])
-
     def with_manifest(self, **facts: Any) -> RunRecord:
         return replace(self, manifest={**self.manifest, **facts})
 

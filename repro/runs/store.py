@@ -331,7 +331,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
-        "requests": {"num": record.num_requests, "sums": sums},
+        "requests": {"num": len(record.requests["request_id"]), "sums": sums},
         "facts": dict(record.manifest),
     }
     kept = family.columns if record.obtained == "measured" else {}

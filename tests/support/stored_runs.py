@@ -66,7 +66,10 @@ def told_of(record: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
         for column in columns
         if column.kind == "int"
     }
-    return {"num": record.num_requests, "sums": {name: [len(each), sum(each)] for name, each in given.items()}}
+    return {
+        "num": len(record.requests["request_id"]),
+        "sums": {name: [len(each), sum(each)] for name, each in given.items()},
+    }
 
 
 def _run(

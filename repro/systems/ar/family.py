@@ -51,13 +51,16 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
 def tables_of(run: ClusterRun) -> dict[str, Table]:
     seen, sessions = observe(run), run.sessions
     ids = sessions["session_id"]
-    started = _initial(run.tasks, "started_s")
-    first_token = _initial(run.rounds, "first_token_s")
+    initial: dict[str, dict[int, Any]] = {"started_s": {}, "first_token_s": {}}
+    for name, table in (("started_s", run.tasks), ("first_token_s", run.rounds)):
+        for session, index, value in rows_of(table, "session_id", "round", name):
+            if index == 0:
+                initial[name].setdefault(session, value)
     requests = request_table(
         request_id=ids,
         arrival_s=sessions["arrival_s"],
-        admitted_s=[started.get(each) for each in ids],
-        first_output_s=[first_token.get(each) for each in ids],
+        admitted_s=[initial["started_s"].get(each) for each in ids],
+        first_output_s=[initial["first_token_s"].get(each) for each in ids],
         finished_s=sessions["finished_s"],
         prompt_len=sessions["prefill_tokens"],
         output_len=sessions["decode_tokens"],
@@ -79,15 +82,6 @@ def observed_of(record: RunRecord) -> Observed:
     )
     session = sessions_of_rounds(sessions["request_id"], rounds)
     return observed(sessions, rounds, session, round_itl_s, session_itl_s)
-
-
-def _initial(table: Table, column: str) -> dict[int, Any]:
-    """By session, of its first row in round 0."""
-    found: dict[int, Any] = {}
-    for session, index, value in rows_of(table, "session_id", "round", column):
-        if index == 0:
-            found.setdefault(session, value)
-    return found
 
 
 def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:

@@ -129,13 +129,8 @@ class Settings:
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
     planning_rate: float
-
-    @property
-    def basis(self) -> str:
-        """Digest of the constants and objectives behind the numbers."""
-        hardware = self.ground.hardware
-        text = repr((hardware.constants, hardware.gpu, hardware.shape, self.ground.slo, self.ground.reading))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+    basis: str
+    """Digest of the constants and objectives behind the numbers."""
 
 
 @lru_cache(maxsize=64)
@@ -190,20 +185,19 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         ttft=knobs.ttft_rule or DEFAULT_READING.ttft,
         itl=knobs.itl_stat or DEFAULT_READING.itl,
     )
+    slo = _objectives(shape.name, card.name, part, knobs)
+    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading))
     return Settings(
         platform=where,
         model=shape.name,
         ground=Ground(
-            hardware=hardware,
-            num_gpus=num_gpus,
-            slo=_objectives(shape.name, card.name, part, knobs),
-            reading=reading,
-            workload=replace(workload, seed=OTHER_SEED),
+            hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
         ),
         deployment=knobs.deployment,
         is_transient=knobs.transient,
         workload=workload,
         planning_rate=knobs.planning_rate or cell.rate or PLANNING_RATE,
+        basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
 
 

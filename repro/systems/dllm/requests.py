@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from engines.errors import UserError, require
-from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir, config_of
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.record import REQUESTS, RunRecord
@@ -139,7 +139,7 @@ def require_task(task: Task | None, cell: Cell) -> Task:
 
 def task_workload(cell: Cell, settings: Settings, task: Task, limit: int) -> Workload:
     """One request a problem, in problem order; a prompt above ``limit`` tokens is refused, never cut."""
-    prompts = encode_prompts(task, settings.model, settings.family)
+    prompts = encode_prompts(task, settings.model, config_of(settings.model).family)
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     if len(prompts[longest]) > limit:
         raise UserError(

@@ -55,10 +55,6 @@ class Settings(ModelKnobs, Checked):
         return whole.on_rank(self.on.tensor_parallel)
 
     @property
-    def family(self) -> str:
-        return config_of(self.model).family
-
-    @property
     def basis(self) -> str:
         """Digest of what is behind the numbers: the constants a simulated run is charged by, or the checkpoint."""
         if self.is_simulated:

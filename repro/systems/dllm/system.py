@@ -13,6 +13,7 @@ from engines.dllm.method import Method
 from engines.dllm.scheduling.phase import check_rule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
+from engines.models.checkpoint import config_of
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.system import SYSTEMS
@@ -70,9 +71,10 @@ class DllmSystem:
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""
         settings = resolve(cell, self.method)
-        sampler = self.method.sampler(settings.family, settings.options)
+        family = config_of(settings.model).family
+        sampler = self.method.sampler(family, settings.options)
         generation = self.method.generation(
-            settings.family, settings.options, settings.generation, tie_policy=settings.engine.tie_policy
+            family, settings.options, settings.generation, tie_policy=settings.engine.tie_policy
         )
         if settings.is_simulated:
             require(
@@ -85,7 +87,7 @@ class DllmSystem:
 
     def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
         """Planned by arithmetic for requests of these total lengths."""
-        sampler = self.method.sampler(settings.family, settings.options)
+        sampler = self.method.sampler(config_of(settings.model).family, settings.options)
         # dLLM-Serve is packed, whatever the baselines stand for.
         batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED_STEPS
         require(lengths != [], "the workload has no requests: ask for at least one")

@@ -165,8 +165,9 @@ def prompt_tokens(record: RunRecord) -> int:
 
 
 def enough_requests(record: RunRecord) -> Iterator[str]:
-    if 0 < record.num_requests < MIN_REQUESTS:
-        yield f"{record.num_requests} requests are too few: send at least {MIN_REQUESTS}"
+    n = len(record.requests["request_id"])
+    if 0 < n < MIN_REQUESTS:
+        yield f"{n} requests are too few: send at least {MIN_REQUESTS}"
 
 
 def submissions(record: RunRecord) -> Iterator[str]:

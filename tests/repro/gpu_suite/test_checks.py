@@ -31,7 +31,7 @@ def test_what_a_check_found_is_stored(tmp_path):
     assert run.validity.valid
     assert run.summary == {"note": "all is well"}
     assert run.facts["note"] == "all is well"
-    assert (run.manifest["family"], run.obtained, run.record.num_requests) == ("check", "measured", 0)
+    assert (run.manifest["family"], run.obtained, len(run.record.requests["request_id"])) == ("check", "measured", 0)
     assert run.manifest["facts"]["device"] == "cpu"
 
 

@@ -160,7 +160,7 @@ def test_a_failed_job_does_not_stop_the_others_and_comes_last_next_time(clock, t
 
 
 def doubled(record: RunRecord) -> RunRecord:
-    return record.with_columns("requests", request_id=[0] * record.num_requests)
+    return record.with_columns("requests", request_id=[0] * len(record.requests["request_id"]))
 
 
 def test_a_run_that_may_not_be_used_has_failed_and_is_kept(clock, tmp_path):

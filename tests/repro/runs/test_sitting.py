@@ -128,7 +128,7 @@ def test_the_tests_find_every_machine_quiet(tmp_path, monkeypatch):
     monkeypatch.setattr("repro.runs.sitting.calibration_loop", scripted(2.0**i for i in range(99)))
 
     def late(record: RunRecord) -> RunRecord:
-        return record.with_columns("requests", submit_lag_s=[2.0] * record.num_requests)
+        return record.with_columns("requests", submit_lag_s=[2.0] * len(record.requests["request_id"]))
 
     experiment = deployed(prepare(fake_cell(rate=1.0, executor="real", num_prompts=3)), after=late)
     quiet, busy = (

@@ -72,7 +72,11 @@ def test_an_empty_run_is_stored_and_is_invalid(store):
     save(store, drive([], 1.0).with_manifest(obtained="measured"))
     run = store.load(EXPERIMENT)
     assert (
-        run.num_requests == run.record.num_requests == run.summary["num_steps"] == len(run.table("steps")["step"]) == 0
+        run.num_requests
+        == len(run.record.requests["request_id"])
+        == run.summary["num_steps"]
+        == len(run.table("steps")["step"])
+        == 0
     )
     assert store.find(EXPERIMENT).reason.endswith("; INVALID: there are no requests")
 

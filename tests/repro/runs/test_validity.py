@@ -82,7 +82,7 @@ def test_what_was_never_submitted_is_not_late():
 
 def test_a_familys_own_checks_come_on_top():
     def odd(made: RunRecord) -> Iterator[str]:
-        yield f"{made.num_requests} is odd enough"
+        yield f"{len(made.requests['request_id'])} is odd enough"
 
     assert Family(name="odd", checks=(odd,)).assess(record(request_id=[0, 0])).reasons == (
         "1 request ids are repeated",

@@ -32,7 +32,7 @@ def test_golden_stamps():
 
 def test_no_requests():
     record = drive([], 1.0)
-    assert record.num_requests == len(record.tables["steps"]["step"]) == 0
+    assert len(record.requests["request_id"]) == len(record.tables["steps"]["step"]) == 0
     DLLM.check_tables(record)
 
 

@@ -70,7 +70,7 @@ def test_vllm_is_started_driven_and_stopped(dataset, knobs, pids):
     experiment.deployment.check_machine()
     record = experiment.run()
     assert set(record.requests["status"]) == {"ok"}
-    assert record.num_requests == experiment.workload.num_turns
+    assert len(record.requests["request_id"]) == experiment.workload.num_turns
     ((pid, words),) = started(pids)
     assert ends(pid)
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
