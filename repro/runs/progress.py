@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+MANY_CELLS = 1000
+"""That take a second or more to prepare."""
 REDRAW_S = 0.5
 WHICH_VARIABLE = "REPRO_PROGRESS"
 """What is said before a bar: which of several figures the command is about, where another one calls it."""
@@ -57,6 +59,19 @@ class SweepProgress:
 
     on_event: OnEvent
     on_step: OnStep | None = None
+
+
+def preparing(cells: Sequence[Cell], console: Console | None = None) -> Iterable[Cell]:
+    """The cells, each to be prepared; a bar on a terminal where they are many, since each of them draws its workload."""
+    from rich.console import Console as RichConsole
+
+    console = console or RichConsole(stderr=True)
+    if len(cells) < MANY_CELLS or not console.is_terminal or console.is_dumb_terminal:
+        return cells
+
+    from rich.progress import track
+
+    return track(cells, "preparing", console=console, transient=True)
 
 
 @contextmanager

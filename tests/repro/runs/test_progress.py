@@ -6,7 +6,7 @@ from support.fake_system import breaking, fake_cell
 
 from engines.errors import UserError
 from repro.runs.experiment import prepare
-from repro.runs.progress import Left, sweep_progress
+from repro.runs.progress import MANY_CELLS, Left, preparing, sweep_progress
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
@@ -58,3 +58,12 @@ def test_a_bar_says_which_figure_it_is_of_and_how_long_it_goes_on(tmp_path, monk
         Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=progress.on_event, continue_on_error=True)
     assert "figure 3 of 14" in out.getvalue()
     assert "0:00 left" in out.getvalue()
+
+
+def test_many_cells_are_prepared_behind_a_bar_on_a_terminal():
+    cell = GOOD.cell
+    for count, is_terminal, is_drawn in ((MANY_CELLS, True, True), (MANY_CELLS, False, False), (9, True, False)):
+        out = StringIO()
+        cells = preparing([cell] * count, Console(file=out, force_terminal=is_terminal, width=200))
+        assert list(cells) == [cell] * count
+        assert ("preparing" in out.getvalue()) is is_drawn
