@@ -1,1 +1,1 @@
-"""The sparse KV cache (dLLM-Serve §4.5): which rows are kept, and where they lie."""
+"""The sparse KV cache (dLLM-Serve §4.5): which rows are kept."""
