@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
-from repro.runs.record import RunRecord
+from repro.runs.record import REQUESTS, RunRecord
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,25 +48,23 @@ def status_counts(record: RunRecord) -> dict[str, int]:
 
 def request_times(record: RunRecord, name: str) -> Floats:
     """One value per ok request that has the stamp, in table order; ``name`` is a key of ``REQUEST_TIMES``."""
-    table = record.requests
-    stamp, arrival = floats(table[REQUEST_TIMES[name]]), floats(table["arrival_s"])
-    times = (stamp - arrival)[is_ok(record)]
+    times = (column(record, REQUEST_TIMES[name]) - column(record, "arrival_s"))[is_ok(record)]
     return times[~np.isnan(times)]
 
 
 def window_s(record: RunRecord) -> float | None:
     """Last finish of an ok request minus first arrival of any; None without an ok request or of no length."""
-    finished = floats(record.requests["finished_s"])[is_ok(record)]
+    finished = column(record, "finished_s")[is_ok(record)]
     if finished.size == 0:
         return None
-    span = float(finished.max() - floats(record.requests["arrival_s"]).min())
+    span = float(finished.max() - column(record, "arrival_s").min())
     return span if span > 0 else None
 
 
-def served_per_second(record: RunRecord, column: str | None = None) -> float | None:
+def served_per_second(record: RunRecord, summed: str | None = None) -> float | None:
     """Ok requests, or the sum of what they have of a column of whole numbers, a second."""
     ok = is_ok(record)
-    amount = int(ok.sum()) if column is None else int(floats(record.requests[column])[ok].sum())
+    amount = int(ok.sum()) if summed is None else int(column(record, summed)[ok].sum())
     seconds = window_s(record)
     return None if seconds is None else amount / seconds
 
@@ -104,7 +102,7 @@ def goodput(record: RunRecord) -> dict[str, Any]:
     A request is good when it is ok and every named time is at most its limit. One without a named stamp is not: what was not
     seen cannot have met a limit.
     """
-    arrival, found = floats(record.requests["arrival_s"]), {}
+    arrival, found = column(record, "arrival_s"), {}
     for name, limits in sorted(record.manifest.get("slos", {}).items()):
         require(bool(limits), f"slo {name!r} has no limit: name at least one of {', '.join(REQUEST_TIMES)}")
         good = is_ok(record)
@@ -114,7 +112,7 @@ def goodput(record: RunRecord) -> dict[str, Any]:
             )
             require(0 < limit < math.inf, f"slo {name!r} has {time}={limit!r}: a limit must be positive seconds")
             # A comparison with NaN, a missing stamp, is False.
-            good = good & (floats(record.requests[REQUEST_TIMES[time]]) - arrival <= limit)
+            good = good & (column(record, REQUEST_TIMES[time]) - arrival <= limit)
         found[name] = {"limits": dict(sorted(limits.items())), **told_of_good(record, good)}
     return found
 
@@ -129,9 +127,21 @@ def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, An
     }
 
 
-def floats(column: Sequence[float | None]) -> Floats:
+def floats(values: Sequence[float | None]) -> Floats:
     """Nulls become NaN, in metrics and checks only."""
-    return np.asarray(column, dtype=np.float64)
+    return np.asarray(values, dtype=np.float64)
+
+
+def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
+    """A column as an array, null as NaN. A record does not change: what was turned once is kept with it."""
+    kept: dict[tuple[str, str], Floats] = vars(record).setdefault("_columns", {})
+    if (table, name) not in kept:
+        kept[table, name] = floats(record.tables[table][name])
+    return kept[table, name]
+
+
+def known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
 
 
 def is_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
@@ -156,7 +166,7 @@ METRICS: tuple[Metric, ...] = (
         "tokens/s",
         "sum of output_len over ok requests / window_s",
         _NO_WINDOW,
-        partial(served_per_second, column="output_len"),
+        partial(served_per_second, summed="output_len"),
     ),
     Metric("request_throughput", "requests/s", "ok requests / window_s", _NO_WINDOW, served_per_second),
     _of_times("e2el_s", "finished"),

@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.shape import SHAPES, ModelShape, model_shape
 from repro.runs.cell import Cell
-from repro.runs.metrics import Floats, floats
-from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
+from repro.runs.record import Obtained, RunRecord, Table
 
 DIFFUSION = ("llada", "dream")
 Options = tuple[tuple[str, Any], ...]
@@ -105,15 +102,3 @@ def request_table(
         "error": [None] * len(request_id),
         **own,
     }
-
-
-def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
-    """A column as an array, null as NaN. A record does not change: what was turned once is kept with it."""
-    kept: dict[tuple[str, str], Floats] = vars(record).setdefault("_columns", {})
-    if (table, name) not in kept:
-        kept[table, name] = floats(record.tables[table][name])
-    return kept[table, name]
-
-
-def known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]

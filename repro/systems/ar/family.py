@@ -17,9 +17,9 @@ from engines.ar.metrics import Floats, ItlStat, Observed, attainments, observe, 
 from engines.ar.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
 from engines.policies.task import Slo
 from repro.runs.family import Family, Shown
-from repro.runs.metrics import Metric, distribution, floats, metric
+from repro.runs.metrics import Metric, column, distribution, floats, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
-from repro.systems.simulated import column, known, request_table
+from repro.systems.simulated import request_table
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
 _ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)

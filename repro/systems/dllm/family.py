@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS
 from repro.runs.family import WAITS, Family, Shown, late_submissions
-from repro.runs.metrics import Floats, Metric, distribution, floats, status_counts
+from repro.runs.metrics import Floats, Metric, column, distribution, floats, status_counts
 from repro.runs.record import Column, RunRecord
 from repro.runs.statistics import wilson_interval
 
@@ -72,23 +72,19 @@ def num_steps(record: RunRecord) -> int:
 
 
 def step_requests(record: RunRecord) -> dict[str, Any]:
-    return distribution(_column(record, "num_refresh") + _column(record, "num_reuse"))
-
-
-def _column(record: RunRecord, name: str) -> Floats:
-    return floats(record.tables[STEPS][name])
+    return distribution(column(record, "num_refresh", STEPS) + column(record, "num_reuse", STEPS))
 
 
 def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
     """Sum of the values over the sum of duration, over the steps that have a value."""
     known = ~np.isnan(values)
-    busy = float(_column(record, "duration_s")[known].sum())
+    busy = float(column(record, "duration_s", STEPS)[known].sum())
     return float(values[known].sum()) / busy if busy > 0 else None
 
 
 def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
     """Which steps are pure Refresh, pure Reuse and mixed; empty ones are neither."""
-    refreshes, reuses = _column(record, "num_refresh") > 0, _column(record, "num_reuse") > 0
+    refreshes, reuses = column(record, "num_refresh", STEPS) > 0, column(record, "num_reuse", STEPS) > 0
     return {"refresh": refreshes & ~reuses, "reuse": reuses & ~refreshes, "mixed": refreshes & reuses}
 
 
@@ -96,7 +92,7 @@ def _phase_mix(record: RunRecord) -> dict[str, float | None]:
     """Shares of non-empty steps that are pure Refresh, pure Reuse and mixed, and the Refresh share of sequences."""
     counts = {name: int(of_kind.sum()) for name, of_kind in _kinds(record).items()}
     shares = {name: count / sum(counts.values()) if any(counts.values()) else None for name, count in counts.items()}
-    refresh, reuse = (float(_column(record, name).sum()) for name in ("num_refresh", "num_reuse"))
+    refresh, reuse = (float(column(record, name, STEPS).sum()) for name in ("num_refresh", "num_reuse"))
     return {
         "refresh_only_steps": shares["refresh"],
         "reuse_only_steps": shares["reuse"],
@@ -111,12 +107,12 @@ def _budget_occupancy(record: RunRecord) -> float | None:
         return None
     if cap < 1:
         raise UserError(f"max_num_batched_tokens={cap} must be at least 1")
-    return float(_column(record, "scheduled_tokens").mean()) / cap
+    return float(column(record, "scheduled_tokens", STEPS).mean()) / cap
 
 
 def _kv_shares(record: RunRecord) -> Floats:
     """How much of its pool each step used; NaN without a pool."""
-    used, total = _column(record, "kv_rows_used"), _column(record, "kv_rows_total")
+    used, total = column(record, "kv_rows_used", STEPS), column(record, "kv_rows_total", STEPS)
     return np.divide(used, total, out=np.full_like(total, np.nan), where=total > 0)
 
 
@@ -127,13 +123,13 @@ def _kv_peak(record: RunRecord) -> float | None:
 
 
 def _outside_forward(record: RunRecord) -> float | None:
-    inside = _per_busy_second(record, _column(record, "forward_s"))
+    inside = _per_busy_second(record, column(record, "forward_s", STEPS))
     return None if inside is None else 1.0 - inside
 
 
 def _graph_hit_rate(record: RunRecord) -> float | None:
     """Profiled steps do not count: taking them apart leaves no graph to run."""
-    could_hit = _kinds(record)["reuse"] & np.isnan(_column(record, "idle_s"))
+    could_hit = _kinds(record)["reuse"] & np.isnan(column(record, "idle_s", STEPS))
     hits = np.asarray(record.tables[STEPS]["graph"], dtype=np.bool_)[could_hit]
     return float(hits.mean()) if hits.size else None
 
@@ -141,7 +137,7 @@ def _graph_hit_rate(record: RunRecord) -> float | None:
 def _profile(record: RunRecord) -> dict[str, Any] | None:
     """The profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share by
     part (``STEP_PARTS``)."""
-    taken = {part: _column(record, name) for name, part in PART_COLUMNS.items()}
+    taken = {part: column(record, name, STEPS) for name, part in PART_COLUMNS.items()}
     profiled = ~np.isnan(taken["idle"])
     if not profiled.any():
         return None
@@ -174,7 +170,13 @@ _NO_TIME = "no steps, or they took no time"
 
 DLLM_METRICS: tuple[Metric, ...] = (
     Metric("num_steps", "steps", "engine iterations", "never", num_steps),
-    Metric("busy_s", "s", "sum of duration over steps", "never", lambda run: float(np.sum(_column(run, "duration_s")))),
+    Metric(
+        "busy_s",
+        "s",
+        "sum of duration over steps",
+        "never",
+        lambda run: float(np.sum(column(run, "duration_s", STEPS))),
+    ),
     Metric(
         "step_requests", "requests", "distribution over steps of num_refresh + num_reuse", "no steps", step_requests
     ),
@@ -183,7 +185,7 @@ DLLM_METRICS: tuple[Metric, ...] = (
         "requests",
         "sum of num_running * duration / sum of duration",
         _NO_TIME,
-        lambda run: _per_busy_second(run, _column(run, "num_running") * _column(run, "duration_s")),
+        lambda run: _per_busy_second(run, column(run, "num_running", STEPS) * column(run, "duration_s", STEPS)),
     ),
     Metric(
         "phase_mix",
@@ -204,7 +206,7 @@ DLLM_METRICS: tuple[Metric, ...] = (
         "share",
         "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
         "no step with a pool, or they took no time",
-        lambda run: _per_busy_second(run, _kv_shares(run) * _column(run, "duration_s")),
+        lambda run: _per_busy_second(run, _kv_shares(run) * column(run, "duration_s", STEPS)),
     ),
     Metric(
         "kv_occupancy_peak", "share", "largest kv_rows_used / kv_rows_total of a step", "no step with a pool", _kv_peak
@@ -215,7 +217,7 @@ DLLM_METRICS: tuple[Metric, ...] = (
         "share",
         "sum of bound / sum of duration, over steps with a bound",
         "no card is known, or its steps took no time",
-        lambda run: _per_busy_second(run, _column(run, "bound_s")),
+        lambda run: _per_busy_second(run, column(run, "bound_s", STEPS)),
     ),
     Metric(
         "graph_hit_rate",
@@ -276,8 +278,8 @@ def step_counts(record: RunRecord) -> Iterator[str]:
     if num_steps(record) == 0:
         return
     counts, table = status_counts(record), record.tables[STEPS]
-    for status, column in (("ok", "num_finished"), ("failed", "num_failed")):
-        if (reported := sum(table[column])) != counts[status]:
+    for status, name in (("ok", "num_finished"), ("failed", "num_failed")):
+        if (reported := sum(table[name])) != counts[status]:
             yield f"steps report {reported} requests as {status}, the request table has {counts[status]}"
     used, total, computed = (np.asarray(table[name]) for name in ("kv_rows_used", "kv_rows_total", "query_tokens"))
     if wrong := int((used > total).sum()):

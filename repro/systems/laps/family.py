@@ -20,9 +20,9 @@ from engines.ar.metrics import Floats
 from engines.ar.record import rows_of
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
-from repro.runs.metrics import Metric, distribution, metric
+from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
-from repro.systems.simulated import column, known, request_table
+from repro.systems.simulated import request_table
 
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from repro.runs.family import Shown
-from repro.runs.metrics import Metric, distribution, metric, window_s
+from repro.runs.metrics import Metric, distribution, known, metric, window_s
 from repro.runs.record import RunRecord
 from repro.systems.ar.family import AR, ROUNDS, slo_attainment
 from repro.systems.ar.family import round_ttft_s as ttft_of
-from repro.systems.simulated import known
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:
