@@ -150,12 +150,12 @@ class OpenArrivals(Generic[Item]):
         following = next(self._items, None)
         if following is None:
             self.is_over = True
-        else:
-            require(
-                following.arrival_s >= self._loop.now,
-                f"session {following.session_id}: arrival_s={following.arrival_s} is before {self._loop.now}: sort what arrives",
-            )
+        elif following.arrival_s >= self._loop.now:
             self._loop.at(following.arrival_s, self._due, following)
+        else:
+            raise UserError(
+                f"session {following.session_id}: arrival_s={following.arrival_s} is before {self._loop.now}: sort what arrives"
+            )
         if item is not None:
             self._arrive(item)
 

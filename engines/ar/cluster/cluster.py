@@ -28,7 +28,7 @@ from engines.ar.record import (
 )
 from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.ar.window import WINDOW_S
-from engines.errors import RunError, require
+from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range
 from engines.named import asked
 from engines.policies.batching import ONE_BY_ONE
@@ -127,11 +127,11 @@ class Simulation:
             self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
             self.loop.is_stopped = True
         prefill, decode = session.prefill_tokens, session.decode_tokens
-        require(
-            prefill + decode <= self._most_tokens,
-            f"session {session.session_id} grows to {prefill + decode} tokens of K/V and a worker holds {self._most_tokens}: "
-            "shorten it or raise the degree",
-        )
+        if prefill + decode > self._most_tokens:
+            raise UserError(
+                f"session {session.session_id} grows to {prefill + decode} tokens of K/V and a worker holds "
+                f"{self._most_tokens}: shorten it or raise the degree"
+            )
         bound = asked(self._binder.bind, self._homes, self.loop.now)
         home = self._home_of.get(bound)
         if home is None:
