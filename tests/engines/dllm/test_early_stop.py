@@ -381,7 +381,7 @@ def test_throughput_counts_the_tokens_up_to_the_stop():
     assert expected[3:] == [16, 16]
     assert DLLM.assess(submitted_in_time(record)).valid
     span = max(record.requests["finished_s"])
-    assert served_per_second(record, column="output_len") == pytest.approx(sum(expected) / span)
+    assert served_per_second(record, "output_len") == pytest.approx(sum(expected) / span)
     # Whole blocks were committed, so fewer than output_len would be a fault.
     assert sum(expected) <= sum(record.tables["steps"]["committed_tokens"]) < 5 * 16
 

@@ -45,9 +45,7 @@ def test_counted_steps_say_what_a_simulation_says(system, knobs):
             step_overhead_s=overhead,
         )
         record = replace(deployment, calibration=calibration).run(workload)
-        assert counted.throughput(calibration) == pytest.approx(
-            served_per_second(record, column="output_len"), rel=1e-9
-        )
+        assert counted.throughput(calibration) == pytest.approx(served_per_second(record, "output_len"), rel=1e-9)
     assert counted.num_tokens == 9 * 64
     assert counted.batch_size == deployment.batch_size
 
