@@ -132,8 +132,8 @@ class ConversationConfig(Checked):
     """Between the first token of an answer and the user's next turn: always the same."""
     answer_tokens: Tokens | None = None
     """Every answer has so many, in place of what is drawn or recorded."""
-    low: int | None = None
-    high: int | None = None
+    low: Tokens | None = None
+    high: Tokens | None = None
     source: Source = "embedded"
     path: str | None = None
 
@@ -159,9 +159,7 @@ Conversations = SessionWorkload[ConversationProvenance]
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
     card = load_conversation_card(config.dataset)
     low, high = config.band
-    require(
-        1 <= low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}, or below 1: exchange them"
-    )
+    require(low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}: exchange them")
     band = ""
     if config.is_banded:
         band = f", prompts of {config.low or 1} to {config.high or 'any number of'} tokens alone"

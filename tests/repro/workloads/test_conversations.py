@@ -250,7 +250,7 @@ def test_real_first_prompts_have_the_share_the_card_quotes():
         ({"path": "x.jsonl"}, "has no effect with source='embedded'"),
         ({"dataset": "dureader"}, "dataset='dureader' is no set of conversations: use one of lmsys-chat-1m"),
         ({"low": 9, "high": 3}, "min_tokens=9 is more than max_tokens=3"),
-        ({"low": 0}, "min_tokens=0"),
+        ({"low": 0}, "low=0 must be at least 1"),
         ({"low": 10**6}, "has no such prompts"),
     ],
 )
