@@ -13,7 +13,8 @@ PYTHON ?= python3
 TORCH ?=
 TORCH_CPU := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-TEST_JOBS ?= 2
+# Of two cores a third worker uses the time in which tests wait.
+TEST_JOBS ?= 3
 BUDGET ?= 520
 GPU_PLATFORM ?=
 TESTS ?=
