@@ -54,7 +54,10 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "hypothesis", "pytest", "scipy.stats", "typer", "rich"]
 )
-ALWAYS = ("tests/properties/test_dataclasses.py::test_records_take_keywords_and_do_not_change",)
+ALWAYS = (
+    "tests/properties/test_dataclasses.py::test_records_take_keywords_and_do_not_change",
+    "tests/properties/test_dataclasses.py::test_every_argument_may_be_named",
+)
 """Tests that read the code and do not execute it."""
 FIRST_S, MOST_S = 10.0, 30.0
 """Seconds of tests, as recorded, that are run first, and at most."""
