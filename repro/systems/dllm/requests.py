@@ -23,6 +23,9 @@ from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload
 
+if TYPE_CHECKING:
+    from engines.models.tokenizer import TextTokenizer
+
 
 def room_for_prompt(settings: Settings) -> int:
     """Most prompt tokens a request can have."""
@@ -73,9 +76,6 @@ def _encode(model: str) -> Callable[[str], list[int]]:
 
     return lru_cache(maxsize=1 << 14)(load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode)
 
-
-if TYPE_CHECKING:
-    from engines.models.tokenizer import TextTokenizer
 
 _LENGTHS = ("length_scale", "input_len")
 _ASKING = ("num_fewshot", "chat")

@@ -36,6 +36,9 @@ from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs
 from repro.workloads.sessions.workload import Source
 
+if TYPE_CHECKING:
+    from repro.prefill.instance import MeasuredInstance
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
@@ -126,9 +129,6 @@ def _scaled(drawn: Conversations, scale: float) -> Conversations:
     )
     return replace(drawn, sessions=sessions, provenance=provenance)
 
-
-if TYPE_CHECKING:
-    from repro.prefill.instance import MeasuredInstance
 
 Decode = Literal["none", "apart", "mixed"]
 SIMULATED = Only(executor="roofline")
