@@ -214,8 +214,11 @@ class _Process:
         try:
             return future.result()
         except BrokenProcessPool as error:
+            until = time.monotonic() + ENDING_S
             for child in self._children:
-                child.join(ENDING_S)
+                # The pool's own thread asks for it too: to whom the system does not tell it, it is None until that one has noted it.
+                while child.exitcode is None and time.monotonic() < until:
+                    time.sleep(0.01)
                 if child.exitcode == UNGUARDED:
                     raise UserError(_UNGUARDED_SAID) from None
             raise WorkerLost("a process of this machine ended (it was killed, for want of memory say)") from error
