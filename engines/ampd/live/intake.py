@@ -170,8 +170,10 @@ class Intake:
             await asyncio.wrap_future(begun)
             place = asked.prompt.size
             while num_sent < asked.max_tokens and not context.is_stopped():
+                # In Python 3.11 ``wait_for`` forgets that it was cancelled where the news came in the same moment.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await news.wait()
                 news.clear()
                 end = place + asked.max_tokens
                 for token in await loop.run_in_executor(None, self._store.ids, session_id, place + num_sent, end):

@@ -184,6 +184,24 @@ def test_a_client_that_leaves_ends_its_round_and_its_session_begins_anew(store, 
 
 
 @needs_redis
+def test_one_that_is_dropped_as_it_hears_of_tokens_is_given_up_too(store):
+    intake = intake_of(store)
+
+    async def drop() -> None:
+        task = asyncio.ensure_future(answer(intake, request(FIRST, 60, session="3")))
+        while len(store.ids(3)) < 40:  # where it stands still
+            await asyncio.sleep(0.01)
+        intake._under_way[3].set()
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await asyncio.wait({task}, timeout=60) == ({task}, set())
+        assert task.cancelled()
+
+    served(intake, drop, is_kept=False)
+    assert store.fields("session", 3)["state"] == "left"
+
+
+@needs_redis
 def test_an_answer_that_is_dropped_is_given_up_too(store):
     """As where the frontend is lost, and with it who asked."""
     intake = intake_of(store)
