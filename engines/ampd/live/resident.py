@@ -130,11 +130,11 @@ class Residents:
             resident.slot, resident.computed, resident.is_idle, resident.is_lent = -1, 0, False, False
 
     def drop(self, resident: Resident) -> None:
-        """The session leaves."""
+        """The session leaves; where it has left already it may be back, under another epoch, and stays."""
         with self._lock:
-            self.forget(resident)
-            self._by_session.pop(resident.session_id, None)
-            self._by_order.pop(resident.order, None)
+            if self.is_known(resident):
+                self.forget(resident)
+                del self._by_session[resident.session_id], self._by_order[resident.order]
 
     def clear(self) -> None:
         with self._lock:
