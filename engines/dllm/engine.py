@@ -8,7 +8,6 @@ the requests needed, whatever the scheduler says of itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from contextlib import suppress
 from time import perf_counter
 
@@ -102,7 +101,7 @@ class Ledger:
                 if said != is_so:
                     raise self._fault(f"reports {what}={_listed(said)} of a step with {what}={_listed(is_so)}")
 
-    def _admit(self, items: Seq[PlanItem], plan: StepPlan) -> None:
+    def _admit(self, items: list[PlanItem], plan: StepPlan) -> None:
         """Begin the requests of these items; raise RunError where the plan reports others, or the engine does not hold them."""
         new = []
         for item in items:
@@ -219,9 +218,7 @@ class Engine:
             ),
             outcome=outcome,
             done=done,
-            occupancy=Occupancy(
-                kv_rows_used, ledger.kv_rows_total, num_running, len(ledger.open) - len(ledger.running)
-            ),
+            occupancy=Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:
@@ -248,7 +245,7 @@ class Engine:
                 self.executor.release(request_id)
         return Completion(failed=tuple((request_id, reason) for request_id in lost))
 
-    def settled(self, records: Seq[StepRecord]) -> list[StepRecord]:
+    def settled(self, records: Iterable[StepRecord]) -> list[StepRecord]:
         """The records with what the device took for them, of the steps since the last call; waits for it."""
         times = self.executor.times()
         found = {self._executed[execution]: taken for execution, taken in times.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterator
 from copy import copy
 from itertools import pairwise
 
@@ -195,7 +194,7 @@ class Sequence:
             self.block = self.num_blocks
 
 
-def hold_together(members: Seq[Sequence]) -> None:
+def hold_together(members: Collection[Sequence]) -> None:
     """Members of a static batch run as long as the longest of them: published code pads a batch to one gen_length."""
     if len(members) > 1:
         longest = max(([phase for phase, _ in member.trajectory()] for member in members), key=len)

@@ -25,7 +25,6 @@ rest is given back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -133,7 +132,7 @@ class LookaheadScheduler(PhaseScheduler):
         return True
 
     def complete(
-        self, plan: StepPlan, committed: Seq[int], stops: Mapping[int, int] = MappingProxyType({})
+        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({})
     ) -> Completion:
         self._demand.advance()
         return super().complete(plan, committed, stops)

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from operator import attrgetter
 from types import MappingProxyType
 
@@ -177,7 +176,7 @@ class Scheduler(ABC):
         )
 
     def complete(
-        self, plan: StepPlan, committed: Seq[int], stops: Mapping[int, int] = MappingProxyType({})
+        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({})
     ) -> Completion:
         """Book an executed plan (``committed`` and ``stops`` are StepOutcome's); frees the rows of requests
         it finished."""
@@ -211,7 +210,7 @@ class Scheduler(ABC):
 
 
 def booked(
-    sequences: Mapping[int, Sequence], plan: StepPlan, committed: Seq[int], stops: Mapping[int, int]
+    sequences: Mapping[int, Sequence], plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int]
 ) -> Completion:
     """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
     first_block, finished, stopped = [], [], []
