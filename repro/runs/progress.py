@@ -63,14 +63,16 @@ class SweepProgress:
 
 def preparing(cells: Sequence[Cell], console: Console | None = None) -> Iterable[Cell]:
     """The cells, each to be prepared; a bar on a terminal where they are many, since each of them draws its workload."""
-    from rich.console import Console as RichConsole
-
-    console = console or RichConsole(stderr=True)
-    if len(cells) < MANY_CELLS or not console.is_terminal or console.is_dumb_terminal:
+    if len(cells) < MANY_CELLS:
         return cells
 
+    from rich.console import Console as RichConsole
     from rich.progress import track
 
+    console = console or RichConsole(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        logger.info("preparing %d runs", len(cells))
+        return cells
     return track(cells, "preparing", console=console, transient=True)
 
 

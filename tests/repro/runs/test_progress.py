@@ -1,6 +1,8 @@
 import logging
+import sys
 from io import StringIO
 
+import pytest
 from rich.console import Console
 from support.fake_system import breaking, fake_cell
 
@@ -60,10 +62,21 @@ def test_a_bar_says_which_figure_it_is_of_and_how_long_it_goes_on(tmp_path, monk
     assert "0:00 left" in out.getvalue()
 
 
-def test_many_cells_are_prepared_behind_a_bar_on_a_terminal():
+def test_many_cells_are_prepared_behind_a_bar_on_a_terminal(caplog):
     cell = GOOD.cell
     for count, is_terminal, is_drawn in ((MANY_CELLS, True, True), (MANY_CELLS, False, False), (9, True, False)):
+        caplog.clear()
         out = StringIO()
-        cells = preparing([cell] * count, Console(file=out, force_terminal=is_terminal, width=200))
+        with caplog.at_level(logging.INFO):
+            cells = preparing([cell] * count, Console(file=out, force_terminal=is_terminal, width=200))
         assert list(cells) == [cell] * count
         assert ("preparing" in out.getvalue()) is is_drawn
+        is_logged = count == MANY_CELLS and not is_terminal
+        assert [entry.getMessage() for entry in caplog.records] == ["preparing 1000 runs"] * is_logged
+
+
+def test_few_cells_are_prepared_without_what_draws_bars(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert preparing([GOOD.cell]) == [GOOD.cell]
+    with pytest.raises(ImportError):
+        preparing([GOOD.cell] * MANY_CELLS)
