@@ -10,7 +10,7 @@ from engines.errors import UserError, require
 from repro.files import forget
 from repro.paths import LOCAL
 from repro.runs.cell import Cell, Scalar, plain
-from repro.runs.experiment import prepare
+from repro.runs.experiment import prepare, prepare_all
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep, pool_of
@@ -58,7 +58,7 @@ def sweep(
     require(isinstance(plain(force), bool), f"force={plain(force)!r} must be true or false")
     forget()
     with pool_of(pool, address, jobs) as where:
-        found = Sweep([prepare(cell) for cell in asked], Store(root), force=force, pool=where)
+        found = Sweep(prepare_all(asked), Store(root), force=force, pool=where)
         found.check()
         with sweep_progress(found.num_cells) as progress:
             found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)

@@ -25,14 +25,14 @@ def sweep_of(
 ) -> Sweep:
     """Every cell is checked, and looked up in the store. What needs no work comes first: a device that is missing, where
     runs are to be made on it."""
-    from repro.runs.experiment import check_device, prepare
+    from repro.runs.experiment import check_device, prepare_all
     from repro.runs.progress import preparing
     from repro.runs.sweep import Sweep
 
     if will_run and (pool is None or pool.is_here):
         for cell in cells if force else store.surely_missing(cells):
             check_device(cell)
-    return Sweep([prepare(cell) for cell in preparing(cells)], store, force=force, pool=pool)
+    return Sweep(prepare_all(cells, preparing), store, force=force, pool=pool)
 
 
 def run_sweep(

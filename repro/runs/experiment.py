@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,3 +136,14 @@ def prepare(cell: Cell) -> Experiment:
     _plugged_in(cell)  # refuses what lies in no file
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
+
+
+def prepare_all(
+    cells: Sequence[Cell], watched: Callable[[Sequence[Cell]], Iterable[Cell]] = lambda cells: cells
+) -> list[Experiment]:
+    """In the order of the cells. Those of one seed, whose requests are the same, are prepared one after the other: as many as are
+    kept are drawn once. ``watched`` hands each on when it is begun."""
+    places = sorted(range(len(cells)), key=lambda place: cells[place].seed)
+    begun = watched([cells[place] for place in places])
+    found = dict(zip(places, map(prepare, begun), strict=True))
+    return [found[place] for place in range(len(cells))]

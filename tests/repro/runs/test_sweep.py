@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.fake_system import breaking, deployed, fake_cell
 from support.run_files import contents, parts
 
@@ -19,11 +20,13 @@ from engines.errors import UserError
 from repro.runs import pool
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import DriveProgress
-from repro.runs.experiment import Experiment, prepare
+from repro.runs.experiment import Experiment, prepare, prepare_all
 from repro.runs.pool import CELLS_PER_WORKER
 from repro.runs.record import SCHEMA_VERSION, RunRecord
 from repro.runs.store import Store, encoded
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
+from repro.systems.dllm import requests
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload
 
 EXPERIMENTS = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]
 CELLS = [experiment.cell for experiment in EXPERIMENTS]
@@ -98,6 +101,25 @@ def test_force_runs_again(store):
     (outcome,) = run(store, counted.experiments, force=True)
     assert counted.seen == CELLS[:1]
     assert outcome.reason.startswith("forced (done: same cell")
+
+
+def test_cells_of_one_seed_are_prepared_one_after_the_other(monkeypatch):
+    """The systems of a comparison stand far apart in a grid, and serve the same requests."""
+    cells = [
+        a_cell(system, platform="l40s", executor="roofline", rate=1.0, num_prompts=2, seed=seed)
+        for system in ("dllm-serve", "sparse-dllm")
+        for seed in range(70)
+    ]
+    drawn: list[int] = []
+
+    def built(config: WorkloadConfig, *given: Any, **named: Any) -> Workload:
+        drawn.append(config.seed)
+        return build_workload(config, *given, **named)
+
+    monkeypatch.setattr(requests, "_workload_of", lru_cache(maxsize=64)(built))
+    found = prepare_all(cells)
+    assert [(each.cell.system, each.cell.seed) for each in found] == [(each.system, each.seed) for each in cells]
+    assert drawn == list(range(70))
 
 
 def test_a_cell_asked_for_twice_runs_once(store):
