@@ -110,18 +110,21 @@ def build_workload(
     lengths = np.clip(scaled, low, high)
     arrivals = arrival_times(config.arrivals, num, config.seed, trace_s=trace_s)
 
-    requests = []
-    for index, (row, own, length) in enumerate(zip(rows, own_ids, lengths.tolist(), strict=True)):
-        rng = random.Random(derive_seed(config.seed, "text", index))
-        requests.append(
-            Request(
-                request_id=index,
-                prompt_len=length,
-                prompt_ids=None if encode is None else _prompt_ids(encode, card.embedded.text, rng, length, own),
-                arrival_s=float(arrivals[index]),
-                generation=_generation(generation, row.gen_length, derive_seed(config.seed, "generation", index)),
-            )
+    prompts: list[tuple[int, ...] | None] = [None] * num
+    if encode is not None:
+        for index, (own, length) in enumerate(zip(own_ids, lengths.tolist(), strict=True)):
+            rng = random.Random(derive_seed(config.seed, "text", index))
+            prompts[index] = _prompt_ids(encode, card.embedded.text, rng, length, own)
+    requests = [
+        Request(
+            request_id=index,
+            prompt_len=length,
+            prompt_ids=ids,
+            arrival_s=float(arrivals[index]),
+            generation=_generation(generation, row.gen_length, derive_seed(config.seed, "generation", index)),
         )
+        for index, (row, ids, length) in enumerate(zip(rows, prompts, lengths.tolist(), strict=True))
+    ]
     counted = {
         "num_clipped": int((lengths != scaled).sum()),
         "num_repeated": 0 if source.rows is None else max(0, num - len(source.rows)),
