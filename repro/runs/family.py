@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repro.runs.metrics import METRICS, Floats, Metric, floats, is_ok, request_times, status_counts
+from repro.runs.metrics import METRICS, Floats, Metric, column, is_ok, request_times, status_counts
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, RunRecord, Table
 
 MAX_HARNESS_DELAY_S = 0.010
@@ -54,7 +54,7 @@ def request_counts(record: RunRecord) -> Iterator[str]:
 def request_stamps(record: RunRecord) -> Iterator[str]:
     """arrival <= admitted <= first output <= finished. A stamp no request has was not observed, which is no fault."""
     table = record.requests
-    ok, stamps = is_ok(record), {name: floats(table[name]) for name in _ORDER}
+    ok, stamps = is_ok(record), {name: column(record, name) for name in _ORDER}
     for name in _ORDER[1:]:
         missing = int((np.isnan(stamps[name]) & ok).sum())
         if missing and (name == "finished_s" or missing < int(ok.sum())):
@@ -70,9 +70,9 @@ def request_stamps(record: RunRecord) -> Iterator[str]:
 
 def late_submissions(record: RunRecord, earliest: Floats | None = None) -> Iterator[str]:
     """``earliest`` is when each request could be submitted at all, where that is later than its due time."""
-    lag = floats(record.requests["submit_lag_s"])
+    lag = column(record, "submit_lag_s")
     was_submitted = ~np.isnan(lag)
-    due = floats(record.requests["arrival_s"])[was_submitted]
+    due = column(record, "arrival_s")[was_submitted]
     if due.size == 0:
         return
     possible = due if earliest is None else earliest[was_submitted]
@@ -135,20 +135,20 @@ class Family:
             raise ValueError(f"table {wrong[0]!r} of a run of family {self.name} is {kind}")
         for name, columns in self.columns.items():
             table = record.tables[name]
-            if wrong := sorted(set(table) ^ {column.name for column in columns}):
+            if wrong := sorted(set(table) ^ {each.name for each in columns}):
                 kind = "unknown" if wrong[0] in table else "missing"
                 raise ValueError(f"table {name}: column {wrong[0]!r} is {kind}")
             if len({len(values) for values in table.values()}) > 1:
                 raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
-            for column in columns:
-                values = table[column.name]
-                if not column.nullable and None in values:
-                    raise ValueError(f"table {name}: column {column.name!r} holds a null")
-                if column.kind == "float":
+            for each in columns:
+                values = table[each.name]
+                if not each.nullable and None in values:
+                    raise ValueError(f"table {name}: column {each.name!r} holds a null")
+                if each.kind == "float":
                     given = [value for value in values if value is not None]
                     # A sum is finite only of finite values; where it overflows each is looked at.
                     if not math.isfinite(sum(given)) and not all(map(math.isfinite, given)):
-                        raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
+                        raise ValueError(f"table {name}: column {each.name!r} holds a value that is not finite")
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
         """Every metric, by name."""
@@ -172,10 +172,10 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any]]] = {
 def plain_table(name: str, table: Table, columns: Sequence[Column]) -> Table:
     """The values as JSON has them. Raises TypeError for one of another kind than its column's."""
     plain: Table = {}
-    for column in columns:
-        kind, made = _KINDS[column.kind]
-        values = table[column.name]
+    for each in columns:
+        kind, made = _KINDS[each.kind]
+        values = table[each.name]
         if not all(value is None or isinstance(value, kind) for value in values):
-            raise TypeError(f"table {name}: column {column.name!r} holds a value that is no {column.kind}")
-        plain[column.name] = [None if value is None else made(value) for value in values]
+            raise TypeError(f"table {name}: column {each.name!r} holds a value that is no {each.kind}")
+        plain[each.name] = [None if value is None else made(value) for value in values]
     return plain

@@ -18,6 +18,7 @@ from engines.errors import require
 from repro.runs.record import REQUESTS, RunRecord
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 PERCENTILES = {50: 2, 90: 10, 95: 20, 99: 100}
 """With the fewest samples that put one beyond each."""
@@ -49,7 +50,7 @@ def status_counts(record: RunRecord) -> dict[str, int]:
 def request_times(record: RunRecord, name: str) -> Floats:
     """One value per ok request that has the stamp, in table order; ``name`` is a key of ``REQUEST_TIMES``."""
     times = (column(record, REQUEST_TIMES[name]) - column(record, "arrival_s"))[is_ok(record)]
-    return times[~np.isnan(times)]
+    return known(times)
 
 
 def window_s(record: RunRecord) -> float | None:
@@ -86,8 +87,8 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     summary["min"] = float(data.min()) if n else None
     summary["max"] = float(data.max()) if n else None
     summary["span"] = float(data.max() - data.min()) if n else None
-    known = [q for q, fewest in PERCENTILES.items() if n >= fewest]
-    found = dict(zip(known, np.percentile(data, known), strict=True)) if known else {}
+    told = [q for q, fewest in PERCENTILES.items() if n >= fewest]
+    found = dict(zip(told, np.percentile(data, told), strict=True)) if told else {}
     summary |= {f"p{q}": float(found[q]) if q in found else None for q in PERCENTILES}
     return summary
 
@@ -117,7 +118,7 @@ def goodput(record: RunRecord) -> dict[str, Any]:
     return found
 
 
-def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def told_of_good(record: RunRecord, good: Mask) -> dict[str, Any]:
     """How many requests are good, a second and of all."""
     num_good, n, seconds = int(good.sum()), good.size, window_s(record)
     return {
@@ -127,26 +128,36 @@ def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, An
     }
 
 
-def floats(values: Sequence[float | None]) -> Floats:
-    """Nulls become NaN, in metrics and checks only."""
-    return np.asarray(values, dtype=np.float64)
-
-
 def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
-    """A column as an array, null as NaN. A record does not change: what was turned once is kept with it."""
-    kept: dict[tuple[str, str], Floats] = vars(record).setdefault("_columns", {})
-    if (table, name) not in kept:
-        kept[table, name] = floats(record.tables[table][name])
-    return kept[table, name]
+    """A column as an array, null as NaN, which is made once and cannot be written to."""
+    if (table, name) not in record.derived:
+        record.derived[table, name] = _shared(np.asarray(record.tables[table][name], dtype=np.float64))
+    found: Floats = record.derived[table, name]
+    return found
+
+
+def mask(record: RunRecord, name: str, value: object = True) -> Mask:
+    """[requests] where a column has this value; as ``column``."""
+    if (REQUESTS, name, value) not in record.derived:
+        is_value = [each == value for each in record.requests[name]]
+        record.derived[REQUESTS, name, value] = _shared(np.asarray(is_value, dtype=np.bool_))
+    found: Mask = record.derived[REQUESTS, name, value]
+    return found
+
+
+def _shared(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def known(values: Floats) -> Floats:
     return values[~np.isnan(values)]
 
 
-def is_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
+def is_ok(record: RunRecord) -> Mask:
     """[requests] which of them finished."""
-    return np.asarray([status == "ok" for status in record.requests["status"]], dtype=np.bool_)
+    return mask(record, "status", "ok")
 
 
 _NO_WINDOW = "no ok request, or the window has no length"

@@ -61,6 +61,8 @@ class RunRecord:
 
     tables: Mapping[str, Table]
     manifest: Mapping[str, Any] = field(default_factory=dict)
+    derived: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was made of the tables once for all who ask: a record does not change."""
 
     def __post_init__(self) -> None:
         if REQUESTS not in self.tables:

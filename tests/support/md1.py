@@ -18,7 +18,7 @@ from repro.reports.figures import Paper, Rendered, View
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import OnProgress, RequestLog, in_arrival_order
 from repro.runs.family import Family, Shown
-from repro.runs.metrics import Metric, floats
+from repro.runs.metrics import Metric, column
 from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
 from repro.runs.store import StoredRun
 from repro.systems.platforms import Platform
@@ -28,11 +28,11 @@ WORK = (Column(name="idle_s", kind="float", meaning="time the server waited for 
 
 
 def mean_queue(record: RunRecord) -> float:
-    return float(floats(record.requests["queue_len"]).mean())
+    return float(column(record, "queue_len").mean())
 
 
 def served_in_turn(record: RunRecord) -> Iterator[str]:
-    if (np.diff(floats(record.requests["finished_s"])) < 0).any():
+    if (np.diff(column(record, "finished_s")) < 0).any():
         yield "jobs overtook each other"
 
 

@@ -17,7 +17,7 @@ from engines.ar.metrics import Floats, ItlStat, Observed, attainments, observe, 
 from engines.ar.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
 from engines.policies.task import Slo
 from repro.runs.family import Family, Shown
-from repro.runs.metrics import Metric, column, distribution, floats, known, metric
+from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.simulated import request_table
 
@@ -78,7 +78,7 @@ def observed_of(record: RunRecord) -> Observed:
     """As ``engines.ar.metrics.observe`` of the run behind the record."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
-        {stat: floats(table[f"itl_{stat}_s"]) for stat in _ITL_STATS} for table in (rounds, sessions)
+        {stat: column(record, f"itl_{stat}_s", table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)
     )
     session = sessions_of_rounds(sessions["request_id"], rounds)
     return observed(sessions, rounds, session, round_itl_s, session_itl_s)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS
 from repro.runs.family import WAITS, Family, Shown, late_submissions
-from repro.runs.metrics import Floats, Metric, column, distribution, floats, status_counts
+from repro.runs.metrics import Floats, Metric, column, distribution, status_counts
 from repro.runs.record import Column, RunRecord
 from repro.runs.statistics import wilson_interval
 
@@ -77,9 +77,9 @@ def step_requests(record: RunRecord) -> dict[str, Any]:
 
 def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
     """Sum of the values over the sum of duration, over the steps that have a value."""
-    known = ~np.isnan(values)
-    busy = float(column(record, "duration_s", STEPS)[known].sum())
-    return float(values[known].sum()) / busy if busy > 0 else None
+    is_given = ~np.isnan(values)
+    busy = float(column(record, "duration_s", STEPS)[is_given].sum())
+    return float(values[is_given].sum()) / busy if busy > 0 else None
 
 
 def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
@@ -258,8 +258,9 @@ DLLM_METRICS: tuple[Metric, ...] = (
 
 
 def step_times(record: RunRecord) -> Iterator[str]:
-    table = record.tables[STEPS]
-    start, end, duration, forward = (floats(table[name]) for name in ("start_s", "end_s", "duration_s", "forward_s"))
+    start, end, duration, forward = (
+        column(record, name, STEPS) for name in ("start_s", "end_s", "duration_s", "forward_s")
+    )
     if wrong := int((end < start).sum()):
         yield f"{wrong} steps end before they start"
         return
@@ -309,10 +310,10 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
 def submissions(record: RunRecord) -> Iterator[str]:
     """Time inside a step that was running when a request fell due is not the harness's: any engine that admits between
     steps has it."""
-    due = floats(record.requests["arrival_s"])
+    due = column(record, "arrival_s")
     earliest = due
     if num_steps(record):
-        start, end = (np.asarray(record.tables[STEPS][name]) for name in ("start_s", "end_s"))
+        start, end = (column(record, name, STEPS) for name in ("start_s", "end_s"))
         running = np.searchsorted(start, due, side="right") - 1
         earliest = np.where(running >= 0, np.maximum(due, end[running]), due)
     yield from late_submissions(record, earliest)

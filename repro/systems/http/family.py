@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from repro.runs.family import Family, Shown, late_submissions
-from repro.runs.metrics import Floats, distribution, floats, is_ok, metric, told_of_good
+from repro.runs.metrics import Floats, Mask, column, distribution, is_ok, known, mask, metric, told_of_good
 from repro.runs.record import RunRecord
 from repro.systems.http.log import CHUNK_COLUMNS, CHUNKS, REQUEST_COLUMNS
 from repro.systems.http.server_metrics import tokens_generated
@@ -30,23 +30,23 @@ _FEW = "fewer than two first turns sent, or all at one moment"
 
 def sent_s(record: RunRecord) -> Floats:
     """[requests] when each was sent; NaN where it was not."""
-    return floats(record.requests["arrival_s"]) + floats(record.requests["submit_lag_s"])
+    return column(record, "arrival_s") + column(record, "submit_lag_s")
 
 
 @metric("s", "distribution of sent - due - client_queue_s", _NONE_SENT)
 def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
     """How late the client itself was, the wait for a place left out."""
-    return _known(floats(record.requests["submit_lag_s"]) - floats(record.requests["client_queue_s"]))
+    return _of_known(column(record, "submit_lag_s") - column(record, "client_queue_s"))
 
 
 @metric("s", "distribution of the wait under max_concurrency", _NONE_SENT)
 def client_queue_s(record: RunRecord) -> dict[str, Any]:
-    return _known(floats(record.requests["client_queue_s"]))
+    return _of_known(column(record, "client_queue_s"))
 
 
 @metric("s", "distribution of first piece - sent", _NONE_SENT)
 def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
-    return _known(floats(record.requests["first_output_s"]) - sent_s(record))
+    return _of_known(column(record, "first_output_s") - sent_s(record))
 
 
 @metric(
@@ -55,33 +55,32 @@ def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
     "one token, or an answer in one piece",
 )
 def tpot_s(record: RunRecord) -> dict[str, Any]:
-    return _known(_times_per_token(record))
+    return _of_known(_times_per_token(record))
 
 
 def _times_per_token(record: RunRecord) -> Floats:
     """[requests] (E2EL - TTFT) / (n_out - 1); NaN for one token, or an answer in one piece."""
-    table = record.requests
-    tokens, pieces = floats(table["output_len"]), np.asarray(table["num_chunks"])
+    tokens, pieces = column(record, "output_len"), column(record, "num_chunks")
     with np.errstate(divide="ignore", invalid="ignore"):
-        times = (floats(table["finished_s"]) - floats(table["first_output_s"])) / (tokens - 1)
+        times = (column(record, "finished_s") - column(record, "first_output_s")) / (tokens - 1)
     times[~((tokens > 1) & (pieces > 1) & is_ok(record))] = np.nan
     return times
 
 
 @metric("s", "distribution of gaps between pieces", "answers in one piece")
 def icl_s(record: RunRecord) -> dict[str, Any]:
-    return _known(_gaps(record, is_ok(record)))
+    return _of_known(_gaps(record, is_ok(record)))
 
 
 @metric("s", "distribution of gaps between tokens", "answers in pieces of several tokens")
 def itl_s(record: RunRecord) -> dict[str, Any]:
-    single = np.asarray(record.requests["num_chunks"]) == floats(record.requests["output_len"])
-    return _known(_gaps(record, is_ok(record) & single))
+    single = column(record, "num_chunks") == column(record, "output_len")
+    return _of_known(_gaps(record, is_ok(record) & single))
 
 
-def _gaps(record: RunRecord, of: np.ndarray) -> Floats:
+def _gaps(record: RunRecord, of: Mask) -> Floats:
     owner = np.asarray(record.tables[CHUNKS]["request_id"], dtype=np.int64)
-    arrived = floats(record.tables[CHUNKS]["arrived_s"])
+    arrived = column(record, "arrived_s", CHUNKS)
     # Requests are numbered by their rows, and pieces are in their order.
     together = (owner[1:] == owner[:-1]) & of[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
     return np.diff(arrived)[together] if owner.size else arrived
@@ -96,29 +95,25 @@ def requested_rate(record: RunRecord) -> float | None:
 @metric("requests/s", "(first turns - 1) / span of their due times", _FEW)
 def due_rate(record: RunRecord) -> float | None:
     """The rate of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
-    return _rate(floats(record.requests["arrival_s"])[_first_turns(record)])
+    return _rate(column(record, "arrival_s")[mask(record, "turn", 0)])
 
 
 @metric("requests/s", "(first turns - 1) / span of their sending", _FEW)
 def achieved_rate(record: RunRecord) -> float | None:
-    return _rate(sent_s(record)[_first_turns(record)])
-
-
-def _first_turns(record: RunRecord) -> np.ndarray:
-    return np.asarray(record.requests["turn"]) == 0
+    return _rate(sent_s(record)[mask(record, "turn", 0)])
 
 
 def _rate(times: Floats) -> float | None:
-    times = times[~np.isnan(times)]
+    times = known(times)
     span = float(times.max() - times.min()) if times.size > 1 else 0.0
     return (times.size - 1) / span if span > 0 else None
 
 
 @metric("requests", "most under way at once")
 def peak_concurrency(record: RunRecord) -> int:
-    begun, ended = sent_s(record), floats(record.requests["finished_s"])
-    known = ~np.isnan(begun) & ~np.isnan(ended)
-    events = sorted([(t, 1) for t in begun[known].tolist()] + [(t, -1) for t in ended[known].tolist()])
+    begun, ended = sent_s(record), column(record, "finished_s")
+    was_served = ~np.isnan(begun) & ~np.isnan(ended)
+    events = sorted([(t, 1) for t in begun[was_served].tolist()] + [(t, -1) for t in ended[was_served].tolist()])
     return int(np.cumsum([step for _, step in events]).max()) if events else 0
 
 
@@ -128,11 +123,10 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     limits: dict[str, float] = record.facts.get("goodput", {})
     if not limits:
         return {}
-    table = record.requests
-    arrival = floats(table["arrival_s"])
+    arrival = column(record, "arrival_s")
     times = {
-        "ttft": floats(table["first_output_s"]) - arrival,
-        "e2el": floats(table["finished_s"]) - arrival,
+        "ttft": column(record, "first_output_s") - arrival,
+        "e2el": column(record, "finished_s") - arrival,
         "tpot": _times_per_token(record),
     }
     good = is_ok(record)
@@ -142,18 +136,18 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     return {"limits_s": limits, **told_of_good(record, good)}
 
 
-def _known(times: Floats) -> dict[str, Any]:
-    return distribution(times[~np.isnan(times)])
+def _of_known(times: Floats) -> dict[str, Any]:
+    return distribution(known(times))
 
 
 @metric("tokens", "distribution of prompt_len over ok requests", "no ok request")
 def input_len(record: RunRecord) -> dict[str, Any]:
-    return distribution(floats(record.requests["prompt_len"])[is_ok(record)])
+    return distribution(column(record, "prompt_len")[is_ok(record)])
 
 
 @metric("tokens", "distribution of output_len over ok requests", "no ok request")
 def output_len(record: RunRecord) -> dict[str, Any]:
-    return distribution(floats(record.requests["output_len"])[is_ok(record)])
+    return distribution(column(record, "output_len")[is_ok(record)])
 
 
 @metric("tokens", "sum of prompt_len over ok requests")
@@ -172,8 +166,8 @@ def enough_requests(record: RunRecord) -> Iterator[str]:
 
 def submissions(record: RunRecord) -> Iterator[str]:
     """The wait for a place is shown apart, and is not the harness's."""
-    queue = np.nan_to_num(floats(record.requests["client_queue_s"]))
-    yield from late_submissions(record, floats(record.requests["arrival_s"]) + queue)
+    queue = np.nan_to_num(column(record, "client_queue_s"))
+    yield from late_submissions(record, column(record, "arrival_s") + queue)
 
 
 def rate_was_kept(record: RunRecord) -> Iterator[str]:
@@ -238,8 +232,7 @@ def no_drift(record: RunRecord) -> Iterator[str]:
     """Looks at runs with a rate: what comes all at once waits as long as it must."""
     if record.facts.get("requested_rate") is None:
         return
-    ttft = floats(record.requests["first_output_s"]) - floats(record.requests["arrival_s"])
-    ttft = ttft[~np.isnan(ttft)]
+    ttft = known(column(record, "first_output_s") - column(record, "arrival_s"))
     quarter = ttft.size // 4
     if quarter < MIN_REQUESTS // 2:
         return

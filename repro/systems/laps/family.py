@@ -14,13 +14,12 @@ from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from engines.ar.metrics import Floats
 from engines.ar.record import rows_of
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
-from repro.runs.metrics import Metric, column, distribution, known, metric
+from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.simulated import request_table
 
@@ -89,7 +88,6 @@ def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
     }
 
 
-_Mask = npt.NDArray[np.bool_]
 BUCKETS: tuple[tuple[str, int, float], ...] = (
     ("1-63", 1, 64),
     ("64-255", 64, 256),
@@ -105,26 +103,18 @@ _NO_TURN = "per entry: no turn that has it; pQ below 100 / (100 - Q) of them"
 # ---- metrics ----------------------------------------------------------------------------------------------
 
 
-def mask(record: RunRecord, name: str, value: object = True) -> _Mask:
-    """Where a column of the requests has this value."""
-    kept: dict[tuple[str, object], _Mask] = vars(record).setdefault("_masks", {})
-    if (name, value) not in kept:
-        kept[name, value] = np.array([each == value for each in record.requests[name]], dtype=np.bool_)
-    return kept[name, value]
-
-
-def counted(record: RunRecord, length_class: str | None = None) -> _Mask:
+def counted(record: RunRecord, length_class: str | None = None) -> Mask:
     """The turns that count, or those of a class."""
     found = mask(record, "counted")
     return found if length_class is None else found & mask(record, "length_class", length_class)
 
 
-def ttft_of(record: RunRecord, chosen: _Mask) -> Floats:
+def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
     """TTFT of the finished ones of these."""
     return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
 
 
-def violations(record: RunRecord, chosen: _Mask) -> float | None:
+def violations(record: RunRecord, chosen: Mask) -> float | None:
     late = mask(record, "violated")[chosen]
     return float(late.mean()) if late.size else None
 

@@ -7,7 +7,7 @@ from support.records import record_of, requests_table, stats
 
 from engines.errors import UserError
 from repro.runs.family import Family
-from repro.runs.metrics import METRICS, distribution, goodput, request_times
+from repro.runs.metrics import METRICS, column, distribution, goodput, is_ok, request_times
 from repro.runs.record import REQUEST_COLUMNS, RunRecord
 from repro.systems.dllm.family import DLLM
 
@@ -90,3 +90,16 @@ def test_metrics_of_every_run_need_no_table_but_its_requests():
     record = RunRecord(tables={"requests": {column.name: table[column.name] for column in REQUEST_COLUMNS}})
     assert ANY.summarize(record).keys() == {metric.name for metric in METRICS}
     assert ANY.summarize(record)["throughput_tok_s"] == 2.0
+
+
+def test_a_column_is_made_once_and_again_for_a_record_with_another():
+    record = record_of(requests_table((0.0, 0.0, 1.0, 2.0, 8, "ok"), (1.0, 1.0, 2.0, 4.0, 8, "ok")))
+    assert column(record, "arrival_s") is column(record, "arrival_s")
+    assert is_ok(record) is is_ok(record)
+    for array in (column(record, "finished_s"), is_ok(record)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    other = record.with_columns("requests", arrival_s=[0.0, 3.0], status=["ok", "failed"])
+    assert column(other, "arrival_s").tolist() == [0.0, 3.0]
+    assert is_ok(other).tolist() == [True, False]
+    assert column(record, "arrival_s").tolist() == [0.0, 1.0]

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from repro.runs.family import Family, late_submissions
-from repro.runs.metrics import floats
 from repro.runs.record import RunRecord, Table
 
 REQUESTS: Table = {
@@ -72,8 +72,8 @@ def test_a_submission_may_be_as_late_as_one_per_cent_of_the_mean_latency():
 
 def test_lateness_counts_from_when_a_submission_was_possible():
     late = record(submit_lag_s=[0.0, 0.5])
-    assert list(late_submissions(late, floats([0.0, 1.5]))) == []
-    assert len(list(late_submissions(late, floats([0.0, 1.4])))) == 1
+    assert list(late_submissions(late, np.array([0.0, 1.5]))) == []
+    assert len(list(late_submissions(late, np.array([0.0, 1.4])))) == 1
 
 
 def test_what_was_never_submitted_is_not_late():
