@@ -1,0 +1,346 @@
+"""Holds simulated step times against AIConfigurator's own estimates: python benchmarks/silicon_peer.py --help
+
+AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang and TensorRT-LLM of kernels that it measured. Its estimates for
+our models are in silicon_peer.csv; --again makes them anew with the package. It knows causal models alone: a refresh of
+LLaDA-8B is held against a prefill of its layers. Its estimates hold no overhead of a step; what ours add is shown with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import importlib.metadata
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from common import Rows, parser_of, run, shown, table
+
+from engines.ar.cost import PHYSICAL, WorkerCost
+from engines.errors import UserError, require
+from engines.hardware.catalogue import gpu
+from engines.hardware.roofline import Roofline, StepWork
+from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
+from engines.policies.step import Chunk
+from repro.systems.calibration import load_calibration
+
+PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
+SYSTEMS = {"l40s": "l40s", "a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm"}
+"""The package's names of our cards."""
+FRAMEWORKS = ("vllm", "sglang", "trtllm")
+ESTIMATES = Path(__file__).with_name("silicon_peer.csv")
+MODELS = tuple(shape.name for shape in SHAPES if shape.name != "Dream-7B")
+"""Dream-7B has the layers of Qwen2.5-7B."""
+DEGREES = (1, 2, 4, 8)
+WEIGHTS_SHARE = 0.9
+"""A model is held at degrees at which its weights fit in so much of the memory."""
+
+
+class Point(NamedTuple):
+    card: str
+    model: str
+    degree: int
+    phase: str
+    """prefill, decode or refresh."""
+    batch: int
+    tokens: int
+    """New tokens of each sequence."""
+    history: int
+    """Tokens of each sequence whose K/V exist."""
+
+
+Estimates = dict[Point, dict[str, float]]
+"""Milliseconds by framework."""
+
+
+def points_of(card: str, shape: ModelShape) -> Iterator[Point]:
+    degrees = [n for n in DEGREES if shape.n_heads % n == shape.n_kv_heads % n == 0]
+    if shape == LLADA_8B:
+        for batch in (1, 8):
+            for power in range(5, 13):
+                yield Point(card, shape.name, 1, "refresh", batch, 2**power, 0)
+        return
+    for degree in degrees:
+        if shape.weight_bytes > WEIGHTS_SHARE * degree * gpu(card).memory_bytes:
+            continue
+        for history in (0, 4096):
+            for power in range(7, 14):
+                yield Point(card, shape.name, degree, "prefill", 1, 2**power, history)
+        for context in (1024, 4096):
+            for power in range(9):
+                yield Point(card, shape.name, degree, "decode", 2**power, 1, context)
+
+
+# -- their estimates ----------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Estimates:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(line for line in file if not line.startswith("#")))
+    require(
+        rows[0] == [*Point._fields, *FRAMEWORKS], f"estimates={path}: columns are {rows[0]}: write them with --again"
+    )
+    found = {}
+    for card, model, degree, phase, batch, tokens, history, *times in rows[1:]:
+        point = Point(card, model, int(degree), phase, int(batch), int(tokens), int(history))
+        found[point] = {name: float(ms) for name, ms in zip(FRAMEWORKS, times, strict=True)}
+    return found
+
+
+def write(path: Path, estimates: Estimates) -> None:
+    """Whole or not at all."""
+    temporary = path.with_suffix(".partial")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        file.write(
+            f"# Milliseconds of a step as {PACKAGE} {VERSION} estimates it with three frameworks' kernels, made by "
+            "benchmarks/silicon_peer.py --again.\n# From data under Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & "
+            "AFFILIATES.\n"
+        )
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow([*Point._fields, *FRAMEWORKS])
+        rows.writerows([*point, *(f"{times[name]:.4g}" for name in FRAMEWORKS)] for point, times in estimates.items())
+    temporary.rename(path)
+
+
+def made_again(points: Iterable[Point]) -> Estimates:
+    engine = _engine()
+    found: Estimates = {}
+    handles: dict[tuple[str, ...], Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for point in points:
+            shape, degree = model_shape(point.model), point.degree
+            home = Path(folder, shape.name)
+            if not home.exists():
+                home.mkdir()
+                (home / "config.json").write_text(json.dumps(config_of(shape)), encoding="utf-8")
+            split = {"moe_tp_size": degree, "moe_ep_size": 1} if shape.num_experts > 1 else {}
+            for framework in FRAMEWORKS:
+                key = point.card, point.model, str(degree), framework
+                if key not in handles:
+                    handles[key] = engine.compile(str(home), SYSTEMS[point.card], framework, tp_size=degree, **split)
+                found.setdefault(point, {})[framework] = estimate_ms(handles[key], point)
+    return found
+
+
+def _engine() -> Any:
+    remedy = f"pip install {PACKAGE}=={VERSION} (80 MB, Linux x86-64)"
+    try:
+        module = importlib.import_module("aiconfigurator_core.sdk.engine")
+        found = importlib.metadata.version(PACKAGE)
+    except ImportError as error:
+        raise UserError(f"--again needs {PACKAGE}, which is not installed: {remedy}") from error
+    require(found == VERSION, f"--again needs {PACKAGE} {VERSION}, and {found} is installed: {remedy}")
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # of tables that none of our models reads
+    return module.EngineHandle
+
+
+def estimate_ms(handle: Any, point: Point) -> float:
+    """A compiled engine's estimate; its prompts hold the history, and it decodes the token behind them."""
+    is_decode = point.phase == "decode"
+    prefill_ms, decode_ms, _ = handle.run_static(
+        batch_size=point.batch,
+        isl=point.history + (0 if is_decode else point.tokens),
+        osl=2,
+        prefix=0 if is_decode else point.history,
+        mode="static_gen" if is_decode else "static_ctx",
+    )
+    return decode_ms if is_decode else prefill_ms
+
+
+def config_of(shape: ModelShape) -> dict[str, Any]:
+    """What the package reads of a checkpoint. It knows families by their architecture: a norm of queries and keys is Qwen3's."""
+    family = "Llama"
+    if shape.num_experts > 1:
+        family = "Mixtral"
+    elif shape.qk_norm:
+        family = "Qwen3"
+    elif shape.qkv_bias:
+        family = "Qwen2"
+    experts = {"num_local_experts": shape.num_experts, "num_experts_per_tok": shape.experts_per_token}
+    return {
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
+        "hidden_size": shape.d_model,
+        "intermediate_size": shape.mlp_hidden,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_rows,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": shape.tied,
+        **(experts if shape.num_experts > 1 else {}),
+    }
+
+
+# -- our costs ----------------------------------------------------------------------------------------------
+
+Cost = Callable[[Point, str], float | None]
+"""Our milliseconds of a point with a framework's kernels; None where the cost has no constants for the card."""
+
+
+def roofline_ms(point: Point, framework: str) -> float | None:
+    """``physical`` constants, or those fitted on the paper for a refresh; the same whatever the kernels."""
+    shape, card = model_shape(point.model), gpu(point.card)
+    if point.phase == "refresh":
+        calibration = load_calibration(point.card)
+        if not calibration.fitted_on:
+            return None
+        return 1e3 * Roofline(shape, card, calibration).step_time(refresh_work(point)).total_s
+    return 1e3 * _step_s(WorkerCost(shape, card, point.degree, PHYSICAL), point)
+
+
+def _step_s(cost: Any, point: Point) -> float:
+    if point.phase == "decode":
+        return cost.step_s([], point.batch, point.batch * point.history)
+    return cost.step_s([Chunk(point.history, point.tokens)] * point.batch, 0, 0)
+
+
+def refresh_work(point: Point) -> StepWork:
+    """All tokens anew, of which the head sees one row a sequence as it does in a prefill."""
+    rows = point.batch * point.tokens
+    return StepWork(
+        query_rows=rows,
+        attention_pairs=rows * point.tokens,
+        logit_rows=point.batch,
+        kv_read_rows=rows,
+        kv_written_rows=rows,
+        num_sequences=point.batch,
+    )
+
+
+COSTS: Mapping[str, tuple[Cost, bool]] = {"roofline": (roofline_ms, False)}
+"""Each with whether it is held against every framework; else against their median."""
+
+
+# -- ratios -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    cost: str
+    card: str
+    model: str
+    degree: int
+    phase: str
+    batch: int
+    tokens: int
+    history: int
+    framework: str
+    ours_ms: float
+    theirs_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours_ms / self.theirs_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    cost: str = shown("cost")
+    card: str = shown("card")
+    phase: str = shown("phase")
+    by: str = shown("by")
+    points: int = shown("points")
+    median: float = shown("median", ".3f")
+    off: float = shown("off %", ".1f", 100)
+    """Median distance of a ratio from 1."""
+    beyond: int = shown("beyond 20 %")
+    lowest: float = shown("lowest", ".3f")
+    lowest_at: str = shown("at")
+    highest: float = shown("highest", ".3f")
+    highest_at: str = shown("at")
+
+
+def ratios(estimates: Estimates, costs: Iterable[str]) -> list[Ratio]:
+    found = []
+    for name in costs:
+        cost, has_kernels = COSTS[name]
+        for point, times in estimates.items():
+            against = times if has_kernels else {"median": median(times.values())}
+            for framework, theirs_ms in against.items():
+                ours_ms = cost(point, framework)
+                if ours_ms is not None:
+                    told = {"cost": name, "framework": framework, "ours_ms": ours_ms, "theirs_ms": theirs_ms}
+                    found.append(Ratio(**told, **point._asdict()))
+    return found
+
+
+def grouped(found: Iterable[Ratio], by: Sequence[str] = ()) -> list[Group]:
+    groups: dict[tuple[str, ...], list[Ratio]] = {}
+    for each in found:
+        groups.setdefault((each.cost, each.card, each.phase, *(getattr(each, name) for name in by)), []).append(each)
+    rows = []
+    for (cost, card, phase, *values), members in groups.items():
+        values_of = [each.ratio for each in members]
+        low, high = (pick(members, key=lambda each: each.ratio) for pick in (min, max))
+        rows.append(
+            Group(
+                cost=cost,
+                card=card,
+                phase=phase,
+                by=" ".join(map(str, values)) or "all",
+                points=len(members),
+                median=median(values_of),
+                off=median(abs(value - 1) for value in values_of),
+                beyond=sum(abs(value - 1) > 0.2 for value in values_of),
+                lowest=low.ratio,
+                lowest_at=_place(low),
+                highest=high.ratio,
+                highest_at=_place(high),
+            )
+        )
+    return rows
+
+
+def _place(one: Ratio) -> str:
+    """A point in a word: model, framework, degree, batch x tokens over history."""
+    work = f"{one.batch}x{one.history}" if one.phase == "decode" else f"{one.batch}x{one.tokens}+{one.history}"
+    return f"{one.model}/{one.framework}/tp{one.degree}/{work}"
+
+
+def main() -> None:
+    options = _options()
+    asked = {point for card in options.cards for name in options.models for point in points_of(card, model_shape(name))}
+    if options.again:
+        # In the order of the file.
+        every = (p for card in SYSTEMS for name in MODELS for p in points_of(card, model_shape(name)) if p in asked)
+        estimates = made_again(every)
+        write(options.estimates, estimates)
+    else:
+        estimates = {point: times for point, times in read(options.estimates).items() if point in asked}
+    require(bool(estimates), f"estimates={options.estimates} hold none of these cards and models: add --again")
+    found = ratios(estimates, options.costs)
+    print(table(grouped(found, options.by)))
+    rows = Rows(options.json, {"package": PACKAGE, "version": VERSION})
+    rows.rows = [{**vars(each), "ratio": each.ratio} for each in found]
+    rows.save()
+
+
+def _options() -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("--cards", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--costs", nargs="+", default=list(COSTS), choices=COSTS)
+    columns = ("model", "degree", "batch", "tokens", "history", "framework")
+    parser.add_argument(
+        "--by", nargs="+", default=[], choices=columns, help="a line for each, besides cost, card and phase"
+    )
+    parser.add_argument("--estimates", type=Path, default=ESTIMATES, help="the file read, or written by --again")
+    parser.add_argument(
+        "--again", action="store_true", help=f"make the estimates with {PACKAGE} {VERSION} first, a minute"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,158 @@
+"""Estimates of another tool are asked for in its own terms, kept whole, and held against ours by ratios."""
+
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+import silicon_peer
+from silicon_peer import ESTIMATES, FRAMEWORKS, MODELS, VERSION, Point, Ratio
+
+from engines.errors import UserError
+from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
+
+PREFILL = Point("h200", "Qwen3-32B", 2, "prefill", 1, 128, 4096)
+DECODE = Point("h200", "Mixtral-8x7B", 4, "decode", 16, 1, 1024)
+
+
+class Engine:
+    """Answers with what it was asked: 1 ms a token of the prompts, 1,000 ms a decoding sequence, by a framework's own factor."""
+
+    asked: list[object] = []
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    @classmethod
+    def compile(cls, folder: str, system: str, framework: str, **degrees: int) -> "Engine":
+        cls.asked.append((folder.rsplit("/", 1)[1], system, framework, degrees))
+        return cls(1 + FRAMEWORKS.index(framework))
+
+    def run_static(self, *, batch_size: int, isl: int, osl: int, prefix: int, mode: str) -> tuple[float, float, float]:
+        assert osl == 2
+        assert prefix < isl
+        prefill = self.factor * batch_size * (isl - prefix) if mode == "static_ctx" else 0.0
+        decode = self.factor * 1000.0 * batch_size + isl if mode == "static_gen" else 0.0
+        return prefill, decode, prefill + decode
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    Engine.asked = []
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", SimpleNamespace(EngineHandle=Engine))
+    monkeypatch.setattr(metadata, "version", lambda name: VERSION)
+
+
+def test_a_history_is_part_of_their_prompt_and_none_of_its_work(installed):
+    found = silicon_peer.made_again([PREFILL, PREFILL._replace(tokens=256), DECODE])
+    assert found[PREFILL] == {"vllm": 128, "sglang": 256, "trtllm": 384}
+    assert found[PREFILL._replace(tokens=256)]["vllm"] == 256
+    assert found[DECODE] == {"vllm": 17024, "sglang": 33024, "trtllm": 49024}
+    # An engine is compiled once; experts are split as attention is.
+    assert Engine.asked == [("Qwen3-32B", "h200_sxm", framework, {"tp_size": 2}) for framework in FRAMEWORKS] + [
+        ("Mixtral-8x7B", "h200_sxm", framework, {"tp_size": 4, "moe_tp_size": 4, "moe_ep_size": 1})
+        for framework in FRAMEWORKS
+    ]
+
+
+def test_a_missing_package_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    with pytest.raises(UserError, match=r"^--again needs aiconfigurator-core, which is not installed: pip install "):
+        silicon_peer.made_again([PREFILL])
+
+
+def test_another_release_is_refused(installed, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "0.11.0")
+    with pytest.raises(UserError, match=r"needs aiconfigurator-core 0\.12\.0, and 0\.11\.0 is installed: pip install "):
+        silicon_peer.made_again([PREFILL])
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "estimates.csv"
+    estimates = {PREFILL: dict.fromkeys(FRAMEWORKS, 12.34), DECODE: {"vllm": 1.0, "sglang": 0.5, "trtllm": 1234.0}}
+    silicon_peer.write(path, estimates)
+    assert silicon_peer.read(path) == estimates
+    path.write_text(path.read_text().replace("sglang", "sgl"))
+    with pytest.raises(UserError, match=r"columns are .*: write them with --again"):
+        silicon_peer.read(path)
+
+
+def test_the_committed_estimates_are_of_all_points_and_say_whose_they_are():
+    head = ESTIMATES.read_text()[:400]
+    assert f"aiconfigurator-core {VERSION}" in head
+    assert "Apache-2.0" in head
+    found = silicon_peer.read(ESTIMATES)
+    assert list(found) == [
+        point
+        for card in silicon_peer.SYSTEMS
+        for name in MODELS
+        for point in silicon_peer.points_of(card, model_shape(name))
+    ]
+    # As their command line prints them.
+    assert found[Point("h200", "Qwen3-32B", 1, "prefill", 1, 2048, 0)]["sglang"] == 196.6
+    refresh = found[Point("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0)]
+    assert refresh == pytest.approx({"vllm": 40.1, "sglang": 43.9, "trtllm": 42.7}, abs=0.05)
+
+
+def test_models_are_held_at_degrees_at_which_they_fit():
+    degrees = {point.degree for point in silicon_peer.points_of("l40s", QWEN3_32B)}  # 65.5 GB of weights, 48 a card
+    assert degrees == {2, 4, 8}
+    assert {point.degree for point in silicon_peer.points_of("l40s", QWEN2_5_7B)} == {1, 2, 4}  # 4 K/V heads
+
+
+def test_a_checkpoint_is_told_in_the_words_of_its_family():
+    mixtral, qwen3 = silicon_peer.config_of(MIXTRAL_8X7B), silicon_peer.config_of(QWEN3_32B)
+    assert (mixtral["architectures"], mixtral["num_local_experts"], mixtral["num_experts_per_tok"]) == (
+        ["MixtralForCausalLM"],
+        8,
+        2,
+    )
+    assert (qwen3["architectures"], qwen3["num_attention_heads"] * qwen3["head_dim"]) == (["Qwen3ForCausalLM"], 8192)
+    assert "num_local_experts" not in qwen3
+    assert silicon_peer.config_of(QWEN2_5_7B)["architectures"] == ["Qwen2ForCausalLM"]
+
+
+def test_a_decode_by_the_roofline_streams_weights_and_context():
+    point = Point("h200", "Qwen2.5-7B", 1, "decode", 1, 1, 1024)
+    layers = 28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944 + 2 * 3584 + 3584 + 2 * 512) + 3584
+    moved = 2 * (layers + 152064 * 3584 + 2 * 152064 + 28 * 2 * 512 * (1024 + 1))
+    assert silicon_peer.roofline_ms(point, "any") == pytest.approx(2 + 1e3 * moved / (0.8 * 4.8e12), rel=1e-12)
+
+
+def test_a_refresh_attends_both_ways():
+    work = silicon_peer.refresh_work(Point("l40s", "LLaDA-8B", 1, "refresh", 8, 512, 0))
+    assert (work.query_rows, work.attention_pairs, work.logit_rows) == (4096, 8 * 512**2, 8)
+    fitted = silicon_peer.roofline_ms(Point("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any")
+    assert fitted == pytest.approx(75.4, abs=0.1)
+    assert silicon_peer.roofline_ms(Point("h200", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any") is None
+
+
+def ratio(tokens: int, ours_ms: float, theirs_ms: float = 10.0) -> Ratio:
+    point = PREFILL._replace(tokens=tokens)._asdict()
+    return Ratio(**point, cost="ours", framework="vllm", ours_ms=ours_ms, theirs_ms=theirs_ms)
+
+
+def test_a_group_tells_its_middle_its_spread_and_its_ends():
+    found = [ratio(128, 7.9), ratio(256, 10.4), ratio(512, 11.0), ratio(1024, 12.1), ratio(2048, 20.0, 20.0)]
+    (group,) = silicon_peer.grouped(found)
+    assert (group.points, group.median, group.beyond) == (5, 1.04, 2)
+    assert group.off == pytest.approx(0.1)
+    assert (group.lowest, group.lowest_at) == (0.79, "Qwen3-32B/vllm/tp2/1x128+4096")
+    assert (group.highest, group.highest_at) == (1.21, "Qwen3-32B/vllm/tp2/1x1024+4096")
+    assert [each.by for each in silicon_peer.grouped(found, ["tokens", "degree"])] == [
+        f"{tokens} 2" for tokens in (128, 256, 512, 1024, 2048)
+    ]
+
+
+def test_a_cost_of_one_answer_is_held_against_the_median(monkeypatch):
+    costs = {"one": (lambda point, framework: 30.0, False), "each": (lambda point, framework: len(framework), True)}
+    monkeypatch.setattr(silicon_peer, "COSTS", costs)
+    found = silicon_peer.ratios({PREFILL: {"vllm": 1.0, "sglang": 10.0, "trtllm": 20.0}}, ["one", "each"])
+    assert [(each.framework, each.ratio) for each in found] == [
+        ("median", 3.0),
+        ("vllm", 4.0),
+        ("sglang", 0.6),
+        ("trtllm", 0.3),
+    ]
