@@ -195,10 +195,13 @@ def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) 
     return None
 
 
-def no_local_file(card: Card, data_dir: Path | None) -> UserError:
+def local_file(card: Card, files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File]:
+    """Does as ``find_local`` with the card's ``files``; where there is none, says what could be done."""
+    if (found := find_local(files, named, data_dir)) is not None:
+        return found
     directory = find_data_dir(data_dir)
-    accepted = ", ".join(entry.path for entry in card.local) or "none"
-    return UserError(
+    accepted = ", ".join(entry.path for entry in files) or "none"
+    raise UserError(
         f"source='local': no file for dataset {card.name!r} in "
         f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
         f"with one of {accepted}, or name a file (--dataset-path, dataset_path)"

@@ -21,7 +21,7 @@ from engines.errors import UserError, require
 from engines.knobs import Range
 from engines.strict_json import DECODER
 from repro.paths import DATASETS
-from repro.workloads.card import Card, Local, LocalFile, Origin, Part, find_local, known_cards, load, no_local_file
+from repro.workloads.card import Card, Local, LocalFile, Origin, Part, find_local, known_cards, load, local_file
 from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_statistics
 from repro.workloads.knobs import SourceKind
 from repro.workloads.rows import Row, first_line, json_rows
@@ -263,12 +263,11 @@ def _local_file(
             f"dataset_path={dataset_path!r} has no effect with source={kind!r}: use 'local' or leave it out",
         )
         return None
-    found = find_local(card.local, dataset_path, data_dir)
-    if found is None:
-        if kind == "local":
-            raise no_local_file(card, data_dir)
-        return None
-    return found, found.entry or _entry_for(card, found.paths[0])
+    if kind == "local":
+        found: Local[PromptFile] | None = local_file(card, card.local, dataset_path, data_dir)
+    else:
+        found = find_local(card.local, dataset_path, data_dir)
+    return None if found is None else (found, found.entry or _entry_for(card, found.paths[0]))
 
 
 def _entry_for(card: DatasetCard, path: Path) -> PromptFile:

@@ -22,17 +22,7 @@ from engines.errors import require
 from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
-from repro.workloads.card import (
-    Origin,
-    Part,
-    Provenance,
-    SourcedCard,
-    checksum,
-    find_local,
-    known_cards,
-    load,
-    no_local_file,
-)
+from repro.workloads.card import Origin, Part, Provenance, SourcedCard, checksum, known_cards, load, local_file
 from repro.workloads.conversations.chats import Chat, read_chats
 from repro.workloads.draws import (
     NORMAL,
@@ -106,10 +96,10 @@ def known_conversation_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 @cache
 def load_conversation_card(name: str, cards_dir: Path = CARDS_DIR) -> ConversationCard:
     card = load(ConversationCard, name, cards_dir, unknown=f"dataset={name!r} is no set of conversations")
-    for name, part in (("first", card.first), ("later", card.later)):
+    for which, part in (("first", card.first), ("later", card.later)):
         require(
             part.short_share + part.long_share < 1,
-            f"{card.name}.yaml: {name}: short_share={part.short_share}, long_share={part.long_share}: their sum must be below 1",
+            f"{card.name}.yaml: {which}: short_share={part.short_share}, long_share={part.long_share}: their sum must be below 1",
         )
     return card
 
@@ -162,14 +152,17 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
     require(low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}: exchange them")
     band = ""
     if config.is_banded:
-        band = f", prompts of {config.low or 1} to {config.high or 'any number of'} tokens alone"
+        band = f", prompts of {low} to {config.high or 'any number of'} tokens alone"
     if config.source == "local":
         held, origin = _held(card, config, data_dir)
         chats = _sampled(card, held, config)
         description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
         description += repeats(sum(map(len, chats)), sum(map(len, held)), "turn")
     else:
-        require(config.path is None, f"path={config.path!r} has no effect with source='embedded'")
+        require(
+            config.path is None,
+            f"dataset_path={config.path!r} has no effect with dataset_source='embedded': leave one of them out",
+        )
         chats = _drawn(card, config)
         description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
         origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)
@@ -250,7 +243,10 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
     high = card.bounds.high if config.high is None else config.high
     # A length that rounds to less than n is below n - 0.5.
     bottom, top = (NORMAL.cdf((math.log(n - 0.5) - spread.mu) / spread.sigma) for n in (low, 1 + high))
-    require(top - bottom > 1e-6, f"low={config.low}, high={config.high}: {card.name} has no such prompts")
+    require(
+        top - bottom > 1e-6,
+        f"min_tokens={config.low}, max_tokens={config.high}: {card.name} has no such prompts, ask for other lengths",
+    )
     return bottom, top
 
 
@@ -259,14 +255,15 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> tuple[tuple[Chat, ...], Origin]:
     """Reads the conversations of a file, or its prompts within the band alone."""
-    found = find_local(card.local, config.path, data_dir)
-    if found is None:
-        raise no_local_file(card, data_dir)
+    found = local_file(card, card.local, config.path, data_dir)
     held = read_chats(found.paths)
     if config.is_banded:
         low, high = config.band
         held = tuple((turn,) for chat in held for turn in chat if low <= turn.prefill_tokens <= high)
-        require(bool(held), f"low={config.low}, high={config.high}: the file of {card.name} has no such prompts")
+        require(
+            bool(held),
+            f"min_tokens={config.low}, max_tokens={config.high}: the file of {card.name} has no such prompts, ask for other lengths",
+        )
     return held, replace(found.origin, location=", ".join(path.name for path in found.paths))
 
 

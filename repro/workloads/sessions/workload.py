@@ -31,10 +31,9 @@ from repro.workloads.card import (
     Provenance,
     SourcedCard,
     checksum,
-    find_local,
     known_cards,
     load,
-    no_local_file,
+    local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
 from repro.workloads.sessions.traces import (
@@ -183,7 +182,10 @@ def build_sessions(
         description += repeats(len(recorded), len(held), "session")
         rounds = np.array([len(session.rounds) for session in recorded], dtype=np.int64)
     else:
-        require(config.trace_path is None, f"trace_path={config.trace_path!r} has no effect with source='embedded'")
+        require(
+            config.trace_path is None,
+            f"dataset_path={config.trace_path!r} has no effect with dataset_source='embedded': leave one of them out",
+        )
         require(config.meets_totals, "meets_totals=False has no effect with source='embedded': it always meets them")
         origin = Origin(source="embedded", location=f"datasets/sessions/{card.name}.yaml", revision=None)
         unit = "session" if totals.counted == "per_session" else "round"
@@ -217,9 +219,7 @@ def build_sessions(
 def _held(
     card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None
 ) -> tuple[tuple[RecordedSession, ...], Origin]:
-    found = find_local(card.local, config.trace_path, data_dir)
-    if found is None:
-        raise no_local_file(card, data_dir)
+    found = local_file(card, card.local, config.trace_path, data_dir)
     return read_sessions(found.paths[0], None if found.entry is None else found.entry.format), found.origin
 
 

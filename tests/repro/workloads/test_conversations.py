@@ -247,11 +247,11 @@ def test_real_first_prompts_have_the_share_the_card_quotes():
         ({"seed": -1}, "seed=-1"),
         ({"think_s": -1.0}, "think_s"),
         ({"source": "hub"}, "source='hub'"),
-        ({"path": "x.jsonl"}, "has no effect with source='embedded'"),
+        ({"path": "x.jsonl"}, "dataset_path='x.jsonl' has no effect with dataset_source='embedded': leave one"),
         ({"dataset": "dureader"}, "dataset='dureader' is no set of conversations: use one of lmsys-chat-1m"),
         ({"low": 9, "high": 3}, "min_tokens=9 is more than max_tokens=3"),
         ({"low": 0}, "low=0 must be at least 1"),
-        ({"low": 10**6}, "has no such prompts"),
+        ({"low": 10**6}, "min_tokens=1000000, max_tokens=None: lmsys-chat-1m has no such prompts"),
     ],
 )
 def test_nonsense_is_refused(change, message):

@@ -364,7 +364,7 @@ def test_same_seed_same_sessions():
         ({"delay_mean_s": 1.1e6}, "delay_mean_s=1100000.0 is more than 1,000,000"),
         ({"delay_mean_s": float("nan")}, "delay_mean_s=nan must be a finite number"),
         ({"source": "hub"}, "source='hub'"),
-        ({"trace_path": "x.jsonl"}, "has no effect with source='embedded'"),
+        ({"trace_path": "x.jsonl"}, "dataset_path='x.jsonl' has no effect with dataset_source='embedded': leave one"),
         ({"meets_totals": False}, "has no effect with source='embedded'"),
         ({"trace": "nothing"}, "trace='nothing' is unknown: use one of dureader, gaia"),
         ({"arrivals": ArrivalConfig(kind="trace")}, "needs a local file with an arrival_s"),
