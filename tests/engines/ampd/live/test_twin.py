@@ -7,15 +7,31 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, TokenEstimator, links, serve, session, simulation
 
-from engines.ampd.live.profile import _fitted
+from engines.ampd.live.profile import LiveProfile, _fitted
 from engines.ampd.live.twin import simulate_live
 from engines.ar.metrics import observe
+from engines.ar.record import ClusterRun
 from engines.ar.session import Session
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
 from engines.policies.task import PrefillQueue
 
 COST = LinearCost(token_s=1e-3, decode_s=10e-3, slope_s=1e-5)
 KV = links(2e-5, latency_s=3e-3)
+
+
+def twin_of(profile: LiveProfile, sessions: list[Session], *, num: int) -> ClusterRun:
+    """``num`` homes and as many prefill workers."""
+    return simulate_live(
+        profile,
+        sessions,
+        num_homes=num,
+        num_prefills=num,
+        binder=LeastKvMemory(),
+        router=RemoteOnly(),
+        estimator=TokenEstimator(),
+        make_queue=PrefillQueue,
+        kv_capacity=10**9,
+    )
 
 
 def test_twin_of_a_known_cluster_is_that_cluster():
@@ -42,34 +58,12 @@ def test_twin_of_a_known_cluster_is_that_cluster():
     ]
     built = simulation(homes=2, prefills=2, cost=COST, router=RemoteOnly(), kv_links=KV, estimator=TokenEstimator())
     truth = observe(serve(built, *sessions))
-    twin = observe(
-        simulate_live(
-            profile,
-            sessions,
-            num_homes=2,
-            num_prefills=2,
-            binder=LeastKvMemory(),
-            router=RemoteOnly(),
-            estimator=TokenEstimator(),
-            make_queue=PrefillQueue,
-            kv_capacity=10**9,
-        )
-    )
+    twin = observe(twin_of(profile, sessions, num=2))
     np.testing.assert_allclose(twin.ttft_s, truth.ttft_s, rtol=1e-4)
     np.testing.assert_allclose(twin.round_itl_s["mean"], truth.round_itl_s["mean"], rtol=1e-4)
     np.testing.assert_allclose(twin.e2el_s, truth.e2el_s, rtol=1e-4)
 
-    slow = simulate_live(
-        replace(profile, dispatch_s=0.5),
-        [session(0, 0.0, (500, 1), (20, 1))],
-        num_homes=1,
-        num_prefills=1,
-        binder=LeastKvMemory(),
-        router=RemoteOnly(),
-        estimator=TokenEstimator(),
-        make_queue=PrefillQueue,
-        kv_capacity=10**9,
-    ).transfers
+    slow = twin_of(replace(profile, dispatch_s=0.5), [session(0, 0.0, (500, 1), (20, 1))], num=1).transfers
     took = np.array(slow["end_s"]) - np.array(slow["start_s"])
     assert slow["content"] == ["increment", "history", "increment"]
     assert took.round(2).tolist() == [0.51, 0.01, 0.5]  # a dispatch lies with the way back alone
