@@ -4,6 +4,7 @@ turns at times of their own."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -228,7 +229,7 @@ class Settings:
 
     @property
     def cost(self) -> StepTimes:
-        """Measured, what stands for it until a run has an instance."""
+        """What a step takes: on a simulated card, or on the instance of a measured run, which has a stand-in before it has one."""
         if self.part.gpu is not None:
             return _cost_of(self.model, self.part.gpu, self.constants)
         return UNMEASURED if self.instance is None else self.instance.cost
@@ -359,21 +360,26 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
             name not in asked or cell.rate is None,
             f"{name}={asked.get(name)} has no effect at a request rate: leave one of them out",
         )
-    streams: list[Stream] = []
-    if not pair:
+    if pair:
+        for name in ("clients", "min_tokens", "max_tokens", "arrivals"):
+            require(
+                name not in asked, f"{name}={asked.get(name)!r} has no effect with {next(iter(pair))}: leave one out"
+            )
+        streams = _bands(whole, pair)
+    else:
         clients = None if cell.rate is not None else knobs.clients or part.clients
-        streams.append(Stream(conversations=whole, clients=clients))
-    for name in ("clients", "min_tokens", "max_tokens", "arrivals") if pair else ():
-        require(name not in asked, f"{name}={asked.get(name)!r} has no effect with {next(iter(pair))}: leave one out")
-    total = sum(pair.values())
-    require(not pair or total > 0, "long_clients=0 and short_clients=0: give one of them clients")
-    bands = {"long_clients": (LONG + 1, None), "short_clients": (None, SHORT_PROMPT)}
-    for name, (low, high) in bands.items():
-        if pair.get(name):
-            # As many turns for each client.
-            num_turns = max(1, round(whole.num_turns * pair[name] / total))
+        streams = (Stream(conversations=whole, clients=clients),)
+    return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
+
+
+def _bands(whole: ConversationConfig, clients: Mapping[str, int]) -> tuple[Stream, ...]:
+    """Closed loops of long and of short prompts, with as many turns for each client."""
+    total = sum(clients.values())
+    require(total > 0, "long_clients=0 and short_clients=0: give one of them clients")
+    streams: list[Stream] = []
+    for name, (low, high) in {"long_clients": (LONG + 1, None), "short_clients": (None, SHORT_PROMPT)}.items():
+        if clients.get(name):
+            num_turns = max(1, round(whole.num_turns * clients[name] / total))
             band = replace(whole, num_turns=num_turns, seed=whole.seed + 1000 * len(streams), low=low, high=high)
-            streams.append(Stream(conversations=band, clients=pair[name]))
-    return PrefillWorkloadConfig(
-        streams=tuple(streams), arrivals=arrivals, think_s=think_s, length_scale=part.length_scale
-    )
+            streams.append(Stream(conversations=band, clients=clients[name]))
+    return tuple(streams)

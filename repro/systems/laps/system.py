@@ -58,11 +58,9 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         config, part = workload.config, self.settings.part
         until_s = _until_s(workload, self.settings.decode)
-        is_simulated = self.settings.is_simulated
-        # In its body there is an instance to measure on, where it is not simulated.
-        with (
-            nullcontext(self.settings) if is_simulated else import_module(_ON_TORCH).serving(self.settings) as settings
-        ):
+        # A measured run's settings have an instance in the body.
+        serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
+        with serving(self.settings) as settings:
             cluster = self.cluster(settings)
             if settings.decode == "none":
                 run = cluster.simulate(workload.arrivals, until_s=until_s)
