@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from repro.cli.output import number, percent, print_table
-from repro.cli.said import lengths_of, reading_of
+from repro.cli.said import Lengths, lengths_of, reading_of
 
 if TYPE_CHECKING:
     from repro.runs.family import Shown
@@ -17,7 +17,8 @@ def print_runs(runs: Sequence[StoredRun]) -> None:
     """One table a family, which shows what only its runs have, and what was asked, as far as they have it."""
     for family in dict.fromkeys(run.family.name for run in runs):
         own = [run for run in runs if run.family.name == family]
-        columns = {title: [of(run) for run in own] for title, of in COLUMNS.items()}
+        rows = [_Row(run, lengths_of(run)) for run in own]
+        columns = {title: [of(row) for row in rows] for title, of in COLUMNS.items()}
         shown = own[0].family.shown
         for title, unsaid in (("reading", "-"), ("lengths", "x 1")):
             if {*columns[title]} == {unsaid}:
@@ -30,6 +31,11 @@ def print_runs(runs: Sequence[StoredRun]) -> None:
         print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
+class _Row(NamedTuple):
+    run: StoredRun
+    lengths: Lengths
+
+
 def rate_of(run: StoredRun) -> str:
     cell = run.cell
     if cell.rate is not None:
@@ -39,20 +45,20 @@ def rate_of(run: StoredRun) -> str:
     return "closed loop" if run.family.name == "prefill" else "inf"
 
 
-COLUMNS: Mapping[str, Callable[[StoredRun], str]] = {
-    "system": lambda run: run.title,
-    "reading": lambda run: reading_of(run) or "-",
-    "dataset": lambda run: run.cell.dataset,
-    "lengths": lambda run: f"x {lengths_of(run).length_scale:g}",
-    "prompt tok": lambda run: number(lengths_of(run).mean_prompt_tokens),
-    "output tok": lambda run: number(lengths_of(run).mean_output_tokens),
-    "platform": lambda run: run.cell.platform,
-    "rate req/s": rate_of,
-    "tok/s": lambda run: number(run.summary["throughput_tok_s"]),
-    "mean s": lambda run: number(run.summary["e2el_s"]["mean"], 2),
-    "p50 s": lambda run: number(run.summary["e2el_s"]["p50"], 2),
-    "p90 s": lambda run: number(run.summary["e2el_s"]["p90"], 2),
-    "longest s": lambda run: number(run.summary["e2el_s"]["max"], 2),
+COLUMNS: Mapping[str, Callable[[_Row], str]] = {
+    "system": lambda row: row.run.title,
+    "reading": lambda row: reading_of(row.run) or "-",
+    "dataset": lambda row: row.run.cell.dataset,
+    "lengths": lambda row: f"x {row.lengths.length_scale:g}",
+    "prompt tok": lambda row: number(row.lengths.mean_prompt_tokens),
+    "output tok": lambda row: number(row.lengths.mean_output_tokens),
+    "platform": lambda row: row.run.cell.platform,
+    "rate req/s": lambda row: rate_of(row.run),
+    "tok/s": lambda row: number(row.run.summary["throughput_tok_s"]),
+    "mean s": lambda row: number(row.run.summary["e2el_s"]["mean"], 2),
+    "p50 s": lambda row: number(row.run.summary["e2el_s"]["p50"], 2),
+    "p90 s": lambda row: number(row.run.summary["e2el_s"]["p90"], 2),
+    "longest s": lambda row: number(row.run.summary["e2el_s"]["max"], 2),
 }
 
 
