@@ -120,11 +120,11 @@ def reproduce(
 
     memo = Memo(asked.root, (name, asked))
     is_told = logging.getLogger().isEnabledFor(logging.INFO)  # what is reused, run by run
-    known = None if force or is_told or placement.pool != "local" or placement.address else memo.said()
-    if known is None:
+    said = None if force or is_told or placement.pool != "local" or placement.address else memo.recalled()
+    if said is None:
         _make(name, asked, placement, memo, force=force, json=json)
     else:
-        _say(known["figures"], [*known["lines"], UNCHANGED], json=json)
+        _say(said["figures"], [*said["lines"], UNCHANGED], json=json)
 
 
 def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
@@ -220,10 +220,10 @@ def _keep(
 ) -> None:
     """Keeps what is said again as long as nothing of the figures changes."""
     from repro.cli.sweep import what_ran
-    from repro.reports.memo import is_known
+    from repro.reports.memo import may_be_kept
     from repro.runs.sweep import CellOutcome
 
-    if is_known(module, views, runs):
+    if may_be_kept(module, views, runs):
         reused = [CellOutcome(cell=run.cell, status="reused", reason=run.why_reused, run=run) for run in runs]
         files = [[Path(file) for file in each["json"]["files"]] for each in figures]
         stamps = [own[0].with_suffix(".json") for own in files]

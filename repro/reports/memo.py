@@ -1,8 +1,9 @@
 """What the command of a figure said when it drew it, kept beside the runs: where nothing it rests on has changed since, nothing is
 looked up and nothing drawn.
 
-It rests on its options, every file of these packages and of their data, installed libraries, the files of its runs and the files
-that it drew. All are compared by content, not by time.
+It rests on its options, every file of these packages and of their data, the files of its runs and the files that it drew: all are
+compared by content, not by time. It rests on installed libraries, too: these are compared by their versions, and an edit of one
+that keeps its version is not seen.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Memo:
         self._path = root / FOLDER / f"{_digest([repr((os.getcwd(), *asked)).encode()])[:24]}.json"
         self._ground = _digest(_ground())
 
-    def said(self) -> dict[str, Any] | None:
+    def recalled(self) -> dict[str, Any] | None:
         """What the command said; None where it may have something else to say now."""
         try:
             memo: dict[str, Any] = json.loads(self._path.read_text("utf-8"))
@@ -73,8 +74,8 @@ class Memo:
             replace_text(self._path, json.dumps(sealed(memo), ensure_ascii=False) + "\n")
 
 
-def is_known(module: str, views: Iterable[View], runs: Sequence[StoredRun]) -> bool:
-    """Whether such a figure rests on nothing else: on no plug-in, and on no machine that it was measured on."""
+def may_be_kept(module: str, views: Iterable[View], runs: Sequence[StoredRun]) -> bool:
+    """Whether a figure rests on nothing that a memo does not read: on no plug-in, and on no machine that it was measured on."""
     from repro.runs.code import PACKAGES
     from repro.systems.platforms import PLATFORMS
 

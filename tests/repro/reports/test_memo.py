@@ -12,7 +12,7 @@ from support.command import repro
 from engines.named import load_named
 from repro.reports import drawing, memo
 from repro.reports.figures import Rendered, View
-from repro.reports.memo import Memo, is_known
+from repro.reports.memo import Memo, may_be_kept
 from repro.systems.platforms import platform
 
 SAID = {"figures": [{"title": "Figure 1", "rows": [["é", 0.1]]}], "lines": []}
@@ -40,57 +40,57 @@ def _runs(place: Path) -> list[Any]:
     return [SimpleNamespace(file=file, content=file.read_bytes()) for file in (*files, files[0])]
 
 
-def test_what_was_said_is_known_as_long_as_nothing_changes(place):
+def test_what_was_said_may_be_kept_as_long_as_nothing_changes(place):
     (place / "runs" / "c.gz").write_text("of another figure")
-    assert _memo(place).said() == SAID
-    assert _memo(place, "fig", "h200", 3).said() is None, "never asked"
+    assert _memo(place).recalled() == SAID
+    assert _memo(place, "fig", "h200", 3).recalled() is None, "never asked"
 
 
 @pytest.mark.parametrize("name", ["code/engine.py", "code/deep/data.yaml", "runs/a.gz", "runs/b.gz", "figures/fig.csv"])
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text(path.read_text().upper())])
 def test_a_file_that_changes_or_goes(place, name, change):
     change(place / name)
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
 
 
 @pytest.mark.parametrize("name", ["code/more.py", "code/deep/more.yaml", "code/empty"])
 def test_a_file_that_comes(place, name):
     (place / name).touch()
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
 
 
 def test_a_file_that_moves(place):
     (place / "code" / "engine.py").rename(place / "code" / "motor.py")
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
 
 
 def test_what_python_compiles_is_no_change_and_a_link_to_nothing_no_fault(place):
     (place / "code" / "__pycache__").mkdir()
     (place / "code" / "__pycache__" / "engine.pyc").touch()
-    assert _memo(place).said() == SAID
+    assert _memo(place).recalled() == SAID
     (place / "code" / ".#engine.py").symlink_to(place / "nobody")
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
 
 
 @pytest.mark.parametrize("name", ["REPRO_DATA_DIR", "MPLCONFIGDIR"])
 def test_an_environment_of_ones_own(place, monkeypatch, name):
     monkeypatch.setenv(name, str(place))
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
     _memo(place).keep(_runs(place), [], SAID)
-    assert (_memo(place).said() is None) == (name == "REPRO_DATA_DIR")
+    assert (_memo(place).recalled() is None) == (name == "REPRO_DATA_DIR")
     monkeypatch.delenv(name)
-    assert _memo(place).said() is None, "kept of other data"
+    assert _memo(place).recalled() is None, "kept of other data"
 
 
 def test_another_folder_or_library(place, monkeypatch):
     (library := place / "site-packages").mkdir()
     monkeypatch.syspath_prepend(library)
-    assert _memo(place).said() == SAID
+    assert _memo(place).recalled() == SAID
     (library / "matplotlib-99.dist-info").mkdir()
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
     (library / "matplotlib-99.dist-info").rmdir()
     monkeypatch.chdir(place)
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
 
 
 def test_a_memo_that_was_edited_or_cannot_be_written(place):
@@ -98,27 +98,27 @@ def test_a_memo_that_was_edited_or_cannot_be_written(place):
     whole = path.read_text()
     for broken in (whole.replace("Figure 1", "Figure 2"), whole[:40], "[]", ""):
         path.write_text(broken)
-        assert _memo(place).said() is None
+        assert _memo(place).recalled() is None
     path.unlink()
     path.parent.rmdir()
     path.parent.touch()
     _memo(place).keep(_runs(place), [], SAID)
-    assert _memo(place).said() is None
+    assert _memo(place).recalled() is None
 
 
-def test_only_what_is_simulated_by_our_own_code_is_known():
+def test_only_what_is_simulated_by_our_own_code_may_be_kept():
     def run(obtained: str = "simulated", *modules: str) -> Any:
         code = {"digest": repr(modules), "modules": dict.fromkeys(("engines.ar", *modules), "0")}
         return SimpleNamespace(manifest={"obtained": obtained, "code": code})
 
     ours = "paper_figures.ampd.fig4"
-    assert is_known(ours, [VIEW], [])
-    assert is_known(ours, [VIEW], [run(), run("simulated", "baselines.ar")])
-    assert not is_known(ours, [VIEW], [run(), run("measured")])
-    assert not is_known(ours, [VIEW], [run("simulated", "helper"), run()])
-    assert not is_known("support.md1", [VIEW], [])
-    assert not is_known(ours, [VIEW, replace(VIEW, platform=load_named("platform", "support.md1:WORKSHOP"))], [])
-    assert not is_known(ours, [replace(VIEW, platform=replace(VIEW.platform, executor="torch"))], [])
+    assert may_be_kept(ours, [VIEW], [])
+    assert may_be_kept(ours, [VIEW], [run(), run("simulated", "baselines.ar")])
+    assert not may_be_kept(ours, [VIEW], [run(), run("measured")])
+    assert not may_be_kept(ours, [VIEW], [run("simulated", "helper"), run()])
+    assert not may_be_kept("support.md1", [VIEW], [])
+    assert not may_be_kept(ours, [VIEW, replace(VIEW, platform=load_named("platform", "support.md1:WORKSHOP"))], [])
+    assert not may_be_kept(ours, [replace(VIEW, platform=replace(VIEW.platform, executor="torch"))], [])
 
 
 def test_the_command_draws_once(tmp_path, monkeypatch):
