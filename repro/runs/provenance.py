@@ -78,7 +78,7 @@ def collect(
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: version_of(name) for name in LIBRARIES},
-        "cpu": {**_cpu()},
+        "cpu": _cpu(),
         "memory_bytes": machine_memory_bytes(),
         "gpu": _gpu(sys.modules["torch"]) if sys.modules.get("torch") is not None else None,
     }
@@ -175,14 +175,18 @@ def version_of(package: str) -> str | None:
         return None
 
 
-@cache
-def _cpu() -> Mapping[str, Any]:
-    """``usable`` are the CPUs that this process may run on, which a container often limits."""
-    info, model = Path("/proc/cpuinfo"), platform.processor() or None
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
+def _cpu() -> dict[str, Any]:
+    """``usable`` are the CPUs that this process may run on now, which a container often limits, and a script may change."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"model": named[0] if named else model, "count": os.cpu_count(), "usable": usable}
+    return {"model": _cpu_model(), "count": os.cpu_count(), "usable": usable}
+
+
+@cache
+def _cpu_model() -> str | None:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return next(named, platform.processor() or None)
 
 
 def _gpu(torch: Any) -> dict[str, Any] | None:

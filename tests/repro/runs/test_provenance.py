@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from support.store_cases import make_provenance
 
 from repro.paths import REPO
-from repro.runs.provenance import GitState, Timing, clean_command, collect, git_state
+from repro.runs.provenance import GitState, Timing, clean_command, collect, git_state, machine_identity
 
 
 def test_secrets_and_machine_paths_leave_the_command():
@@ -53,6 +54,15 @@ def test_provenance_sees_a_gpu_only_where_torch_is_loaded(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert make_provenance()["gpu"] is None
     assert "torch" not in sys.modules
+
+
+def test_a_process_that_is_moved_to_fewer_cores_is_another_machine(monkeypatch):
+    """A script measures on four cores, then on one: the runs of the first are not those of the second."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for cores in ({0, 1, 2, 3}, {2}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores, raising=False)
+        identity = machine_identity("cpu")
+        assert (identity["cores"], identity["threads"]) == (len(cores), str(len(cores)))
 
 
 def test_git_state_of_a_folder_inside_another_checkout_is_unknown(tmp_path):
