@@ -85,11 +85,6 @@ def test_decode_line_is_the_step_without_prefills(shape, constants, degree, batc
     assert cost.decode_s(batch, context) == pytest.approx(cost.step_s([], batch, context), rel=1e-12)
 
 
-def test_prefill_alone_is_a_step_of_one_chunk():
-    cost = TimedCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2, is_remote=True)
-    assert cost.prefill_s(900, 321) == cost.step_s([Chunk(900, 321)], 0, 0)
-
-
 def test_decode_step_of_llama_by_hand():
     """TP 4, 35 % of bandwidth: the weights take 25 ms, 8,000 tokens of K/V 0.5 ms, launches less."""
     cost = TimedCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2)
