@@ -59,10 +59,14 @@ class BareModel:
         def part(module: nn.Module) -> Part:
             """The module itself, or what it computes."""
             weight = module.get_parameter("weight").detach()
-            if as_modules and not isinstance(module, nn.Linear | nn.Embedding):
-                return partial(nn.Module.__call__, PublishedNorm(weight, model.config.rms_norm_eps))
             if as_modules:
-                return partial(nn.Module.__call__, module)
+                if isinstance(module, nn.Linear):
+                    published: nn.Module = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+                    published.weight = nn.Parameter(weight, requires_grad=False)
+                else:
+                    norm = PublishedNorm(weight, model.config.rms_norm_eps)
+                    published = module if isinstance(module, nn.Embedding) else norm
+                return partial(nn.Module.__call__, published)
             if isinstance(module, nn.Linear):
                 return partial(F.linear, weight=weight)
             if isinstance(module, nn.Embedding):
@@ -70,7 +74,8 @@ class BareModel:
             return lambda x: F.rms_norm(x, weight.shape, weight, model.config.rms_norm_eps)
 
         self.embed, self.norm = part(model.transformer["wte"]), part(model.transformer["ln_f"])
-        self.head: Part = model.logits if model.config.weight_tying else part(model.transformer["ff_out"])
+        tied = partial(F.linear, weight=model.transformer["wte"].weight)
+        self.head: Part = tied if model.config.weight_tying else part(model.transformer["ff_out"])
         self.layers = [Layer(cast(LLaDABlock, block), part) for block in model.blocks]
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -253,6 +253,7 @@ def network_of(name: str) -> LLaDAModelLM:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = LLaDAModelLM(MEDIUM).requires_grad_(False).eval()
+        model.reorder(joins=False)
     assert isinstance(model, LLaDAModelLM)
     return model
 

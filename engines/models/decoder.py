@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from engines.models.config_fields import Llama3Scaling, Rope
 from engines.models.dream_config import DreamConfig
-from engines.models.layers import GatedMLP, Products, RMSNorm, RotaryAttention, inverse_frequencies, rotary_tables
+from engines.models.layers import (
+    GatedMLP,
+    Linear,
+    Products,
+    RMSNorm,
+    RotaryAttention,
+    inverse_frequencies,
+    rotary_tables,
+)
 from engines.models.packed import PackedModel
 from engines.models.protocol import Attend, Rotary
 from engines.models.qwen2_config import CausalConfig
@@ -25,10 +33,10 @@ class DecoderAttention(RotaryAttention):
     def __init__(self, config: DreamConfig | CausalConfig) -> None:
         super().__init__(config.n_heads, config.n_kv_heads, config.head_dim)
         d, width, kv_width = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(d, width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(d, kv_width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(d, kv_width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(width, d, bias=config.o_bias)
+        self.q_proj = Linear(d, width, bias=config.qkv_bias)
+        self.k_proj = Linear(d, kv_width, bias=config.qkv_bias)
+        self.v_proj = Linear(d, kv_width, bias=config.qkv_bias)
+        self.o_proj = Linear(width, d, bias=config.o_bias)
         self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
@@ -41,9 +49,9 @@ class DecoderMLP(GatedMLP):
     def __init__(self, config: DreamConfig | CausalConfig) -> None:
         super().__init__()
         d, hidden = config.d_model, config.mlp_hidden_size
-        self.gate_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(hidden, d, bias=config.mlp_bias)
+        self.gate_proj = Linear(d, hidden, bias=config.mlp_bias)
+        self.up_proj = Linear(d, hidden, bias=config.mlp_bias)
+        self.down_proj = Linear(hidden, d, bias=config.mlp_bias)
         self.gate_and_up = Products(self.gate_proj, self.up_proj)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -85,7 +93,7 @@ class DecoderModel(PackedModel[Config]):
             }
         )
         if not config.weight_tying:
-            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.d_model, config.vocab_size)
         self._frequencies: Tensor | None = None
 
     @property

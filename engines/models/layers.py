@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engines.models.product import Product, product_of
 from engines.models.protocol import Attend
 
 
@@ -35,12 +36,26 @@ def fuse(model: nn.Module, ops: FusedOps) -> None:
                 part.join() if ops.joins else part.divide()
 
 
+def reorder(model: nn.Module, *, joins: bool) -> None:
+    """Have the products of a CPU's model read copies of its weights from now on (``Product``). ``joins`` says that
+    executors will ask for products of one input together, and not apart."""
+    modules = list(model.modules())
+    joined: set[int] = set()
+    for part in (part for module in modules for part in vars(module).values() if joins and isinstance(part, Products)):
+        part.join()
+        joined |= {id(layer) for layer in part.layers}
+    for module in modules:
+        if isinstance(module, Linear) and id(module) not in joined:
+            module.product = product_of(module.weight, module.bias)
+
+
 class Products:
     """Linear layers of one input: a product each, or one where their weights lie in one tensor."""
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
         self._joined: tuple[Tensor, Tensor | None] | None = None
+        self._product: Product | None = None
         self._widths: list[int] = []
 
     def __call__(self, x: Tensor) -> Iterator[Tensor]:
@@ -48,7 +63,8 @@ class Products:
         is joined lie as far apart as all of them are wide."""
         if self._joined is None:
             return (layer(x) for layer in self.layers)
-        return iter(F.linear(x, *self._joined).split(self._widths, dim=-1))
+        y = F.linear(x, *self._joined) if self._product is None else self._product(x)
+        return iter(y.split(self._widths, dim=-1))
 
     @torch.no_grad()
     def join(self) -> None:
@@ -58,9 +74,12 @@ class Products:
         assert len(biases) in (0, len(self.layers)), "biases of all layers or none"
         self._joined = weight, _one_tensor(biases) if biases else None
         self._widths = [layer.weight.shape[0] for layer in self.layers]
+        if self._product is None or self._product.weight.data_ptr() != weight.data_ptr():
+            is_trained = any(layer.weight.requires_grad for layer in self.layers)
+            self._product = None if is_trained else product_of(*self._joined)
 
     def divide(self) -> None:
-        self._joined = None
+        self._joined = self._product = None
 
 
 def _one_tensor(parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -113,13 +132,15 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """No bias."""
+    product: Product | None = None
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        if self.product is not None:
+            return self.product(x)
+        return F.linear(x, self.weight, self.bias)
 
     # A module's hooks take as long to look for as the product of a few rows takes.
     __call__ = forward
@@ -185,5 +206,7 @@ class GatedMLP(nn.Module):
         """[N, hidden] what the last projection is made of."""
         products = self.gate_and_up(h)
         if self.fused.swiglu is None:
-            return F.silu(next(products)) * next(products)
+            gate = next(products)
+            # In place where nothing is trained: of what a CPU does beside its products, fetching memory takes longest.
+            return F.silu(gate) * next(products) if gate.requires_grad else F.silu(gate).mul_(next(products))
         return self.fused.swiglu(*products)

@@ -59,6 +59,9 @@ Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
 """Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
 _Network = TypeVar("_Network", bound=PackedModel[Any])
 
+ROOM_FOR_COPIES = 4
+"""A CPU's model is copied for its products (``Product``) where the machine's memory is so many times its weights."""
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -148,12 +151,12 @@ def _check_stored(model: object, *, is_shape: bool) -> None:
 
 def _stored(network: _Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Part]) -> _Network:
     load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device, parts=parts)
-    return network.requires_grad_(False).eval()
+    return _ready(network)
 
 
 def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> _Network:
     """Weights from N(0, 0.02), biases too; norms are one."""
-    needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
+    needed = _num_bytes(network, dtype)
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
     if total is not None and needed > total:
         raise UserError(
@@ -173,4 +176,16 @@ def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts:
             else:
                 whole = parameter.new_empty(part.whole(tuple(parameter.shape)))
                 parameter.copy_(part.of(whole.normal_(0.0, 0.02, generator=generator)))
-    return network.requires_grad_(False).eval()
+    return _ready(network)
+
+
+def _ready(network: _Network) -> _Network:
+    network.requires_grad_(False).eval()
+    room = machine_memory_bytes()
+    if room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room:
+        network.reorder(joins=isinstance(network, CausalModel))
+    return network
+
+
+def _num_bytes(network: _Network, dtype: torch.dtype) -> int:
+    return sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.config import ModelConfig
-from engines.models.layers import RMSNorm
+from engines.models.layers import RMSNorm, reorder
+from engines.models.product import Product, product_of
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 
@@ -39,6 +40,7 @@ class PackedModel(nn.Module, Generic[Config]):
         self.config = config
         self.kv_heads_here = config.n_kv_heads
         self.tensor_parallel: Ranks | None = None
+        self._tied_head: Product | None = None
 
     @property
     @abstractmethod
@@ -93,9 +95,15 @@ class PackedModel(nn.Module, Generic[Config]):
 
     def local_logits(self, hidden: Tensor) -> Tensor:
         """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
+        if not self.config.weight_tying:
+            return self.head(hidden)
+        return F.linear(hidden, self._embedding_weight) if self._tied_head is None else self._tied_head(hidden)
+
+    def reorder(self, *, joins: bool) -> None:
+        """See ``layers.reorder``; a tied head is a product, too."""
+        reorder(self, joins=joins)
         if self.config.weight_tying:
-            return F.linear(hidden, self._embedding_weight)
-        return self.head(hidden)
+            self._tied_head = product_of(self._embedding_weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] raw logits; row i predicts the token at its own position, or at the next of a causal model and where

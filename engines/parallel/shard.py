@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.decoder import DreamModel
-from engines.models.layers import RotaryAttention
+from engines.models.layers import Linear, RotaryAttention
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import Weights, load_model
 from engines.models.protocol import DiffusionModel
@@ -30,16 +30,17 @@ _IN_LAYER: dict[str, _Cut] = {
 _OUTSIDE: dict[str, _Cut] = {"wte": "ids", "embed_tokens": "ids", "ff_out": "outputs", "lm_head": "outputs"}
 
 
-class PartialLinear(nn.Module):
+class PartialLinear(Linear):
     """Some inputs' share of x W^T, summed over the ranks; weight [outputs, own inputs], no bias."""
 
     def __init__(self, weight: nn.Parameter, group: TensorParallel) -> None:
-        super().__init__()
+        with torch.device("meta"):
+            super().__init__(weight.shape[1], weight.shape[0])
         self.weight = weight
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.group.all_reduce(F.linear(x, self.weight))
+        return self.group.all_reduce(super().forward(x))
 
     __call__ = forward
 

@@ -330,7 +330,7 @@ TIED = [
 
 @pytest.mark.parametrize(("config", "weights", "embedding", "head"), TIED, ids=["dream", "llada"])
 def test_tied_heads_may_be_stored_or_left_out_but_not_differ(tmp_path, config, weights, embedding, head):
-    hidden = torch.ones(1, config.d_model)
+    hidden = torch.ones(8, config.d_model)
     without = {name: tensor for name, tensor in weights.items() if name != head}
     repeated = without | {head: weights[embedding].clone()}
     for stored in (without, repeated):

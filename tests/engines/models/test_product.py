@@ -1,0 +1,163 @@
+"""The product of a linear layer on a CPU: which is taken, and that its numbers are those of a row alone."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.tiny_models import GQA, any_network
+from torch import Tensor, nn
+
+from engines.models import loader, product
+from engines.models.config_fields import Rope
+from engines.models.decoder import CausalModel
+from engines.models.layers import Linear, reorder
+from engines.models.llada import LLaDAModelLM
+from engines.models.loader import load_causal
+from engines.models.product import Product, fewest_rows, product_of
+from engines.models.qwen2_config import CausalConfig
+from engines.runtime.rows import MIN_ROWS
+
+SHAPES = ((24, 40), (64, 64), (160, 553), (448, 160), (576, 96), (1536, 130))
+"""Inputs and outputs; MKL adds partial sums from 385 inputs on."""
+
+
+def drawn(inputs: int, outputs: int, dtype: torch.dtype = torch.float32, rows: int = 520) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(inputs)
+    x = torch.randn((rows, inputs), generator=generator).to(dtype)
+    return x, (torch.randn((outputs, inputs), generator=generator) / inputs**0.5).to(dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_row_is_the_same_whatever_stands_beside_it(inputs, outputs, dtype, threads):
+    x, weight = drawn(inputs, outputs, dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        own = product_of(weight)
+        if own is None:
+            pytest.skip("this processor has no products of that dtype")
+        whole = own(x)
+        for rows in (*range(2, 2 * MIN_ROWS), 31, 32, 33, 64, 100, 128, 257, 512):
+            assert torch.equal(own(x[:rows]), whole[:rows]), rows
+            assert torch.equal(own(x[7 : 7 + rows]), whole[7 : 7 + rows]), rows
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(
+        whole.double(),
+        x.double() @ weight.double().T,
+        rtol=1e-2 if dtype.itemsize == 2 else 1e-5,
+        atol=1e-5 if dtype.itemsize == 4 else 1e-2,
+    )
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_rows_go_to_either_product_only_where_both_round_alike(monkeypatch, inputs, outputs):
+    x, weight = drawn(inputs, outputs)
+    if fewest_rows(inputs, outputs, torch.float32, torch.get_num_threads()) == 0:
+        monkeypatch.setattr(F, "linear", None)  # not asked at any number of rows
+        assert Product(weight)(x[:MIN_ROWS]).shape == (MIN_ROWS, outputs)
+        return
+    always, never = Product(weight), Product(weight)
+    always._fewest, never._fewest = 0, len(x) + 1
+    for rows in (8, 9, 11, 16, 40, 200, 520):
+        assert torch.equal(always(x[:rows]), never(x[:rows])), rows
+
+
+@pytest.mark.parametrize(("own_s", "fewest"), [(0.5, 8), (2.0, 512)])
+def test_the_faster_product_is_taken(monkeypatch, own_s, fewest):
+    def took(run: object, **_: object) -> list[float]:
+        is_own = run.func is product._product  # type: ignore[attr-defined]
+        return [own_s if is_own else 1.0, 9.0]
+
+    monkeypatch.setattr(product, "repeat", took)
+    found = fewest_rows.__wrapped__(64, 64, torch.float32, 1)
+    assert found in (0, fewest), "0 where this machine's torch rounds otherwise"
+
+
+def test_which_it_is_never_hangs_on_the_clock_where_they_round_differently(monkeypatch):
+    linear = F.linear
+    monkeypatch.setattr(product, "repeat", lambda run, **_: pytest.fail("was timed"))
+    monkeypatch.setattr(F, "linear", lambda *own: torch.nextafter(linear(*own), torch.tensor(torch.inf)))
+    assert fewest_rows.__wrapped__(64, 64, torch.float32, 1) == 0
+    assert fewest_rows.__wrapped__(64, 64, torch.bfloat16, 1) == 0
+
+
+def test_a_bias_is_added_and_a_weight_that_is_written_to_is_read_anew():
+    x, weight = drawn(32, 48, rows=300)
+    bias = torch.linspace(-1, 1, 48)
+    own = Product(weight, bias)
+    torch.testing.assert_close(own(x), x @ weight.T + bias)
+    with torch.no_grad():
+        weight.mul_(2)
+    torch.testing.assert_close(own(x), x @ weight.T + bias)
+    torch.testing.assert_close(own(x[:0]), x.new_empty((0, 48)))
+
+
+def test_what_is_trained_or_of_another_dtype_is_left_to_torch():
+    weight = torch.randn(4, 4)
+    assert product_of(weight) is not None
+    assert product_of(weight.half()) is None
+    assert product_of(weight.to("meta")) is None
+    assert product_of(nn.Parameter(weight)) is None
+
+
+def linears(model: nn.Module) -> list[Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def test_every_product_of_a_loaded_model_is_one():
+    model = any_network(GQA)
+    assert isinstance(model, LLaDAModelLM)
+    assert all(isinstance(layer, Linear) for layer in linears(model))
+    reorder(model, joins=False)
+    assert all(layer.product is not None for layer in linears(model))
+    x, head = torch.randn(9, GQA.config.d_model), deepcopy(model.head.weight)
+    torch.testing.assert_close(model.logits(x), x @ head.T)
+
+
+TIED = CausalConfig(
+    family="qwen2",
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    mlp_hidden_size=64,
+    vocab_size=96,
+    max_sequence_length=64,
+    rope=Rope(theta=10000.0),
+    rms_norm_eps=1e-6,
+    weight_tying=True,
+    qkv_bias=True,
+)
+
+
+def test_a_causal_model_joins_the_products_of_one_input_and_a_tied_head_is_one():
+    model = load_causal(TIED, weights="random")
+    assert isinstance(model, CausalModel)
+    layer = model.blocks[0]
+    assert layer.self_attn.qkv._product is not None
+    assert layer.self_attn.q_proj.product is None
+    assert layer.self_attn.o_proj.product is not None
+    assert model._tied_head is not None
+    x = torch.randn(9, 32)
+    torch.testing.assert_close(model.logits(x), x @ model.embedding.weight.T)
+    for part, layers in (
+        (layer.self_attn.qkv, layer.self_attn.qkv.layers),
+        (layer.mlp.gate_and_up, layer.mlp.gate_and_up.layers),
+    ):
+        for y, each in zip(part(x), layers, strict=True):
+            torch.testing.assert_close(y, F.linear(x, each.weight, each.bias))
+
+
+def test_weights_are_copied_only_where_there_is_room(monkeypatch):
+    num_bytes = sum(p.numel() for p in load_causal(TIED, weights="random").parameters()) * 4
+    monkeypatch.setattr(loader, "machine_memory_bytes", lambda: 4 * num_bytes)
+    assert load_causal(TIED, weights="random")._tied_head is not None
+    monkeypatch.setattr(loader, "machine_memory_bytes", lambda: 4 * num_bytes - 1)
+    assert load_causal(TIED, weights="random")._tied_head is None
+    monkeypatch.setattr(loader, "machine_memory_bytes", lambda: None)
+    assert load_causal(TIED, weights="random")._tied_head is None
