@@ -15,7 +15,6 @@ from engines.ar.cluster.worker import Live, Parts, Worker
 from engines.ar.kv import KvPool
 from engines.ar.record import Stay, TokenLog, WorkerRow
 from engines.ar.window import WINDOW_S, TokenWindow
-from engines.named import asked
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
 
@@ -123,18 +122,14 @@ class DecodeWorker(Worker):
                 self._schedule_run(self.batch.run(now, steps, self._decode_line(self.batch.size)), steps)
                 break
         self.is_busy = False
-        if plan.wake_s is not None:
-            self._loop.at(max(plan.wake_s, now), self._wake, self._version)
+        self._wait(plan)
 
-    def _planned(self, start_s: float) -> StepPlan:
+    def _situation(self, start_s: float) -> Situation:
         if self.batch.size or self.begun:
             room, need_of = self.kv.free + self.kv.evictable(start_s), self._need
         else:
             room, need_of = self.kv.capacity - self.kv.held, _whole_need  # nothing runs: protected prefixes may go
-        situation = Situation(self.queue, self.begun, self.batch.size, room, need_of)
-        plan = asked(self._batching.next_step, situation, start_s)
-        self._hub.owed.check(plan, self._batching)
-        return plan
+        return Situation(self.queue, self.begun, self.batch.size, room, need_of)
 
     def _need(self, task: PrefillTask) -> int:
         """A prefix that counts as evictable is part of the room: the task takes it from there."""

@@ -172,15 +172,22 @@ class Worker:
         plan = self._planned(self._loop.now)
         if plan.shares:
             self._start(plan)
-        elif plan.wake_s is not None:
-            self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
+        else:
+            self._wait(plan)
 
     def _planned(self, start_s: float) -> StepPlan:
         """What the policy says of a step that can start then."""
-        situation = Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
-        plan = asked(self._batching.next_step, situation, start_s)
+        plan = asked(self._batching.next_step, self._situation(start_s), start_s)
         self._host.owed.check(plan, self._batching)
         return plan
+
+    def _situation(self, start_s: float) -> Situation:
+        return Situation(self.queue, self.begun, 0, sys.maxsize, _no_need)
+
+    def _wait(self, plan: StepPlan) -> None:
+        """Until something changes, or the policy wants to be asked again."""
+        if plan.wake_s is not None:
+            self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
 
     def _wake(self, version: int) -> None:
         if version == self._version:
@@ -222,6 +229,10 @@ class Worker:
                 self._host.prefilled(task, self.worker_id)
         self.is_busy = False
         self._boundary()
+
+
+def _no_need(task: PrefillTask) -> int:
+    return 0
 
 
 class PrefillWorker(Worker):
