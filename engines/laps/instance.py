@@ -76,9 +76,12 @@ class PrefillInstance(Worker):
     # ---- events -----------------------------------------------------------------------------------------
 
     def enqueue(self, task: PrefillTask) -> None:
+        self._own(task)
+        super().enqueue(task)
+
+    def _own(self, task: PrefillTask) -> None:
         self.num_requests += 1
         self.backlog_tokens += task.tokens
-        super().enqueue(task)
 
     def withdraw(self, task: PrefillTask) -> None:
         """Give a queued request away."""
@@ -91,8 +94,7 @@ class PrefillInstance(Worker):
         if self._pulls:
             for task, _ in plan.shares:
                 if task.computed == 0:
-                    self.num_requests += 1
-                    self.backlog_tokens += task.tokens
+                    self._own(task)
         super()._start(plan)
 
     def _finish(self, plan: StepPlan) -> None:
