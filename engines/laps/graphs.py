@@ -83,9 +83,7 @@ class Nearest:
         bucket, times = self._cover[row][column], self._times
         if bucket is None:
             return FALLBACK
-        if times is None or times.step_s(chunks, 0, 0, bucket) < times.step_s(chunks, 0, 0, FALLBACK):
-            return bucket
-        return FALLBACK
+        return bucket if times is None else _faster(bucket, times, chunks)
 
 
 class Ladder:
@@ -98,8 +96,12 @@ class Ladder:
         index = bisect_left(self._rungs, Rung(sum(chunk.tokens for chunk in chunks)))
         if index == len(self._rungs):
             return FALLBACK
-        rung, times = self._rungs[index], self._times
-        return rung if times.step_s(chunks, 0, 0, rung) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
+        return _faster(self._rungs[index], self._times, chunks)
+
+
+def _faster(graph: Bucket | Rung, times: StepTimes, chunks: Sequence[Chunk]) -> StepMode:
+    """The graph, where it is predicted to be faster than the standard kernels."""
+    return graph if times.step_s(chunks, 0, 0, graph) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
 
 
 def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:
