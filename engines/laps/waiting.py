@@ -138,10 +138,10 @@ class WaitConfig(Checked):
 def window_s(config: WaitConfig, *, slack_s: float, target: int, depth: int, rate: float) -> float:
     """W = clip(min(W_SLA, W_GR), [W_min, W_max]) (LAPS §3.2 a)."""
     # Both are 0 at least, which W_min sees to.
-    sla_s = slack_s - config.margin_s  # W_SLA = max(0, min_i (DDL_i - t - S) - delta)
-    graph_s = (target - depth) / max(
-        rate, _EPSILON
-    )  # W_GR = max(0, D - depth(B)) / max(r_s, epsilon), to fill the batch
+    # W_SLA = max(0, min_i (DDL_i - t - S) - delta)
+    sla_s = slack_s - config.margin_s
+    # W_GR = max(0, D - depth(B)) / max(r_s, epsilon), to fill the batch
+    graph_s = (target - depth) / max(rate, _EPSILON)
     return min(max(min(sla_s, graph_s), config.min_window_s), config.max_window_s)
 
 
