@@ -1,13 +1,15 @@
-"""Which Triton kernels serve a model, and what stands in for those that do not."""
+"""Which kernels serve a model, and what stands in for those that do not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from engines import kernels
+from engines.kernels import host
 from engines.models.layers import FusedOps
 from engines.runtime.pool import Store, store_by_index
 
@@ -52,3 +54,33 @@ class TritonKernels:
         from engines.kernels.probe import faults
 
         return faults(self.device, self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostKernels:
+    """The kernels of ``engines.kernels.host``: all of them serve a device and a dtype, or none."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def fault(self) -> str | None:
+        """Why they do not serve."""
+        if self.device.type != "cpu":
+            return "they run on CPUs"
+        from engines.kernels.probe import host_fault
+
+        return host_fault(self.dtype)
+
+    @property
+    def store(self) -> Store:
+        return store_by_index if self.fault else host.store
+
+    @property
+    def decode(self) -> Callable[..., Tensor] | None:
+        return None if self.fault else host.decode
+
+    def ops(self, otherwise: FusedOps) -> FusedOps:
+        if self.fault:
+            return otherwise
+        return FusedOps(rms_norm=host.rms_norm, rotate=host.rotate, swiglu=host.swiglu, joins=True)

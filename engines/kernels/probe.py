@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from engines.kernels import host
 from engines.kernels.building import Building
 from engines.kernels.confidence import (
     Partial,
@@ -92,6 +93,13 @@ class Examples:
     def gated(self, run: Callable[..., Tensor]) -> _Outputs:
         return (run(self.x, self.y),)
 
+    def decoded(self, run: Callable[..., Tensor]) -> _Outputs:
+        """Sequences of 33, 1 and 16 tokens in blocks that lie in no order, and a row behind them."""
+        pools = self.logits.flatten()[: 2 * 8 * 16 * 64].view(2, 128, 2, 32).unbind()
+        table = torch.tensor([[5, 0, 7], [3, 0, 0], [1, 6, 0]], dtype=torch.int32, device=self.device)
+        slots, lengths = torch.tensor([[0, 1, 2], [33, 1, 16]], device=self.device).unbind()
+        return (run(self.q[:4], *pools, slots, lengths, table, 16),)
+
 
 _PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], _Outputs]]] = MappingProxyType(
     {
@@ -106,6 +114,15 @@ _PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], 
     }
 )
 _KERNELS = tuple(_PAIRS)
+_HOST_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], _Outputs]]] = MappingProxyType(
+    {
+        "rms_norm": (lambda e: e.normalized(host.rms_norm), lambda e: e.normalized(rms_norm_reference)),
+        "rotate": (lambda e: e.rotated(host.rotate), lambda e: e.rotated(rotate_reference)),
+        "store": (lambda e: e.stored(host.store), lambda e: e.stored(store_reference)),
+        "swiglu": (lambda e: e.gated(host.swiglu), lambda e: e.gated(swiglu_reference)),
+        "decode": (lambda e: e.decoded(host.decode), lambda e: e.decoded(host.decode_reference)),
+    }
+)
 
 
 @lru_cache(maxsize=16)
@@ -118,6 +135,20 @@ def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
     examples = Examples(device, dtype)
     found = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
     return {name: fault for name, fault in found.items() if fault is not None}
+
+
+@lru_cache(maxsize=4)
+def host_fault(dtype: torch.dtype) -> str | None:
+    """What is wrong with the kernels for a CPU, of which all serve or none. Compiles them."""
+    if dtype not in host.DTYPES:
+        return f"they are not made for {dtype}"
+    try:
+        host.library()
+    except host.CompilerError as error:
+        return str(error)
+    examples = Examples(torch.device("cpu"), dtype)
+    found = {name: _fault(*pair, examples) for name, pair in _HOST_PAIRS.items()}
+    return next((f"{name}: {fault}" for name, fault in found.items() if fault is not None), None)
 
 
 def fused_ops(device: torch.device, dtype: torch.dtype) -> FusedOps:

@@ -8,7 +8,7 @@ Shapes: N rows; a group has g sequences, padded to Lq queries and Lk keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -59,6 +59,10 @@ class _Group(NamedTuple):
     mask: Tensor | None
     """[g, 1, Lq, Lk] to be added to the scores; None without history: query i sees keys 0 … i."""
 
+    @property
+    def reads_pool(self) -> bool:
+        return self.mask is not None
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[g * Lq, H, D]"""
         q, k, v = (
@@ -68,19 +72,44 @@ class _Group(NamedTuple):
         return sdpa(q, k, v, self.mask, is_causal=self.mask is None).flatten(0, 1)
 
 
+class _Decodes(NamedTuple):
+    """Sequences with one query each, by a kernel that reads the pool in place."""
+
+    kernel: Callable[..., Tensor]
+    queries: slice | Tensor
+    """Rows of the step, [g]; all of them where padding is to be zeros."""
+    slots: Tensor
+    lengths: Tensor
+    table: Tensor
+    block_size: int
+    reads_pool: bool = True
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[g, H, D]"""
+        q = q[self.queries] if isinstance(self.queries, slice) else q.index_select(0, self.queries)
+        return self.kernel(q, k, v, self.slots, self.lengths, self.table, self.block_size)
+
+
 class SdpaAttention:
-    """``block_size`` is free: rows of the pool are fetched one by one."""
+    """``block_size`` is free: rows of the pool are fetched one by one. ``decode`` serves sequences with one query each
+    (``engines.kernels.host``)."""
 
     name: ClassVar[str] = "sdpa"
     is_captured: ClassVar[bool] = False
 
-    def __init__(self, store: Store, staging: Staging, *, block_size: int = 16) -> None:
+    def __init__(
+        self, store: Store, staging: Staging, *, block_size: int = 16, decode: Callable[..., Tensor] | None = None
+    ) -> None:
         self.block_size = block_size
-        self._store, self._staging = store, staging
+        self._store, self._staging, self._decode = store, staging, decode
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
-        groups, order = [], []
+        if self._decode is not None and members.start.all() and bool((members.tokens == 1).all()):
+            # Padding comes last, in whatever form.
+            return self._attend(rows, pool, [self._decodes(slice(None), members, tables)], None)
+        groups: list[_Group | _Decodes] = []
+        order = []
         for which in [np.arange(len(members.slot))] if rows.is_grid else _alike(members):
             group, places = self._group(Members(*(column[which] for column in members)), tables, pool)
             groups.append(group)
@@ -97,23 +126,27 @@ class SdpaAttention:
             offset += len(found)
         return self._attend(rows, pool, groups, self._staging.ints(where))
 
-    def _attend(self, rows: CausalRows, pool: PoolTensors, groups: Sequence[_Group], where: Tensor | None) -> Attend:
+    def _attend(
+        self, rows: CausalRows, pool: PoolTensors, groups: Sequence[_Group | _Decodes], where: Tensor | None
+    ) -> Attend:
         store = self._store
         pool_row = self._staging.ints(rows.pool_row)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pool_k, pool_v = pool.rows(layer)
             store(pool_k, pool_v, pool_row, k, v)
-            parts = [group(q, *((k, v) if group.mask is None else (pool_k, pool_v))) for group in groups]
+            parts = [group(q, *((pool_k, pool_v) if group.reads_pool else (k, v))) for group in groups]
             out = parts[0] if len(parts) == 1 else torch.cat(parts)
             return out if where is None else out.index_select(0, where)
 
         return attend
 
-    def _group(self, members: Members, tables: BlockTables, pool: PoolTensors) -> tuple[_Group, Ints]:
+    def _group(self, members: Members, tables: BlockTables, pool: PoolTensors) -> tuple[_Group | _Decodes, Ints]:
         """The group, and by place of its result the row of the step that it is of; -1 for padding."""
         slot, first, start, count = members
         longest = int(count.max())
+        if self._decode is not None and longest == 1 and start.all():
+            return self._decodes(self._staging.ints(first), members, tables), first
         place = np.arange(longest)
         # Past its end a sequence repeats its last row.
         grid = first[:, None] + np.minimum(place, count[:, None] - 1)
@@ -124,6 +157,12 @@ class SdpaAttention:
             return _Group(queries, queries, len(slot), None), order
         keys, mask = self._keys(slot, start, longest, int(members.end.max()), tables, pool)
         return _Group(queries, keys, len(slot), mask), order
+
+    def _decodes(self, queries: slice | Tensor, members: Members, tables: BlockTables) -> _Decodes:
+        assert self._decode is not None
+        slots, lengths = self._staging.send(np.ascontiguousarray(members.slot), members.end)
+        table = torch.from_numpy(tables.table)
+        return _Decodes(self._decode, queries, slots, lengths, table, tables.block_size)
 
     def _keys(
         self, slot: Ints, start: Ints, num_queries: int, num_keys: int, tables: BlockTables, pool: PoolTensors
@@ -147,6 +186,8 @@ def _alike(members: Members) -> list[Ints]:
     if len(members.slot) == 1:
         return [np.zeros(1, dtype=np.int64)]
     sizes = np.log2(np.stack([members.tokens, members.end])) // _ALIKE
+    # Decodes keep to themselves, so that their company does not say which kernel they get.
+    sizes[0][members.tokens == 1] = -1
     key = (sizes[0] * 64 + sizes[1]) * 2 + (members.start > 0)
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)

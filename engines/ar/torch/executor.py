@@ -20,7 +20,7 @@ from engines.ar.torch.paged import PagedAttention, Served, probe
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
 from engines.errors import UserError, require
-from engines.kernels.choice import TritonKernels
+from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.policies.step import Bucket, Rung
@@ -72,9 +72,10 @@ class TorchExecutor:
         self.model, self.device = model, model.device
         with on(self.device):
             self._staging: Staging = staging_to(self.device)
+            self._host = HostKernels(device=self.device, dtype=model.dtype)
             kernels = TritonKernels(device=self.device, dtype=model.dtype)
             self.attention = attention or self._choose(block_size, kernels.store)
-            fuse(model, kernels.ops(FusedOps(joins=True)))
+            fuse(model, kernels.ops(self._host.ops(FusedOps(joins=True))))
             size = self.attention.block_size
             self.tables = BlockTables(
                 num_slots=num_slots,
@@ -192,6 +193,7 @@ class TorchExecutor:
         return {
             "attention": self.attention.name,
             "attention_unavailable": found if isinstance(found, str) else None,
+            "host_kernels_unavailable": self._host.fault,
             "block_size": self.attention.block_size,
             "num_graphs": 0 if self.graphs is None else len(self.graphs.keys),
         }
@@ -205,7 +207,9 @@ class TorchExecutor:
     def _choose(self, block_size: int, store: Store) -> StepAttention:
         found = self._paged_kernel()
         if isinstance(found, str):
-            return SdpaAttention(store, self._staging, block_size=block_size)
+            if self.device.type == "cpu":
+                store = self._host.store
+            return SdpaAttention(store, self._staging, block_size=block_size, decode=self._host.decode)
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
 
     def _size(self, work: StepWork, mode: object) -> Size | None:

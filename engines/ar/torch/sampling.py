@@ -49,9 +49,17 @@ def draw_keys(seeds: Tensor, positions: Tensor) -> Tensor:
 def next_tokens(logits: Tensor, draws: Draws | None) -> Tensor:
     """[m] ids of logits [m, V]; without draws all greedy."""
     if draws is None:
-        return logits.argmax(dim=-1)
+        return likeliest(logits)
     kept = None if draws.keeps_all else nucleus(logits, draws.temperature, draws.top_p)
     return gumbel_argmax(logits, draws.temperature, draws.keys, kept)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """[m] ids; of equally likely ones the lowest."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    # numpy's takes a tenth of the time of torch's in float32, and a twentieth in bfloat16.
+    return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
 def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:

@@ -1,0 +1,336 @@
+// Kernels of a step's few rows on a CPU: what torch makes of several operators, each, in one pass over the rows.
+//
+// A row's numbers are those it has alone: nothing is summed over rows, and a sum's lanes follow from its length.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int LANES = 16;
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+Floats all(float value) { return value - Floats{}; }
+
+Floats widen(Halves bits) { return (Floats)(__builtin_convertvector(bits, Words) << 16); }
+
+// To the nearest bfloat16, ties to even; a NaN stays one.
+Words nearest(Floats x) {
+    const Words bits = (Words)x;
+    return x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000 : Words{} + 0x7fc00000;
+}
+
+Halves narrow(Floats x) { return __builtin_convertvector(nearest(x) >> 16, Halves); }
+
+Floats load(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+Floats load(const BFloat16* from) {
+    Halves bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return widen(bits);
+}
+
+void save(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+void save(BFloat16* to, Floats x) {
+    Halves bits = narrow(x);
+    std::memcpy(to, &bits, sizeof bits);
+}
+
+// The first n <= LANES; zeros behind them.
+template <typename T>
+Floats load(const T* from, long n) {
+    if (n >= LANES) return load(from);
+    if (n <= 0) return Floats{};
+    T some[LANES] = {};
+    std::memcpy(some, from, n * sizeof(T));
+    return load(some);
+}
+
+template <typename T>
+void save(T* to, Floats x, long n) {
+    if (n >= LANES) return save(to, x);
+    T some[LANES];
+    save(some, x);
+    std::memcpy(to, some, n * sizeof(T));
+}
+
+// What T makes of it.
+template <typename T>
+Floats rounded(Floats x);
+template <>
+Floats rounded<float>(Floats x) {
+    return x;
+}
+template <>
+Floats rounded<BFloat16>(Floats x) {
+    return (Floats)nearest(x);
+}
+
+float sum(Floats x) {
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x[0] + x[1];
+}
+
+Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// exp within two units in the last place; 0 below the smallest normal number.
+Floats exponential(Floats x) {
+    Ints is_zero = x < all(-87.33f);
+    x = larger(x, all(-87.33f));
+    x = x < all(88.7f) ? x : all(88.7f);
+    Floats shifted = x * 1.44269504f + 12582912.0f;
+    Floats n = shifted - 12582912.0f;
+    Floats r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Floats p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+    Floats found = p * (Floats)power;
+    return is_zero ? Floats{} : found;
+}
+
+constexpr long WORTH_A_THREAD = 1 << 19;
+
+// f(i) for i < n on up to so many threads, where there is work for them.
+template <typename F>
+void each(long n, long work, long threads, F f) {
+    threads = std::min({threads, n, work / WORTH_A_THREAD});
+    if (threads <= 1) {
+        for (long i = 0; i < n; i++) f(i);
+        return;
+    }
+    std::vector<std::thread> others;
+    auto share = [&](long t) {
+        for (long i = n * t / threads; i < n * (t + 1) / threads; i++) f(i);
+    };
+    for (long t = 1; t < threads; t++) others.emplace_back(share, t);
+    share(0);
+    for (auto& other : others) other.join();
+}
+
+template <typename T>
+void rms_norm_row(T* x, const T* delta, const T* weight, T* y, long width, float eps) {
+    Floats squares = {};
+    for (long i = 0; i < width; i += LANES) {
+        Floats value = load(x + i, width - i);
+        if (delta) {
+            value = rounded<T>(value + load(delta + i, width - i));
+            save(x + i, value, width - i);
+        }
+        squares += value * value;
+    }
+    float scale = 1.0f / std::sqrt(sum(squares) / width + eps);
+    for (long i = 0; i < width; i += LANES) {
+        Floats value = rounded<T>(load(x + i, width - i) * scale);
+        save(y + i, value * load(weight + i, width - i), width - i);
+    }
+}
+
+template <typename T>
+void rotate_head(T* x, const float* cos, const float* sin, long half, bool rounds) {
+    for (long i = 0; i < half; i += LANES) {
+        long n = half - i;
+        Floats a = load(x + i, n), b = load(x + half + i, n), c = load(cos + i, n), s = load(sin + half + i, n);
+        if (rounds) {
+            c = rounded<T>(c), s = rounded<T>(s);
+            save(x + i, rounded<T>(a * c) - rounded<T>(b * s), n);
+            save(x + half + i, rounded<T>(b * c) + rounded<T>(a * s), n);
+        } else {
+            save(x + i, a * c - b * s, n);
+            save(x + half + i, b * c + a * s, n);
+        }
+    }
+}
+
+template <typename T>
+void swiglu_row(const T* gate, const T* up, T* out, long width) {
+    for (long i = 0; i < width; i += LANES) {
+        Floats g = load(gate + i, width - i);
+        Floats silu = rounded<T>(g / (exponential(-g) + 1.0f));
+        save(out + i, silu * load(up + i, width - i), width - i);
+    }
+}
+
+// Lane i is the sum of x[i]'s.
+Floats sums(const Floats* x) {
+    Floats eight[8], four[4], two[2];
+    for (int i = 0; i < 8; i++) {
+        const Floats a = x[i], b = x[i + 8];
+        eight[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                   __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    }
+    for (int i = 0; i < 4; i++) {
+        const Floats a = eight[i], b = eight[i + 4];
+        four[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+                  __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    }
+    for (int i = 0; i < 2; i++) {
+        const Floats a = four[i], b = four[i + 2];
+        two[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+                 __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    }
+    const Floats a = two[0], b = two[1];
+    return __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+
+struct Paged {
+    const int32_t* table;
+    long table_width, block_size, heads, kv_heads, width;
+};
+
+// G queries of one K/V head over the first `length` tokens of a sequence, whose places in K and V are `at`.
+template <typename T, int G, int CHUNKS, bool IS_WHOLE>
+void attend(const T* q, const T* k, const T* v, T* out, const long* at, long length, long width, float* scores) {
+    const long padded = (length + LANES - 1) / LANES * LANES;
+    const float scale = 1.0f / std::sqrt((float)width);
+    auto chunk = [=](const T* from, int c) {
+        return IS_WHOLE ? load(from + c * LANES) : load(from + c * LANES, width - c * LANES);
+    };
+    Floats query[G][CHUNKS], highest[G];
+    for (int g = 0; g < G; g++) {
+        highest[g] = all(-INFINITY);
+        for (int c = 0; c < CHUNKS; c++)
+            query[g][c] = chunk(q + g * width, c) * scale;
+    }
+    for (long p = 0; p < padded; p += LANES) {
+        Floats dots[G][LANES];
+        for (int i = 0; i < LANES; i++) {
+            const T* key = k + at[p + i];
+            for (int g = 0; g < G; g++) dots[g][i] = Floats{};
+            for (int c = 0; c < CHUNKS; c++) {
+                const Floats part = chunk(key, c);
+                for (int g = 0; g < G; g++) dots[g][i] += query[g][c] * part;
+            }
+        }
+        const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int g = 0; g < G; g++) {
+            Floats score = lane < (int32_t)std::min(length - p, (long)LANES) ? sums(dots[g]) : all(-INFINITY);
+            save(scores + g * padded + p, score);
+            highest[g] = larger(highest[g], score);
+        }
+    }
+    Floats mixed[G][CHUNKS] = {};
+    float over[G];
+    for (int g = 0; g < G; g++) {
+        float most = highest[g][0];
+        for (int i = 1; i < LANES; i++) most = std::max(most, highest[g][i]);
+        Floats total = {};
+        for (long p = 0; p < padded; p += LANES) {
+            const Floats share = exponential(load(scores + g * padded + p) - most);
+            save(scores + g * padded + p, share);
+            total += share;
+        }
+        over[g] = 1.0f / sum(total);
+    }
+    for (long p = 0; p < length; p++) {
+        const T* value = v + at[p];
+        for (int c = 0; c < CHUNKS; c++) {
+            const Floats part = chunk(value, c);
+            for (int g = 0; g < G; g++) mixed[g][c] += scores[g * padded + p] * part;
+        }
+    }
+    for (int g = 0; g < G; g++)
+        for (int c = 0; c < CHUNKS && c * LANES < width; c++)
+            save(out + g * width + c * LANES, mixed[g][c] * over[g], width - c * LANES);
+}
+
+// Widths of CHUNKS times LANES, or any that is less.
+template <typename T, int CHUNKS, bool IS_WHOLE>
+void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, long slot, long length, long head) {
+    static thread_local std::vector<float> scores;
+    static thread_local std::vector<long> at;
+    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= 4 ? 4 : 2;  // what registers hold
+    const long padded = (length + LANES - 1) / LANES * LANES, group = in.heads / in.kv_heads;
+    const int32_t* blocks = in.table + slot * in.table_width;
+    scores.resize(MOST * padded);
+    at.resize(padded);
+    for (long p = 0; p < padded; p++) {
+        const long last = std::min(p, length - 1);
+        at[p] = ((blocks[last / in.block_size] * in.block_size + last % in.block_size) * in.kv_heads + head) * in.width;
+    }
+    long g = 0;
+    auto some = [&](auto attend, int n) {
+        for (; g + n <= group; g += n) {
+            const long first = (head * group + g) * in.width;
+            attend(q + first, k, v, out + first, at.data(), length, in.width, scores.data());
+        }
+    };
+    if constexpr (MOST >= 4) some(attend<T, 4, CHUNKS, IS_WHOLE>, 4), some(attend<T, 3, CHUNKS, IS_WHOLE>, 3);
+    if constexpr (MOST >= 2) some(attend<T, 2, CHUNKS, IS_WHOLE>, 2);
+    some(attend<T, 1, CHUNKS, IS_WHOLE>, 1);
+}
+
+}  // namespace
+
+// Strides are in elements; rows of q, k, v, gate and up may lie apart.
+#define KERNELS(T, NAME)                                                                                               \
+    extern "C" void rms_norm_##NAME(T* x, const T* delta, const T* weight, T* y, long rows, long width, float eps,     \
+                                    long threads) {                                                                    \
+        each(rows, rows * width, threads, [=](long i) {                                                                \
+            rms_norm_row(x + i * width, delta ? delta + i * width : delta, weight, y + i * width, width, eps);         \
+        });                                                                                                            \
+    }                                                                                                                  \
+    extern "C" void rotate_##NAME(T* q, T* k, const float* cos, const float* sin, long rows, long heads,               \
+                                  long kv_heads, long width, long q_stride, long k_stride, bool rounds,                \
+                                  long threads) {                                                                      \
+        each(rows, rows * (heads + kv_heads) * width, threads, [=](long i) {                                           \
+            const float *c = cos + i * width, *s = sin + i * width;                                                    \
+            for (long h = 0; h < heads; h++) rotate_head(q + i * q_stride + h * width, c, s, width / 2, rounds);       \
+            for (long h = 0; h < kv_heads; h++) rotate_head(k + i * k_stride + h * width, c, s, width / 2, rounds);    \
+        });                                                                                                            \
+    }                                                                                                                  \
+    extern "C" void swiglu_##NAME(const T* gate, const T* up, T* out, long rows, long width, long gate_stride,         \
+                                  long up_stride, long threads) {                                                      \
+        each(rows, 4 * rows * width, threads, [=](long i) {                                                            \
+            swiglu_row(gate + i * gate_stride, up + i * up_stride, out + i * width, width);                            \
+        });                                                                                                            \
+    }                                                                                                                  \
+    extern "C" void store_##NAME(T* pool_k, T* pool_v, const int64_t* places, const T* k, const T* v, long rows,       \
+                                 long width, long k_stride, long v_stride) {                                           \
+        for (long i = 0; i < rows; i++) {                                                                              \
+            std::memcpy(pool_k + places[i] * width, k + i * k_stride, width * sizeof(T));                              \
+            std::memcpy(pool_v + places[i] * width, v + i * v_stride, width * sizeof(T));                              \
+        }                                                                                                              \
+    }                                                                                                                  \
+    extern "C" void decode_##NAME(const T* q, const T* k, const T* v, T* out, const int64_t* slots,                    \
+                                  const int64_t* lengths, const int32_t* table, long sequences, long table_width,      \
+                                  long block_size, long heads, long kv_heads, long width, long q_stride,               \
+                                  long threads) {                                                                      \
+        const Paged in = {table, table_width, block_size, heads, kv_heads, width};                                     \
+        long work = 0;                                                                                                 \
+        for (long i = 0; i < sequences; i++) work += lengths[i] * heads * width;                                       \
+        auto one = width == 64    ? attend_heads<T, 4, true>                                                           \
+                   : width == 128 ? attend_heads<T, 8, true>                                                           \
+                                  : attend_heads<T, 16, false>;                                                        \
+        each(sequences * kv_heads, work, threads, [=](long i) {                                                        \
+            const long s = i / kv_heads;                                                                               \
+            one(in, q + s * q_stride, k, v, out + s * heads * width, slots[s], lengths[s], i % kv_heads);              \
+        });                                                                                                            \
+    }
+
+KERNELS(float, float32)
+KERNELS(BFloat16, bfloat16)

@@ -1,0 +1,189 @@
+"""The kernels of ``host.cpp``, for CPUs, compiled for this machine when they are first asked for.
+
+Each takes the place of several of torch's operators, whose calls cost more than the few rows of a decode step. They give
+their references' numbers within rounding, and a row the same alone and in company. Where there is no compiler, or what it
+makes is wrong on an example (``engines.kernels.probe``), torch's operators serve.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, c_bool, c_float, c_long, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.kernels.launch import expect
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
+_P, _N, _F, _B = c_void_p, c_long, c_float, c_bool
+_ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "rms_norm": (_P, _P, _P, _P, _N, _N, _F, _N),
+        "rotate": (_P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _B, _N),
+        "swiglu": (_P, _P, _P, _N, _N, _N, _N, _N),
+        "store": (_P, _P, _P, _P, _P, _N, _N, _N, _N),
+        "decode": (_P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
+    }
+)
+MOST_WIDTH = 256
+"""The widest head that is taken."""
+
+
+class CompilerError(Exception):
+    """Nothing was made; ``str`` says why in a sentence."""
+
+
+@lru_cache(maxsize=1)
+def library() -> CDLL:
+    """Raises CompilerError. Takes some seconds, once a process."""
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if not compiler:
+        raise CompilerError("there is no C++ compiler")
+    with TemporaryDirectory() as folder:
+        made = Path(folder, "host.so")
+        command = [compiler, "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w"]
+        try:
+            subprocess.run([*command, "-o", str(made), str(SOURCE)], check=True, capture_output=True, text=True)
+            return CDLL(str(made))
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", "") or str(error)
+            raise CompilerError(f"{compiler}: {said.strip().splitlines()[0]}") from error
+
+
+@lru_cache(maxsize=64)
+def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    found = library()[f"{name}_{DTYPES[dtype]}"]
+    found.argtypes, found.restype = _ARGUMENTS[name], None
+    return found
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
+    """[N, d] as ``RMSNorm``'s, of x [N, d], which becomes x + delta where there is one."""
+    rows, width = x.shape
+    expect(x.is_contiguous() and (delta is None or delta.is_contiguous()), "contiguous x and delta [N, d]")
+    y = torch.empty_like(x)
+    _kernel("rms_norm", x.dtype)(
+        x.data_ptr(),
+        None if delta is None else delta.data_ptr(),
+        weight.data_ptr(),
+        y.data_ptr(),
+        rows,
+        width,
+        eps,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
+    """As ``engines.kernels.rotary.rotate``."""
+    rows, heads, width = q.shape
+    expect(_has_whole_rows(q) and _has_whole_rows(k), "q [N, H, D] and k [N, Hkv, D], heads side by side")
+    cos, sin = (table.to(torch.float32).contiguous() for table in (cos, sin))
+    _kernel("rotate", q.dtype)(
+        q.data_ptr(),
+        k.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        rows,
+        heads,
+        k.shape[1],
+        width,
+        q.stride(0),
+        k.stride(0),
+        not full_precision,
+        torch.get_num_threads(),
+    )
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """As ``engines.kernels.swiglu.swiglu``."""
+    rows, width = gate.shape
+    expect(gate.stride(1) == up.stride(1) == 1, "gate and up [N, F] with contiguous F")
+    out = gate.new_empty((rows, width))
+    _kernel("swiglu", gate.dtype)(
+        gate.data_ptr(),
+        up.data_ptr(),
+        out.data_ptr(),
+        rows,
+        width,
+        gate.stride(0),
+        up.stride(0),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    """As ``engines.kernels.store.store``; of rows that are named twice the last stays."""
+    expect(all(_has_whole_rows(x) for x in (k, v)), "k and v [M, Hkv, D], heads side by side in a row")
+    expect(pool_k.is_contiguous() and pool_v.is_contiguous() and rows.is_contiguous(), "a contiguous pool and rows")
+    _kernel("store", k.dtype)(
+        pool_k.data_ptr(),
+        pool_v.data_ptr(),
+        rows.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        len(rows),
+        k.shape[1] * k.shape[2],
+        k.stride(0),
+        v.stride(0),
+    )
+
+
+def decode(
+    q: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, lengths: Tensor, table: Tensor, block_size: int
+) -> Tensor:
+    """[N, H, D] attention of one query a sequence: row i of q [N, H, D] sees the first ``lengths[i]`` tokens of
+    ``slots[i]``, whose blocks of ``block_size`` rows in pool_k and pool_v [R, Hkv, D] are ``table[slots[i]]``. Rows behind
+    the n sequences are zeros."""
+    heads, width = q.shape[1:]
+    expect(_has_whole_rows(q) and pool_k.is_contiguous() and pool_v.is_contiguous(), "whole rows of q and the pool")
+    expect(width <= MOST_WIDTH and table.dtype == torch.int32, f"heads of at most {MOST_WIDTH}, table int32")
+    out = q.new_zeros(q.shape)
+    _kernel("decode", q.dtype)(
+        q.data_ptr(),
+        pool_k.data_ptr(),
+        pool_v.data_ptr(),
+        out.data_ptr(),
+        slots.data_ptr(),
+        lengths.data_ptr(),
+        table.data_ptr(),
+        len(slots),
+        table.shape[1],
+        block_size,
+        heads,
+        pool_k.shape[1],
+        width,
+        q.stride(0),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def decode_reference(
+    q: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, lengths: Tensor, table: Tensor, block_size: int
+) -> Tensor:
+    """As ``decode``."""
+    out, group = torch.zeros_like(q), q.shape[1] // pool_k.shape[1]
+    for i, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        place = torch.arange(length)
+        rows = table[slot, place // block_size].long() * block_size + place % block_size
+        k, v = (x[rows].float().repeat_interleave(group, dim=1) for x in (pool_k, pool_v))
+        shares = torch.softmax(torch.einsum("hd,lhd->hl", q[i].float(), k) * q.shape[2] ** -0.5, dim=-1)
+        out[i] = torch.einsum("hl,lhd->hd", shares, v).to(q.dtype)
+    return out
+
+
+def _has_whole_rows(x: Tensor) -> bool:
+    return x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])

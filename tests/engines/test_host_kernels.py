@@ -1,0 +1,183 @@
+"""The kernels for CPUs: what they give, that company changes no bit of it, and that torch serves where they cannot."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.causal import executor, generate, prompt, run, small_model, start
+from torch import Tensor
+
+from engines.kernels import host, probe
+from engines.kernels.rmsnorm import rms_norm_reference
+from engines.kernels.rotary import rotate_reference
+from engines.kernels.swiglu import swiglu_reference
+
+try:
+    host.library()
+except host.CompilerError as error:
+    pytest.skip(f"no kernels for this CPU: {error}", allow_module_level=True)
+
+dtypes = pytest.mark.parametrize("dtype", list(host.DTYPES), ids=str)
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7}
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """What was found out is forgotten, before and after."""
+    for _ in range(2):
+        probe.host_fault.cache_clear()
+        host.library.cache_clear()
+        host._kernel.cache_clear()
+        if _ == 0:
+            yield
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@dtypes
+def test_all_serve_here(dtype):
+    assert probe.host_fault(dtype) is None
+
+
+@dtypes
+@pytest.mark.parametrize("width", [1, 15, 16, 100, 576])
+def test_norm_and_activation_of_any_width_are_their_references_and_a_row_s_own(dtype, width):
+    x, delta, weight = (draw(5, width, dtype=dtype, seed=seed) for seed in range(3))
+    # Rows of a joined product lie apart.
+    both = draw(5, 2 * width, dtype=dtype, seed=3) * 30
+    gate, up = both.split(width, dim=-1)
+    sum_of, expected_sum = x.clone(), x.clone()
+    y = host.rms_norm(sum_of, weight[0], 1e-5, delta)
+    expected = rms_norm_reference(expected_sum, weight[0], 1e-5, delta)
+    close = {"atol": ROUNDING[dtype], "rtol": ROUNDING[dtype]}
+    torch.testing.assert_close(y, expected, **close)
+    assert torch.equal(sum_of, expected_sum)
+    gated = host.swiglu(gate, up)
+    torch.testing.assert_close(gated, swiglu_reference(gate, up), **close)
+    for i in range(5):
+        assert torch.equal(host.rms_norm(x[i : i + 1].clone(), weight[0], 1e-5, delta[i : i + 1]), y[i : i + 1])
+        assert torch.equal(host.swiglu(gate[i : i + 1], up[i : i + 1]), gated[i : i + 1])
+
+
+@dtypes
+def test_an_activation_of_huge_values_is_torch_s(dtype):
+    gate = torch.tensor([[-200.0, -88.0, -20.0, 0.0, 20.0, 88.0, 200.0, torch.nan]]).to(dtype)
+    torch.testing.assert_close(
+        host.swiglu(gate, torch.ones_like(gate)), torch.nn.functional.silu(gate), atol=1e-30, rtol=1e-2, equal_nan=True
+    )
+
+
+@dtypes
+@pytest.mark.parametrize("width", [8, 64, 80])
+def test_rotation_is_its_reference(dtype, width):
+    joined = draw(3, 6 * width, dtype=dtype)
+    q, k, _ = (part.view(3, -1, width) for part in joined.split([3 * width, 2 * width, width], dim=-1))
+    angles = torch.rand(3, 1, width // 2, generator=torch.Generator().manual_seed(1)) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
+    expected = q.clone(), k.clone()
+    rotate_reference(*expected, cos, sin, full_precision=False)
+    host.rotate(q, k, cos, sin, full_precision=False)
+    for mine, theirs in zip((q, k), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=ROUNDING[dtype], rtol=0)
+
+
+def paged(lengths: tuple[int, ...], heads: int, kv_heads: int, width: int, size: int, dtype: torch.dtype) -> list:
+    """Arguments of ``decode``; what no sequence holds is not a number."""
+    count = -(-max(lengths) // size)
+    random = torch.Generator().manual_seed(0)
+    table = (torch.randperm(len(lengths) * count, generator=random) + 1).view(len(lengths), count).to(torch.int32)
+    pools = torch.full((2, (len(lengths) * count + 1) * size, kv_heads, width), torch.nan, dtype=dtype)
+    for slot, length in enumerate(lengths):
+        place = torch.arange(length)
+        rows = table[slot, place // size].long() * size + place % size
+        pools[:, rows] = draw(2, length, kv_heads, width, dtype=dtype, seed=slot)
+    q = draw(len(lengths), heads, width, dtype=dtype, seed=99) * 3
+    return [q, *pools.unbind(), torch.arange(len(lengths)), torch.tensor(lengths), table, size]
+
+
+SHAPES = [
+    (9, 3, 64, 16),
+    (14, 2, 64, 16),
+    (5, 1, 64, 7),
+    (6, 2, 128, 16),
+    (4, 2, 8, 16),
+    (3, 3, 80, 5),
+    (2, 2, 256, 16),
+]
+
+
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decode_is_its_reference_and_company_changes_no_bit(dtype, shape):
+    lengths = (1, 15, 16, 17, 130, 64)
+    at = paged(lengths, *shape, dtype)
+    found = host.decode(*at)
+    torch.testing.assert_close(found, host.decode_reference(*at), atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+    q, k, v, slots, ends, table, size = at
+    for i in range(len(lengths)):
+        assert torch.equal(host.decode(q[i : i + 1], k, v, slots[i : i + 1], ends[i : i + 1], table, size)[0], found[i])
+    # Rows behind the sequences.
+    assert torch.equal(host.decode(q, k, v, slots[:2], ends[:2], table, size)[2:], torch.zeros_like(q[2:]))
+
+
+def test_threads_change_no_bit():
+    at = paged((4000, 3000, 17), 8, 2, 64, 16, torch.float32)
+    x, weight = draw(3000, 512, dtype=torch.float32), draw(512, dtype=torch.float32)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append((host.decode(*at), host.rms_norm(x, weight, 1e-5), host.swiglu(x, x)))
+    finally:
+        torch.set_num_threads(threads)
+    for one, several in zip(*found, strict=True):
+        assert torch.equal(one, several)
+
+
+def test_a_decode_is_bit_for_bit_the_same_beside_a_prefill_and_a_chunk():
+    worker = executor(small_model())
+    ids, tokens = prompt(50, seed=3), []
+    for company in ([], [(0, 30)], [(20, 5), (33, 1)], [(60, 2), (0, 1), (47, 1)]):
+        slot = start(worker, ids)
+        generate(worker, slot, 50, 2)
+        others = []
+        for seed, (history, count) in enumerate(company):
+            other = start(worker, prompt(history + count, seed))
+            if history:
+                run(worker, (other, 0, history, False))
+            others.append((other, history, count, True))
+        run(worker, *others, (slot, 51, 1, True))
+        rows = torch.from_numpy(
+            worker.tables.rows(*(torch.tensor([x, y]).numpy() for x, y in ((slot, slot), (50, 51))))
+        )
+        tokens.append(worker.pool.v.flatten(1, 2)[:, rows].clone())
+        for each in (slot, *(other[0] for other in others)):
+            worker.close_slot(each)
+    for found in tokens[1:]:
+        assert torch.equal(found, tokens[0])
+
+
+def test_without_a_compiler_torch_serves_the_same_tokens(monkeypatch, afresh):
+    def answer() -> tuple[list[int], str | None]:
+        worker = executor(small_model())
+        slot = start(worker, prompt(20))
+        return generate(worker, slot, 20, 12), worker.paths()["host_kernels_unavailable"]
+
+    monkeypatch.setenv("CXX", "/nonexistent/compiler")
+    expected, why = answer()
+    assert why is not None
+    assert "/nonexistent/compiler" in why
+    monkeypatch.delenv("CXX")
+    probe.host_fault.cache_clear()
+    assert answer() == (expected, None)
+
+
+def test_a_wrong_kernel_does_not_serve(monkeypatch, afresh):
+    right = host.decode
+    monkeypatch.setattr(host, "decode", lambda q, *rest: right(q * 1.1, *rest))
+    found = probe.host_fault(torch.float32)
+    assert found is not None
+    assert found.startswith("decode: it is off by")
