@@ -76,9 +76,9 @@ class HostKernels:
     def store(self) -> Store:
         return store_by_index if self.fault else host.store
 
-    @property
-    def decode(self) -> Callable[..., Tensor] | None:
-        return None if self.fault else host.decode
+    def decode(self, width: int) -> Callable[..., Tensor] | None:
+        """``host.decode`` for heads of this width; None where torch has to do."""
+        return None if self.fault or width > host.MOST_WIDTH else host.decode
 
     def ops(self, otherwise: FusedOps) -> FusedOps:
         if self.fault:

@@ -1,7 +1,8 @@
 """Causal attention of a step over the paged pool, in torch's own operators: the CPU's backend and the reference.
 
 A query at position p of its sequence sees the keys at positions 0 … p. Sequences whose sizes are alike are padded to
-one call; a sequence without history reads the step's own K and V, the others the pool. Nothing here is per token.
+one call, on a CPU those that decode; a sequence without history reads the step's own K and V, the others the pool.
+Nothing here is per token.
 
 Shapes: N rows; a group has g sequences, padded to Lq queries and Lk keys.
 """
@@ -110,7 +111,8 @@ class SdpaAttention:
             return self._attend(rows, pool, [self._decodes(slice(None), members, tables)], None)
         groups: list[_Group | _Decodes] = []
         order = []
-        for which in [np.arange(len(members.slot))] if rows.is_grid else _alike(members):
+        is_alone = pool.k.device.type == "cpu"
+        for which in [np.arange(len(members.slot))] if rows.is_grid else _alike(members, is_alone=is_alone):
             group, places = self._group(Members(*(column[which] for column in members)), tables, pool)
             groups.append(group)
             order.append(places)
@@ -181,13 +183,15 @@ class SdpaAttention:
         return keys, mask.unsqueeze(1)
 
 
-def _alike(members: Members) -> list[Ints]:
-    """The sequences in groups of one call each."""
+def _alike(members: Members, *, is_alone: bool) -> list[Ints]:
+    """The sequences in groups of one call each. ``is_alone`` has a prefill keep to itself: padded to another's length its
+    rows would be summed in other pieces."""
     if len(members.slot) == 1:
         return [np.zeros(1, dtype=np.int64)]
     sizes = np.log2(np.stack([members.tokens, members.end])) // _ALIKE
-    # Decodes keep to themselves, so that their company does not say which kernel they get.
-    sizes[0][members.tokens == 1] = -1
     key = (sizes[0] * 64 + sizes[1]) * 2 + (members.start > 0)
+    # Decodes keep to themselves, so that their company does not say which kernel they get.
+    one = members.tokens == 1
+    key = np.where(one, key - (1 << 20), key + (np.arange(len(one)) << 20) * is_alone)
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)

@@ -209,7 +209,8 @@ class TorchExecutor:
         if isinstance(found, str):
             if self.device.type == "cpu":
                 store = self._host.store
-            return SdpaAttention(store, self._staging, block_size=block_size, decode=self._host.decode)
+            decode = self._host.decode(self.model.config.head_dim)
+            return SdpaAttention(store, self._staging, block_size=block_size, decode=decode)
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
 
     def _size(self, work: StepWork, mode: object) -> Size | None:

@@ -6,6 +6,8 @@ import torch
 from support.causal import executor, generate, pooled, prompt, run, small_model, start
 
 from engines.ar.torch.executor import TorchExecutor
+from engines.models.loader import load_causal
+from engines.models.qwen2_config import tiny_causal
 from engines.policies.step import Bucket, Rung
 
 TOLERANCE = 2e-6
@@ -70,6 +72,26 @@ def test_decodes_and_chunks_over_history_in_one_step_are_those_of_each_alone(wor
             torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
     for slot in (*mixed, *alone):
         worker.close_slot(slot)
+
+
+@pytest.mark.parametrize("heads", [20, 4], ids=["kernel", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_decode_s_kv_and_token_are_bit_for_bit_those_it_has_alone(dtype, heads):
+    """Wide enough that a product of few rows is rounded unlike one of many, by MKL and, of one row, by oneDNN."""
+    model = load_causal(
+        tiny_causal(d_model=1280, n_layers=2, n_heads=heads, n_kv_heads=2), weights="random", dtype=dtype
+    )
+    wide, found = executor(model, num_slots=12), []
+    for company in (0, 1, 2, 3, 4, 6, 9):
+        slots = [start(wide, prompt(21 + 9 * seed, seed)) for seed in range(company + 1)]
+        run(wide, *((slot, 0, 20 + 9 * seed, False) for seed, slot in enumerate(slots)))
+        token = run(wide, *((slot, 20 + 9 * seed, 1, True) for seed, slot in reversed([*enumerate(slots)])))[-1]
+        found.append((token, *pooled(wide, slots[0], 21)))
+        for slot in slots:
+            wide.close_slot(slot)
+    for token, *kv in found[1:]:
+        assert token == found[0][0]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(kv, found[0][1:], strict=True))
 
 
 @pytest.mark.parametrize("histories", [(0, 0, 0, 0, 0), (0, 16, 3, 50, 120)], ids=["fresh", "over-history"])
