@@ -36,17 +36,21 @@ def fuse(model: nn.Module, ops: FusedOps) -> None:
                 part.join() if ops.joins else part.divide()
 
 
-def reorder(model: nn.Module, *, joins: bool) -> None:
-    """Have the products of a CPU's model read copies of its weights from now on (``Product``). ``joins`` says that
-    executors will ask for products of one input together, and not apart."""
+def reorder(model: nn.Module, *, joins: bool) -> bool:
+    """Have the products of a CPU's model read copies of its weights from now on (``Product``); whether all do. ``joins``
+    says that executors will ask for products of one input together, and not apart."""
     modules = list(model.modules())
     joined: set[int] = set()
+    found: list[Product | None] = []
     for part in (part for module in modules for part in vars(module).values() if joins and isinstance(part, Products)):
         part.join()
+        found.append(part.product)
         joined |= {id(layer) for layer in part.layers}
     for module in modules:
         if isinstance(module, Linear) and id(module) not in joined:
             module.product = product_of(module.weight, module.bias)
+            found.append(module.product)
+    return None not in found
 
 
 class Products:
@@ -55,7 +59,7 @@ class Products:
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
         self._joined: tuple[Tensor, Tensor | None] | None = None
-        self._product: Product | None = None
+        self.product: Product | None = None
         self._widths: list[int] = []
 
     def __call__(self, x: Tensor) -> Iterator[Tensor]:
@@ -63,7 +67,7 @@ class Products:
         is joined lie as far apart as all of them are wide."""
         if self._joined is None:
             return (layer(x) for layer in self.layers)
-        y = F.linear(x, *self._joined) if self._product is None else self._product(x)
+        y = F.linear(x, *self._joined) if self.product is None else self.product(x)
         return iter(y.split(self._widths, dim=-1))
 
     @torch.no_grad()
@@ -74,12 +78,12 @@ class Products:
         assert len(biases) in (0, len(self.layers)), "biases of all layers or none"
         self._joined = weight, _one_tensor(biases) if biases else None
         self._widths = [layer.weight.shape[0] for layer in self.layers]
-        if self._product is None or self._product.weight.data_ptr() != weight.data_ptr():
+        if self.product is None or self.product.weight.data_ptr() != weight.data_ptr():
             is_trained = any(layer.weight.requires_grad for layer in self.layers)
-            self._product = None if is_trained else product_of(*self._joined)
+            self.product = None if is_trained else product_of(*self._joined)
 
     def divide(self) -> None:
-        self._joined = self._product = None
+        self._joined = self.product = None
 
 
 def _one_tensor(parameters: Sequence[nn.Parameter]) -> Tensor:

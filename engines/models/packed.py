@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from engines.models.config import ModelConfig
 from engines.models.layers import RMSNorm, reorder
-from engines.models.product import Product, product_of
+from engines.models.product import FEWEST_ROWS, Product, product_of
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
+from engines.runtime.rows import MIN_ROWS
 
 Config = TypeVar("Config", bound=ModelConfig | CausalConfig)
 
@@ -41,6 +42,8 @@ class PackedModel(nn.Module, Generic[Config]):
         self.kv_heads_here = config.n_kv_heads
         self.tensor_parallel: Ranks | None = None
         self._tied_head: Product | None = None
+        self.min_rows = MIN_ROWS
+        """Rows among which a row's numbers are those it has in any company."""
 
     @property
     @abstractmethod
@@ -101,9 +104,11 @@ class PackedModel(nn.Module, Generic[Config]):
 
     def reorder(self, *, joins: bool) -> None:
         """See ``layers.reorder``; a tied head is a product, too."""
-        reorder(self, joins=joins)
+        every = reorder(self, joins=joins)
         if self.config.weight_tying:
             self._tied_head = product_of(self._embedding_weight)
+            every &= self._tied_head is not None
+        self.min_rows = FEWEST_ROWS if every else MIN_ROWS
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] raw logits; row i predicts the token at its own position, or at the next of a causal model and where

@@ -18,6 +18,8 @@ from torch import Tensor
 from engines.runtime.rows import MIN_ROWS
 
 ROWS = (8, 16, 32, 64, 128, 256)
+FEWEST_ROWS = 4
+"""A row's result is the same among so many; two would do, and are not the faster for it, nor is one."""
 MOST_OUTPUTS = 1024
 """Products are compared and timed with no more."""
 REPEATS = 6

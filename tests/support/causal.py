@@ -6,6 +6,7 @@ import torch
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.models.decoder import CausalModel
+from engines.models.layers import FusedOps, fuse
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CausalConfig, tiny_causal
 
@@ -23,6 +24,9 @@ def small_model(seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB) -
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(scale)
+    # A product of several layers does not see that they were written to.
+    fuse(model, FusedOps(joins=False))
+    model.reorder(joins=True)
     return model
 
 

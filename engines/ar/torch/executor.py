@@ -27,7 +27,7 @@ from engines.policies.step import Bucket, Rung
 from engines.runtime.device import on
 from engines.runtime.graphs import CudaRecorder, Recorder
 from engines.runtime.pool import PoolTensors, Store
-from engines.runtime.rows import MIN_ROWS, Ints
+from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging, staging_to
 
 
@@ -229,12 +229,13 @@ class TorchExecutor:
 
     def _eager(self, work: StepWork, size: Size | None) -> tuple[Tensor, int]:
         """[sampling sequences, V] logits and the rows computed."""
-        rows = packed_rows(work, self.tables, least=MIN_ROWS) if size is None else rows_in(size, work, self.tables)
+        least = self.model.min_rows
+        rows = packed_rows(work, self.tables, least=least) if size is None else rows_in(size, work, self.tables)
         attend = self.attention.attend(rows, self.tables, self.pool)
         last = rows.last[work.samples]
         wanted = len(last)
-        if wanted < MIN_ROWS:  # repeated up to so many
-            last = np.concatenate((last, np.full(MIN_ROWS - wanted, rows.last[0], dtype=np.int64)))
+        if wanted < least:  # repeated up to so many
+            last = np.concatenate((last, np.full(least - wanted, rows.last[0], dtype=np.int64)))
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
         hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
         if wanted == 0:

@@ -1,6 +1,7 @@
 """The product of a linear layer on a CPU: which is taken, and that its numbers are those of a row alone."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from engines.models.decoder import CausalModel
 from engines.models.layers import Linear, reorder
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import load_causal
-from engines.models.product import Product, fewest_rows, product_of
+from engines.models.product import FEWEST_ROWS, Product, fewest_rows, product_of
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
@@ -139,7 +140,7 @@ def test_a_causal_model_joins_the_products_of_one_input_and_a_tied_head_is_one()
     model = load_causal(TIED, weights="random")
     assert isinstance(model, CausalModel)
     layer = model.blocks[0]
-    assert layer.self_attn.qkv._product is not None
+    assert layer.self_attn.qkv.product is not None
     assert layer.self_attn.q_proj.product is None
     assert layer.self_attn.o_proj.product is not None
     assert model._tied_head is not None
@@ -153,11 +154,22 @@ def test_a_causal_model_joins_the_products_of_one_input_and_a_tied_head_is_one()
             torch.testing.assert_close(y, F.linear(x, each.weight, each.bias))
 
 
+def test_of_a_model_with_other_products_more_rows_are_computed():
+    model = load_causal(TIED, weights="random", dtype=torch.float16)
+    assert model.min_rows == MIN_ROWS
+    model = load_causal(replace(TIED, weight_tying=False), weights="random")
+    model.lm_head.weight.requires_grad_(True)
+    model.reorder(joins=True)
+    assert model.min_rows == MIN_ROWS
+
+
 def test_weights_are_copied_only_where_there_is_room(monkeypatch):
     num_bytes = sum(p.numel() for p in load_causal(TIED, weights="random").parameters()) * 4
     monkeypatch.setattr(loader, "machine_memory_bytes", lambda: 4 * num_bytes)
-    assert load_causal(TIED, weights="random")._tied_head is not None
+    found = load_causal(TIED, weights="random")
+    assert (found._tied_head is not None, found.min_rows) == (True, FEWEST_ROWS)
     monkeypatch.setattr(loader, "machine_memory_bytes", lambda: 4 * num_bytes - 1)
-    assert load_causal(TIED, weights="random")._tied_head is None
+    found = load_causal(TIED, weights="random")
+    assert (found._tied_head, found.min_rows) == (None, MIN_ROWS)
     monkeypatch.setattr(loader, "machine_memory_bytes", lambda: None)
     assert load_causal(TIED, weights="random")._tied_head is None

@@ -55,7 +55,7 @@ def test_what_is_run_is_what_was_asked(worker, monkeypatch):
         ([40, 0, 15, 16, 16], [7, 12, 1, 1, 1], None, 22),
         ([5, 0], [7, 12], Bucket(16, 4), 64),
         ([0], [12], Rung(64), 64),
-        ([9], [3], None, 8),
+        ([9], [3], None, 4),
     ]
     assert worker.tables.num_free_slots == worker.tables.num_slots
 
