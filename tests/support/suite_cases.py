@@ -14,10 +14,14 @@ from support.quiet_machine import keep_quiet
 from repro.gpu_suite.suite import Job, Suite
 from repro.gpu_suite.summary import write_summary
 from repro.runs.experiment import prepare
+from repro.runs.provenance import GitState
 
 NUM_JOBS = 4
 PLACES = ("run", "done", "archive")
 """In a job's run, once it is stored, and while the archive is written."""
+
+AT = GitState(commit="abcdef0", dirty=False)
+"""What a suite is told: to find it out, each would ask three processes."""
 
 
 def make_jobs(at: int | None = None, before: Callable[[], object] = nothing) -> list[Job]:
@@ -42,6 +46,7 @@ def make_suite(jobs: list[Job], root: Path, on_done: Callable[[Suite], object] =
         export=root / "export",
         on_line=lambda _: None,
         on_done=on_done,
+        git=AT,
         **more,
     )
 

@@ -6,6 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.suite_cases import AT
+
 from engines.hardware.catalogue import H200
 from engines.hardware.roofline import Calibration, StepWork
 from engines.models.shape import LLADA_8B
@@ -90,7 +92,7 @@ def first_jobs(platform: str = "h200") -> tuple[Job, ...]:
 
 
 def told_suite(root: Path, told: Mapping[str, ToldRun], platform: str = "h200") -> ToldSuite:
-    return ToldSuite(jobs=first_jobs(platform), root=root, platform=platform, command="go on", told=told)
+    return ToldSuite(jobs=first_jobs(platform), root=root, platform=platform, command="go on", told=told, git=AT)
 
 
 def served(stage: str, speeds: Mapping[str, float], *, model: str | None = None, **more: Any) -> dict[str, ToldRun]:

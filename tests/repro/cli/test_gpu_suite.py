@@ -61,6 +61,7 @@ def test_the_small_suite_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(instance, "keep_freed_memory", lambda: True)
     # Four scripts measure the same machine, and a profile of fewer sizes has all of its parts.
     monkeypatch.setattr(peaks, "measured_peaks", functools.cache(peaks.measured_peaks))
+    monkeypatch.setattr(peaks, "BUDGET_S", 0.05)
     few = replace(instance.TINY, lengths=(4, 16, 64), batches=(1, 4), profile_lengths=(1, 16, 64, 256))
     monkeypatch.setattr(instance, "TINY", few)
     root = tmp_path / "suite"

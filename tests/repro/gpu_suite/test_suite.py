@@ -14,7 +14,7 @@ from support.cells import a_cell
 from support.fake_system import NAME, deployed, fake_cell
 from support.forks import forks
 from support.run_files import contents
-from support.suite_cases import NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
+from support.suite_cases import AT, NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
 
 from engines.errors import UserError
 from repro.gpu_suite.suite import ARCHIVE, MARGIN, STATE, Job, Suite
@@ -57,7 +57,14 @@ class Clock:
         return Job(stage="stage", experiment=experiment, estimate_s=estimate)
 
     def suite(self, jobs: Sequence[Job], root: Path, **more: Any) -> Suite:
-        values = {"platform": "h200", "command": "go on", "on_line": lambda _: None, "on_done": write_summary, **more}
+        values = {
+            "platform": "h200",
+            "command": "go on",
+            "on_line": lambda _: None,
+            "on_done": write_summary,
+            "git": AT,
+            **more,
+        }
         return Suite(jobs=jobs, root=root, now=self, **values)
 
 
