@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,7 +101,7 @@ def figure(
     title, bare, has_cells = title or FIGURES[whole].title, whole.rpartition("/")[2], cells is not no_cells
 
     def asked(view: View) -> list[Cell]:
-        return list({cell.key: replace(cell, figure=bare) for cell in in_order(cells(view), view)}.values())
+        return list({cell.key: cell.asked_by(bare) for cell in in_order(cells(view), view)}.values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)
@@ -133,12 +133,12 @@ def figure(
 def seed_by_seed(cells: Iterable[Cell], view: View) -> list[Cell]:
     """All of one seed before the next: a sweep that is stopped has whole repeats."""
     kept = list(dict.fromkeys(cells))
-    return [replace(cell, seed=seed) for seed in view.seeds for cell in kept]
+    return [cell.with_seed(seed) for seed in view.seeds for cell in kept]
 
 
 def cell_by_cell(cells: Iterable[Cell], view: View) -> list[Cell]:
     """All repeats of one cell before the next."""
-    return [replace(cell, seed=seed) for cell in cells for seed in view.seeds]
+    return [cell.with_seed(seed) for cell in cells for seed in view.seeds]
 
 
 def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Rendered:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -60,8 +61,7 @@ class Cell:
             _check_text(name, getattr(self, name))
         if self.figure is not None:
             _check_text("figure", self.figure)
-        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed!r} must be an integer of at least 0, and below 2^63")
+        _check_seed(self.seed)
         if self.rate is not None:
             rate = self.rate
             # Compared, not asked whether it is finite: an integer may be too large for a float.
@@ -97,6 +97,21 @@ class Cell:
     def without(self, knob: str) -> Cell:
         kept = tuple(each for each in self.knobs if each[0] != knob)
         return self if kept == self.knobs else replace(self, knobs=kept)
+
+    def with_seed(self, seed: int) -> Cell:
+        """As ``replace``, but that nothing else is checked again: figures have thousands of repeats."""
+        _check_seed(seed)
+        again = copy(self)
+        vars(again)["seed"] = seed
+        vars(again).pop("key", None)
+        return again
+
+    def asked_by(self, figure: str) -> Cell:
+        """As ``with_seed``; the key, where it is known, stays what it is."""
+        _check_text("figure", figure)
+        again = copy(self)
+        vars(again)["figure"] = figure
+        return again
 
     @property
     def knob_values(self) -> dict[str, Scalar]:
@@ -157,6 +172,11 @@ def plain(value: Any) -> Any:
     if not isinstance(found, int) or found.bit_length() <= 1024:
         return found
     return math.inf if found > 0 else -math.inf
+
+
+def _check_seed(seed: object) -> None:
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise UserError(f"seed={seed!r} must be an integer of at least 0, and below 2^63")
 
 
 def _check_text(name: str, value: object) -> None:

@@ -37,6 +37,19 @@ def test_key_is_pinned():
     assert CELL.folder_name == f"dllm-serve_burst_rtx4090_roofline_r0.5_s0_{CELL.key}"
 
 
+def test_another_seed_and_another_figure_are_as_if_made_anew():
+    for cell in (replace(CELL), CELL):  # without a key that is known, and with one
+        again, elsewhere = cell.with_seed(7), cell.asked_by("fig5")
+        for found, made in ((again, replace(cell, seed=7)), (elsewhere, replace(cell, figure="fig5"))):
+            assert found == made
+            assert (found.key, found.folder_name) == (made.key, made.folder_name)
+        assert elsewhere.key == CELL.key != again.key
+    assert (CELL.seed, CELL.figure) == (0, "fig3")
+    for refused in (lambda: CELL.with_seed(-1), lambda: CELL.with_seed(True), lambda: CELL.asked_by(" ")):
+        with pytest.raises(UserError, match=r"seed=-1 must|seed=True must|figure=' ' must"):
+            refused()
+
+
 def test_figures_share_a_run():
     other = replace(CELL, figure="table4")
     assert other.key == CELL.key
