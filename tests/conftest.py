@@ -99,7 +99,7 @@ def _quiet_machine() -> Iterator[None]:
     from support.quiet_machine import keep_quiet
 
     from repro.paths import REPO
-    from repro.runs import pool, sweep
+    from repro.runs import inputs, pool, sweep
 
     keep_quiet()
     # Names that have moved are errors: without the first, every sweep starts processes that import torch.
@@ -107,6 +107,9 @@ def _quiet_machine() -> Iterator[None]:
         patched.setattr(pool, "CELLS_PER_WORKER", 10**9)
         # Every sweep asks three processes of git; test_provenance asks them too.
         patched.setattr(sweep, "git_state", functools.cache(partial(sweep.git_state, REPO)))
+        # What a plug-in rests on is looked at anew by every test: the same sources, taken apart once.
+        digested = inputs.digested
+        patched.setattr(inputs, "digested", functools.cache(lambda content: (digested(content)[0], None)))
         yield
 
 
