@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
+from engines.ar.hardware import Hardware
 from engines.errors import require
 from engines.knobs import Checked, Fixed, Only, Range
 from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly

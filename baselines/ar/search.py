@@ -14,8 +14,8 @@ from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ar.cluster.cluster import NEVER, Cluster, StopRule
-from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
+from engines.ar.hardware import Hardware
 from engines.ar.metrics import Reading, attainment, observe
 from engines.ar.session import Arrivals
 from engines.errors import require

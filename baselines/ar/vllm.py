@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
+from engines.ar.hardware import Hardware
 from engines.errors import require
 from engines.knobs import Checked, Seconds, Tokens
 from engines.policies.batching import Chunked, PrefillFirst

@@ -19,8 +19,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engines.ar.cost import Hardware, Link
 from engines.ar.deployment import GPUS_PER_SERVER
+from engines.ar.hardware import Hardware, Link
 from engines.errors import require
 from engines.least_squares import least_squares
 from engines.policies.step import Chunk

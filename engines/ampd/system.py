@@ -9,8 +9,8 @@ from typing import Annotated
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import MAX_LOOKAHEAD, AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment
+from engines.ar.hardware import Hardware
 from engines.ar.window import WINDOW_S
 from engines.errors import require
 from engines.knobs import Checked, Only, Range

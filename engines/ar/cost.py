@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, Protocol
 
-from engines.ar.deployment import DEGREES
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
 from engines.hardware.roofline import LOGIT_PASSES
@@ -220,76 +219,3 @@ def link_bytes_per_s(gpu: Gpu) -> float:
     """One direction between GPUs of a server: NVLink, or PCIe where there is none."""
     both_gb_s = gpu.pcie_gb_s if gpu.nvlink_gb_s is None else gpu.nvlink_gb_s
     return both_gb_s * 1e9 / 2
-
-
-_LinkName = Literal["intra-server", "inter-server"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    name: _LinkName
-    latency_s: float
-    bytes_per_s: float
-    """Bandwidth of one GPU; ranks of a tensor-parallel group send in parallel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KvLinks:
-    """T_kv of AMPD §3: Hockney's alpha-beta model over the slower of two ends (App. A.1). Transfers do not slow each other down:
-    every GPU has its own port."""
-
-    intra: Link
-    inter: Link
-    kv_bytes_per_token: int
-
-    def between(self, server: int, other_server: int) -> Link:
-        return self.intra if server == other_server else self.inter
-
-    def transfer_s(self, tokens: int, link: Link, degree: int, other_degree: int) -> float:
-        """Nothing to send takes no time; else latency + bytes over the ports of the smaller group."""
-        if tokens <= 0:
-            return 0.0
-        return link.latency_s + tokens * self.kv_bytes_per_token / (link.bytes_per_s * min(degree, other_degree))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """A model on a kind of GPU, under one reading of the constants."""
-
-    shape: ModelShape
-    gpu: Gpu
-    constants: CostConstants
-    _costs: dict[tuple[int, bool], WorkerCost] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def cost(self, degree: int, *, is_remote: bool = False) -> WorkerCost:
-        key = degree, is_remote
-        if key not in self._costs:
-            self._costs[key] = WorkerCost(self.shape, self.gpu, degree, self.constants, is_remote=is_remote)
-        return self._costs[key]
-
-    @property
-    def links(self) -> KvLinks:
-        constants, latency_s = self.constants, self.constants.transfer_latency_s
-        inside = link_bytes_per_s(self.gpu) * constants.nvlink_efficiency
-        between = constants.inter_server_gb_s * 1e9 * constants.inter_server_efficiency
-        return KvLinks(
-            intra=Link(name="intra-server", latency_s=latency_s, bytes_per_s=inside),
-            inter=Link(name="inter-server", latency_s=latency_s, bytes_per_s=between),
-            kv_bytes_per_token=self.shape.kv_bytes_per_token,
-        )
-
-    def kv_capacity(self, degree: int) -> int:
-        """Tokens of K/V that fit beside the weights; below 1 where the weights alone do not fit."""
-        room = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
-        return math.floor(room / self.shape.kv_bytes_per_token)
-
-    def degrees(self, *, min_kv_tokens: int = 1) -> tuple[int, ...]:
-        """Tensor-parallel degrees that leave room for so many tokens of K/V."""
-        heads = self.shape.n_heads
-        found = tuple(degree for degree in DEGREES if heads % degree == 0 and self.kv_capacity(degree) >= min_kv_tokens)
-        require(
-            bool(found),
-            f"model={self.shape.name!r} with {min_kv_tokens} tokens of K/V does not fit {max(DEGREES)} x {self.gpu.name}: "
-            "use a smaller model or a larger GPU",
-        )
-        return found

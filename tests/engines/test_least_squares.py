@@ -15,7 +15,7 @@ from repro.paths import REPO
 FITTED = """
 from engines.ampd.performance import SimulatedProfile
 from engines.ampd.performance import profile
-from engines.ar.cost import Hardware
+from engines.ar.hardware import Hardware
 from engines.ar.cost import PHYSICAL
 from engines.hardware.catalogue import H20, H200
 from engines.laps.cost import PrefillCost

@@ -12,7 +12,8 @@ from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ar.cluster.cluster import NEVER, Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.worker import PrefillWorker
-from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, Hardware, KvLinks, Link, WorkerCost
+from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, WorkerCost
+from engines.ar.hardware import Hardware, KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Round, Session
 from engines.hardware.catalogue import H20

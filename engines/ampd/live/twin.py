@@ -10,7 +10,8 @@ from engines.ampd.performance import Piecewise
 from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.worker import PrefillWorker
-from engines.ar.cost import DecodeLine, KvLinks, Link
+from engines.ar.cost import DecodeLine
+from engines.ar.hardware import KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.ar.window import WINDOW_S

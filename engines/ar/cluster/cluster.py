@@ -12,8 +12,8 @@ from typing import Annotated
 
 from engines.ar.cluster.decode_worker import DecodeWorker, Home
 from engines.ar.cluster.worker import Live, PrefillWorker
-from engines.ar.cost import Hardware, KvLinks
 from engines.ar.deployment import Deployment, place
+from engines.ar.hardware import Hardware, KvLinks
 from engines.ar.record import (
     ClusterRun,
     RoundRow,

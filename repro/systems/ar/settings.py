@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Annotated
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.ar.cost import Hardware, cost_constants
+from engines.ar.cost import cost_constants
+from engines.ar.hardware import Hardware
 from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu

@@ -12,8 +12,8 @@ from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster, StopRule
-from engines.ar.cost import Hardware
 from engines.ar.deployment import Deployment, replications
+from engines.ar.hardware import Hardware
 from engines.ar.metrics import Reading, attainment, observe
 from engines.ar.session import OpenLoop, Session
 from engines.errors import UserError
