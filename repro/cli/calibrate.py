@@ -31,6 +31,9 @@ class Asked:
     """Replace the stored constants and report, which every simulation rests on."""
     sensitivity: bool = False
     """Instead: how far predictions depend on lengths, batch rule and step overhead; a minute or two."""
+    silicon: str | None = None
+    """Instead: take a card's kernel times out of the installed package aiconfigurator-core ('.[silicon]'): l40s, a100, h100, h200 or
+    b200."""
 
     def check(self) -> None:
         """Refuse what cannot be, of a card that is fitted to stated numbers."""
@@ -56,6 +59,9 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     from repro.systems import platforms
     from repro.systems.calibration import load_calibration, save_calibration
 
+    if asked.silicon is not None:
+        _extract(asked, asked.silicon, json=json)
+        return
     card = asked.platform
     if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not asked.sensitivity:
         require(not asked.keep, "keep is for cards that are fitted to stated numbers: leave it out")
@@ -83,6 +89,41 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     say(f"fitted on {'; '.join(calibration.fitted_on)}")
     if not asked.dry_run:
         _print_comparisons(found)
+
+
+def _extract(asked: Asked, card: str, *, json: bool) -> None:
+    """Kernel times of a card, and what the rules changed in them."""
+    from engines.ar.deployment import DEGREES
+    from engines.hardware.silicon.extract import extract
+    from engines.hardware.silicon.tables import FOLDER, cards, digest_of, encoded, load_tables, write_tables
+    from repro.files import writable_folder
+    from repro.paths import IS_INSTALLED
+
+    for name in ("keep", "sensitivity"):
+        require(not getattr(asked, name), f"{name} has no effect with silicon={card!r}: leave it out")
+    require(
+        asked.write != asked.dry_run,
+        f"calibrate --silicon replaces {FOLDER / card}.csv.gz, which composed steps rest on: add --write, or --dry-run to see it alone",
+    )
+    require(not (IS_INSTALLED and asked.write), f"{_SHARED}: run it in a clone")
+    found = extract(card, DEGREES)
+    content = encoded(found.about, found.curves)
+    is_same = card in cards() and digest_of(content) == load_tables(card).digest
+    if asked.write:
+        writable_folder("silicon", FOLDER)
+        write_tables(FOLDER / f"{card}.csv.gz", content)
+    if json:
+        print_json({**found.about, "curves": sum(map(len, found.curves.values())), "is_same": is_same})
+        return
+    names = {name: None for rules in found.rules.values() for name in rules}
+    print_table(
+        f"{card}: kernel times of {found.about['package']} {found.about['version']}, and what the rules changed",
+        ("", *found.rules),
+        [(name.replace("_", " "), *(f"{rules[name]:,}" for rules in found.rules.values())) for name in names],
+    )
+    say(
+        f"{sum(map(len, found.curves.values()))} curves; {'as committed' if is_same else 'not those that are committed'}"
+    )
 
 
 def _unasked(card: str) -> str:

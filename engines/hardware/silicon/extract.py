@@ -1,0 +1,245 @@
+"""Takes the kernel times of the models' shapes out of the package that publishes them (``aiconfigurator-core``, Apache-2.0).
+
+A product that is not listed reaches the share of peak, or of bandwidth where that bounds it, that the listed ones nearest to it
+do. (Left out in turn, listed products from 128 rows on are met that way to 3 to 7 % in the median, 10 to 17 % at the 90th percentile,
+a quarter closer than on a line between neighbours.) Heads that are not listed lie on the line between their neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engines.errors import UserError, require
+from engines.hardware.catalogue import Gpu, gpu
+from engines.hardware.silicon.products import Heads, Product, experts_of, head_product, heads_of, layer_products
+from engines.hardware.silicon.rules import Floats, filled, spikes, streamed
+from engines.hardware.silicon.tables import FRAMEWORKS, Curve, Kernel
+from engines.models.shape import SHAPES, ModelShape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PACKAGE = "aiconfigurator_core"
+LICENCE = "Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES"
+SYSTEMS: Mapping[str, str] = {
+    "l40s": "l40s",
+    "a100": "a100_sxm",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+}
+"""The package's names of our cards."""
+L2_BYTES: Mapping[str, float] = {"l40s": 96e6, "a100": 40e6, "h100": 50e6, "h200": 50e6, "b200": 126e6}
+"""Second-level cache, from NVIDIA's whitepapers of each architecture."""
+HEAD_DIM = 128
+"""All models here have it."""
+NEAREST = 4
+"""Listed products that stand in for one that is not."""
+ROUTING = "power_law_1.2"
+"""How tokens spread over experts in the tables that all frameworks have: some experts get more than others."""
+
+Curves = dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]]
+
+
+@dataclass
+class Extract:
+    """Curves of one card, and what was read and changed on the way."""
+
+    card: str
+    root: Path
+    curves: Curves = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    rules: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {
+            "card": self.card,
+            "package": PACKAGE.replace("_", "-"),
+            "version": version(PACKAGE.replace("_", "-")),
+            "system": SYSTEMS[self.card],
+            "licence": LICENCE,
+            "files": self.files,
+            "rules": self.rules,
+        }
+
+    def read(self, operation: str, framework: str, name: str) -> pd.DataFrame:
+        """The newest table of a framework; none newer than its newest one of attention, which no release has alone."""
+        import pandas as pd
+
+        system = self.root / SYSTEMS[self.card]
+        newest = max((_release(path.name) for path in (system / "attention" / framework).glob("*")), default=())
+        tables = (system / operation / framework).glob(f"*/{name}_perf.parquet")
+        found = sorted((_release(path.parent.name), path) for path in tables)
+        found = [each for each in found if each[0] <= newest]
+        require(bool(found), f"card={self.card!r}: {PACKAGE} has no {name} table of {framework} for it")
+        path = found[-1][1]
+        self.files[str(path.relative_to(self.root))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return pd.read_parquet(path)
+
+
+def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
+    """Every curve that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide them, of every framework."""
+    require(card in SYSTEMS, f"silicon={card!r} has no tables in {PACKAGE}: use one of {', '.join(SYSTEMS)}")
+    found = Extract(card=card, root=_data_folder())
+    ranks = [(degree, shape.on_rank(degree)) for shape in shapes for degree in degrees if _divides(shape, degree)]
+    for framework in FRAMEWORKS:
+        _products(found, framework, {p for _, rank in ranks for p in (*layer_products(rank), head_product(rank))})
+        heads = {heads_of(rank) for _, rank in ranks}
+        _attention(found, framework, "prompt", heads)
+        _attention(found, framework, "decode", heads)
+        _experts(found, framework, [(degree, rank) for degree, rank in ranks if rank.num_experts > 1])
+        _all_reduces(found, framework)
+    return found
+
+
+def _divides(shape: ModelShape, degree: int) -> bool:
+    return shape.n_heads % degree == 0 and shape.n_kv_heads % degree == 0
+
+
+def _data_folder() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"silicon needs the package {PACKAGE}: pip install '.[silicon]' (80 MB, Linux x86-64)")
+    return Path(spec.submodule_search_locations[0]) / "systems" / "data"
+
+
+def _release(name: str) -> tuple[int, ...]:
+    """1.3.0rc20 after 1.3.0rc15."""
+    return tuple(int(part) for part in name.replace("rc", ".").replace("post", ".").split(".") if part.isdigit())
+
+
+def _products(found: Extract, framework: str, wanted: Iterable[Product]) -> None:
+    table = found.read("gemm", framework, "gemm")
+    table = table[table.gemm_dtype == "bfloat16"].groupby(["n", "k", "m"]).latency.median().unstack("m") / 1e3
+    outputs, inputs = (table.index.get_level_values(name).to_numpy(float) for name in ("n", "k"))
+    rows = table.columns.to_numpy(float)
+    raw = table.to_numpy(float)
+    gone = spikes(raw)
+    times = filled(rows, raw, gone | np.isnan(raw))
+    card = gpu(found.card)
+    weights = 2 * outputs * inputs
+    num_bytes = weights[:, None] + 2 * rows * (outputs + inputs)[:, None]
+    clean = streamed(times, num_bytes, rows, weights, bandwidth=card.bandwidth, cache=L2_BYTES[found.card])
+    found.rules[framework] = {
+        "products": int(raw.size),
+        "spikes": int(gone.sum()),
+        "faster_than_memory": int(clean.impossible.sum()),
+        "raised_to_streamed": int(clean.raised.sum()),
+        "streamed_share": round(clean.bandwidth / card.bandwidth, 4),
+    }
+    listed = {Product(int(n), int(k)): curve for n, k, curve in zip(outputs, inputs, clean.times, strict=True)}
+    found.curves[framework, "gemm"] = {
+        tuple(product): (tuple(rows.tolist()), tuple(_times_of(product, rows, listed, card).tolist()))
+        for product in wanted
+    }
+
+
+def _times_of(product: Product, rows: Floats, listed: Mapping[Product, Floats], card: Gpu) -> Floats:
+    """Measured times where ``product`` is listed; else by the utilisation of its nearest, weighed by squared distance."""
+    if product in listed:
+        return listed[product]
+    distances = {
+        each: math.hypot(math.log2(each.outputs / product.outputs), math.log2(each.inputs / product.inputs))
+        for each in listed
+    }
+    nearest = sorted(listed, key=lambda each: (distances[each], each))[:NEAREST]
+    weights = np.array([distances[each] ** -2 for each in nearest])
+    utilisation = np.stack([_least_s(each, rows, card) / listed[each] for each in nearest])
+    mean = (weights[:, None] * utilisation).sum(axis=0) / weights.sum()
+    return _least_s(product, rows, card) / mean
+
+
+def _least_s(product: Product, rows: Floats, card: Gpu) -> Floats:
+    """What a product takes at the datasheet's peaks."""
+    outputs, inputs = product
+    num_bytes = 2 * (outputs * inputs + rows * (outputs + inputs))
+    return np.maximum(2 * rows * outputs * inputs / card.peak_flops, num_bytes / card.bandwidth)
+
+
+def _ends(listed: Sequence[float], value: float) -> list[tuple[float, float]]:
+    """The listed values beside ``value`` with the share of each."""
+    place = bisect_left(listed, value)
+    require(place < len(listed), f"{value:g} is beyond the tables, which end at {listed[-1]:g}")
+    if listed[place] == value:
+        return [(value, 1.0)]
+    low, high = listed[place - 1], listed[place]
+    share = (value - low) / (high - low)
+    return [(low, 1 - share), (high, share)]
+
+
+def _attention(found: Extract, framework: str, kernel: Kernel, wanted: Iterable[Heads]) -> None:
+    is_prompt = kernel == "prompt"
+    table = found.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
+    asked = (table.head_dim == HEAD_DIM) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
+    if "window_size" in table:
+        asked &= table.window_size == 0
+    table = table[asked]
+    # A decode's context holds the token that it is given, besides what came before.
+    table = table.assign(tokens=table.isl if is_prompt else table.isl + table.step)
+    times = (
+        table.groupby(["num_heads", "num_key_value_heads", "batch_size", "tokens"]).latency.median().unstack("tokens")
+        / 1e3
+    )
+    sizes = times.columns.to_numpy(float)
+    clean = times.to_numpy(float)
+    gone = spikes(clean)
+    heads, kv_heads, batch = (times.index.get_level_values(level).to_numpy(float)[:, None] for level in range(3))
+    # Queries and outputs of every token of a prompt, of one token of a decode; keys and values of all.
+    moved = 2 * batch * HEAD_DIM * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
+    floor = moved / gpu(found.card).bandwidth
+    found.rules[framework] |= {
+        f"{kernel}_spikes": int(gone.sum()),
+        f"{kernel}_faster_than_memory": int((clean < floor).sum()),
+    }
+    clean = np.maximum(filled(sizes, clean, gone), floor)
+    by_key = {tuple(map(int, key)): row for key, row in zip(times.index, clean, strict=True)}
+    curves = found.curves[framework, kernel] = {}
+    for heads, kv_heads in wanted:
+        listed = sorted({h for h, kv, _ in by_key if kv == min(kv_heads, h)})
+        listed = [h for h in listed if any(key[:2] == (h, min(kv_heads, h)) for key in by_key)]
+        if heads not in listed and not (listed and listed[0] < heads < listed[-1]):
+            continue  # no engine here decodes with so many K/V heads
+        ends = _ends([float(h) for h in listed], float(heads))
+        for batch in sorted({b for h, kv, b in by_key}):
+            rows = [share * by_key[int(h), kv_heads, batch] for h, share in ends if (int(h), kv_heads, batch) in by_key]
+            if len(rows) < len(ends):
+                continue
+            times_s = sum(rows[1:], rows[0])
+            known = ~np.isnan(times_s)
+            if known.any():
+                curves[heads, kv_heads, batch] = tuple(sizes[known].tolist()), tuple(times_s[known].tolist())
+
+
+def _experts(found: Extract, framework: str, ranks: Iterable[tuple[int, ModelShape]]) -> None:
+    table = found.read("moe", framework, "moe")
+    curves = found.curves[framework, "experts"] = {}
+    for degree, rank in ranks:
+        experts = experts_of(rank)
+        assert experts is not None
+        asked = (table.moe_dtype == "bfloat16") & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
+        asked &= (table.hidden_size == experts.width) & (table.inter_size == experts.hidden * degree)
+        asked &= (table.topk == experts.chosen) & (table.num_experts == experts.among) & (table.moe_tp_size == degree)
+        times = table[asked].groupby("num_tokens").latency.median() / 1e3
+        require(bool(len(times)), f"{PACKAGE} has no {experts} of {framework} for {found.card}")
+        curves[tuple(experts)] = tuple(times.index.to_numpy(float).tolist()), tuple(times.tolist())
+
+
+def _all_reduces(found: Extract, framework: str) -> None:
+    table = found.read("comm", framework, "custom_allreduce")
+    if "backend" in table:
+        table = table[table.backend.str.endswith("graph")]
+    curves = found.curves[framework, "all-reduce"] = {}
+    for degree, group in table.groupby("num_gpus"):
+        times = group.groupby("message_size").latency.median() / 1e3
+        curves[(int(degree),)] = tuple(times.index.to_numpy(float).tolist()), tuple(times.tolist())

@@ -1,0 +1,263 @@
+"""What the kernels of a forward take on a card, for one model and one framework's kernels: curves, and lines between them.
+
+Matrix products lie on straight lines between measured numbers of rows, attention on power laws between measured lengths. A card
+without tables takes those of another of its generation: each time by the ratio of what its arithmetic and its traffic take at least.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from engines.errors import UserError, require
+from engines.hardware.catalogue import Gpu, gpu
+from engines.hardware.silicon.products import experts_of, head_product, heads_of, layer_products
+from engines.hardware.silicon.tables import FRAMEWORKS, Curve, Kernel, load_tables
+from engines.models.shape import ModelShape
+
+TRANSFERRED: Mapping[str, str] = {"rtx4090": "l40s", "h20": "h200"}
+"""Cards without tables, and the one of the same generation whose shares of peak and bandwidth they are given."""
+ELEMENTWISE_SHARE = 0.8
+"""Share of memory bandwidth that norms, rotation and activations reach; with the next, what AIConfigurator assumes."""
+ELEMENTWISE_S = 3e-6
+"""Each such kernel takes besides its traffic."""
+_ELEMENTWISE_KERNELS = 5
+"""Two norms, rotation, K/V store, activation."""
+DECODED = (512, 8192)
+"""Tokens of context between which a decode's attention is put on a line: kernels change beyond."""
+
+
+class AttentionLine(NamedTuple):
+    """Attention of a decode step: max(base + slope * context, floor) seconds over all layers."""
+
+    base_s: float
+    slope_s: float
+    """Per token of context, summed over the sequences."""
+    floor_s: float
+
+    def at(self, context: int) -> float:
+        return max(self.base_s + self.slope_s * context, self.floor_s)
+
+
+class Kernels:
+    """``shape`` is a rank's share of a model at ``degree``; times are of all its layers."""
+
+    def __init__(self, shape: ModelShape, card: Gpu, framework: str, degree: int = 1) -> None:
+        require(framework in FRAMEWORKS, f"kernels={framework!r} is unknown: use one of {', '.join(FRAMEWORKS)}")
+        self.shape, self.card, self.framework = shape, card, framework
+        self.tables = load_tables(TRANSFERRED.get(card.name, card.name))
+        self._measured_on = gpu(self.tables.card)
+        self._layers = self._layer_curve(degree)
+        self._head = self._product_curve(*head_product(shape))
+        self._prompts: dict[int, _Power] = {}
+        self._lines: dict[int, AttentionLine] = {}
+
+    @property
+    def is_transferred(self) -> bool:
+        return self.card.name != self.tables.card
+
+    def layers_s(self, rows: float) -> float:
+        """Everything but attention: products or experts, norms, rotation, activations, and the all-reduces of a group."""
+        return self.shape.n_layers * self._layers.at(rows) if rows else 0.0
+
+    def head_s(self, rows: float) -> float:
+        """Logits of ``rows`` rows in one pass, written and read once more by what reduces them."""
+        return (self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row)) if rows else 0.0
+
+    def elementwise_s(self, num_bytes: float, kernels: int = 1) -> float:
+        return kernels * ELEMENTWISE_S + num_bytes / (ELEMENTWISE_SHARE * self.card.bandwidth)
+
+    def prompt_s(self, pairs: float, batch: int = 1) -> float:
+        """Attention of one of ``batch`` prompts over all layers: as long as a causal prompt takes that has as many ``pairs``."""
+        curve = self._prompts.get(batch)
+        if curve is None:
+            curve = self._prompts[batch] = self._prompt_curve(batch)
+        return self.shape.n_layers * curve.at(pairs)
+
+    def decode_line(self, batch: int) -> AttentionLine:
+        line = self._lines.get(batch)
+        if line is None:
+            line = self._lines[batch] = self._fitted_line(batch)
+        return line
+
+    def _layer_curve(self, degree: int) -> _Line:
+        shape = self.shape
+        parts: list[Callable[[float], float]] = []
+        curves = [self._product_curve(*product) for product in layer_products(shape)]
+        experts = experts_of(shape)
+        if experts is not None:
+            curves.append(self._experts_curve(*experts))
+        parts.extend(curve.at for curve in curves)
+        sizes = {size for curve in curves for size in curve.sizes}
+        if degree > 1:
+            exchanged = self._all_reduce_curve(degree)
+            parts.extend([lambda rows: exchanged.at(rows * shape.d_model)] * 2)
+            sizes |= {max(1.0, size / shape.d_model) for size in exchanged.sizes}
+        last = min(curve.sizes[-1] for curve in curves)
+        ordered = sorted(size for size in sizes if size <= last)
+        kernels, row_bytes = self._elementwise()
+        times = [sum(part(x) for part in parts) + self.elementwise_s(x * row_bytes, kernels) for x in ordered]
+        return _Line(ordered, times)
+
+    def _elementwise(self) -> tuple[int, int]:
+        """Kernels of a layer that are no products, and bytes that they read and write of a row."""
+        shape, kernels = self.shape, _ELEMENTWISE_KERNELS
+        # Norms: the stream and what is added to it, twice. Rotation: queries and keys. Store: keys and values.
+        values = 2 * 4 * shape.d_model + 2 * (shape.q_width + shape.kv_width) + 4 * shape.kv_width
+        if shape.qk_norm:
+            kernels += 1
+            values += 2 * (shape.q_width + shape.kv_width)
+        if shape.num_experts > 1:
+            kernels -= 1  # their activation is within the experts' time
+        else:
+            values += 3 * shape.mlp_hidden
+        return kernels, values * shape.dtype_bytes
+
+    def _product_curve(self, outputs: int, inputs: int) -> _Line:
+        sizes, times = self.tables.curve(self.framework, "gemm", (outputs, inputs))
+        moved = self._moved(lambda m: (2 * m * outputs * inputs, 2 * (outputs * inputs + m * (outputs + inputs))))
+        return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
+
+    def _experts_curve(self, width: int, hidden: int, chosen: int, among: int) -> _Line:
+        sizes, times = self.tables.curve(self.framework, "experts", (width, hidden, chosen, among))
+
+        def work(m: float) -> tuple[float, float]:
+            touched = among * (1 - (1 - chosen / among) ** m)
+            return 6 * m * chosen * width * hidden, 2 * (3 * touched * width * hidden + 2 * m * width)
+
+        moved = self._moved(work)
+        return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
+
+    def _all_reduce_curve(self, degree: int) -> _Line:
+        sizes, times = self.tables.curve(self.framework, "all-reduce", (degree,))
+        return _Line(sizes, times)
+
+    def _moved(self, work: Callable[[float], tuple[float, float]]) -> Callable[[float, float], float]:
+        """A measured time on this card: unchanged on the card of the table, else by what FLOP and bytes take at least on both."""
+        if not self.is_transferred:
+            return lambda size, time: time
+        here, there = self.card, self._measured_on
+
+        def moved(size: float, time: float) -> float:
+            flops, num_bytes = work(size)
+            least = max(flops / here.peak_flops, num_bytes / here.bandwidth)
+            return time * least / max(flops / there.peak_flops, num_bytes / there.bandwidth)
+
+        return moved
+
+    def _attention_rows(self, kernel: Kernel) -> Mapping[int, Curve]:
+        """By batch, of this model's heads."""
+        heads, kv_heads = heads_of(self.shape)
+        curves = self.tables.of(self.framework, kernel)
+        found = {batch: curve for (h, kv, batch), curve in curves.items() if (h, kv) == (heads, kv_heads)}
+        if not found:
+            raise UserError(
+                f"kernels={self.framework!r} has no {kernel} of {heads} heads and {kv_heads} K/V heads in its table of "
+                f"{self.tables.card}: use cost=roofline"
+            )
+        return found
+
+    def _prompt_curve(self, batch: int) -> _Power:
+        """Seconds of one layer by pairs, for one of ``batch`` prompts of a length."""
+        heads, kv_heads = heads_of(self.shape)
+        dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
+
+        def work(tokens: float) -> tuple[float, float]:
+            moved_bytes = 2 * tokens * (heads + kv_heads) * dim * size_bytes
+            return 4 * heads * dim * _causal(tokens), moved_bytes
+
+        moved = self._moved(work)
+        shares = _at_batch(self._attention_rows("prompt"), batch)
+        return _Power([_causal(s) for s in shares], [moved(s, t / batch) for s, t in shares.items()])
+
+    def _fitted_line(self, batch: int) -> AttentionLine:
+        heads, kv_heads = heads_of(self.shape)
+        dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
+        moved = self._moved(
+            lambda context: (4 * heads * dim * batch * context, 2 * batch * context * kv_heads * dim * size_bytes)
+        )
+        times = {c: moved(c, t) for c, t in _at_batch(self._attention_rows("decode"), batch).items()}
+        least, layers = min(times.values()), self.shape.n_layers
+        low, high = DECODED
+        points = [(batch * c, t) for c, t in times.items() if low <= c <= high]
+        base, slope = _least_relative_squares(points)
+        return AttentionLine(layers * base, layers * slope, layers * least)
+
+
+def _causal(tokens: float) -> float:
+    return tokens * (tokens + 1) / 2
+
+
+def _at_batch(rows: Mapping[int, Curve], batch: int) -> dict[float, float]:
+    """Seconds by length at a batch between measured ones: a power law at each length, and in proportion to the largest batch
+    where no larger one was measured."""
+    batches = sorted(rows)
+    known = {each: dict(zip(*rows[each], strict=True)) for each in batches}
+    found: dict[float, float] = {}
+    for length in sorted({length for row in known.values() for length in row}):
+        having = [each for each in batches if length in known[each]]
+        place = bisect_left(having, batch)
+        if place == len(having):
+            found[length] = known[having[-1]][length] * batch / having[-1]
+        elif having[place] == batch or place == 0:
+            found[length] = known[having[place]][length]
+        else:
+            low, high = having[place - 1], having[place]
+            share = math.log(batch / low) / math.log(high / low)
+            found[length] = known[low][length] ** (1 - share) * known[high][length] ** share
+    return found
+
+
+def _least_relative_squares(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Base and slope, none negative, of the line through (x, y) with the least sum of squared relative errors."""
+    # Columns 1/y and x/y against 1.
+    aa = math.fsum([1 / (y * y) for _, y in points])
+    ab = math.fsum([x / (y * y) for x, y in points])
+    bb = math.fsum([x * x / (y * y) for x, y in points])
+    a = math.fsum([1 / y for _, y in points])
+    b = math.fsum([x / y for x, y in points])
+    det = aa * bb - ab * ab
+    base, slope = (a * bb - b * ab) / det, (b * aa - a * ab) / det
+    if base < 0:
+        return 0.0, b / bb
+    return (base, slope) if slope >= 0 else (a / aa, 0.0)
+
+
+class _Line:
+    """Straight lines between points; before the first its time, beyond the last in proportion."""
+
+    def __init__(self, sizes: Sequence[float], times: Sequence[float]) -> None:
+        self.sizes, self.times = list(sizes), list(times)
+
+    def at(self, size: float) -> float:
+        sizes, times = self.sizes, self.times
+        place = bisect_left(sizes, size)
+        if place == len(sizes):
+            return times[-1] * size / sizes[-1]
+        high = times[place]
+        if sizes[place] == size or not place:
+            return high
+        low = times[place - 1]
+        return low + (high - low) * (size - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+
+
+class _Power:
+    """Power laws between points; before the first its time, beyond the last in proportion."""
+
+    def __init__(self, sizes: Sequence[float], times: Sequence[float]) -> None:
+        self.sizes, self.times = list(sizes), list(times)
+        self.powers = [
+            math.log(times[i] / times[i - 1]) / math.log(sizes[i] / sizes[i - 1]) if i else 0.0
+            for i in range(len(sizes))
+        ]
+        self.sizes_end = sizes[-1]
+
+    def at(self, size: float) -> float:
+        place = bisect_left(self.sizes, size)
+        if place == len(self.sizes):
+            return self.times[-1] * size / self.sizes_end
+        if not place:
+            return self.times[0]
+        return self.times[place - 1] * (size / self.sizes[place - 1]) ** self.powers[place]

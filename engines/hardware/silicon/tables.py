@@ -1,0 +1,125 @@
+"""A card's kernel times, as extracted from a published package: one curve a line, and where they come from.
+
+The file is CSV in gzip. Its first line is JSON: package, version, licence, digests of the files read and what the rules of
+``engines.hardware.silicon.rules`` changed. A line ``sizes,FRAMEWORK,KERNEL,x,x,...`` gives the sizes of the curves below it; a
+line ``FRAMEWORK,KERNEL,KEY,KEY,...,t,t,...`` one curve in microseconds, with nothing where nothing was measured.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.errors import UserError, require
+
+Framework = Literal["vllm", "sglang", "trtllm"]
+FRAMEWORKS: tuple[Framework, ...] = ("vllm", "sglang", "trtllm")
+Kernel = Literal["gemm", "prompt", "decode", "experts", "all-reduce"]
+KEYS: Mapping[Kernel, tuple[str, ...]] = {
+    "gemm": ("outputs", "inputs"),
+    "prompt": ("heads", "kv_heads", "batch"),
+    "decode": ("heads", "kv_heads", "batch"),
+    "experts": ("width", "hidden", "chosen", "among"),
+    "all-reduce": ("degree",),
+}
+"""What tells the curves of a kernel apart. They run over rows (gemm, experts), tokens of each prompt (prompt), tokens of context
+(decode), and numbers that are added up (all-reduce)."""
+
+FOLDER = Path(__file__).parent / "cards"
+Curve = tuple[tuple[float, ...], tuple[float, ...]]
+"""Sizes and seconds, of the measured points alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    card: str
+    about: Mapping[str, Any]
+    digest: str
+    curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]
+    """By framework and kernel, then by key."""
+
+    def of(self, framework: str, kernel: Kernel) -> Mapping[tuple[int, ...], Curve]:
+        """All curves of a kernel; refused by name where there are none."""
+        found = self.curves.get((framework, kernel))
+        require(
+            bool(found), f"kernels={framework!r} has no {kernel} table of {self.card}: use one of {self._with(kernel)}"
+        )
+        assert found is not None
+        return found
+
+    def curve(self, framework: str, kernel: Kernel, key: tuple[int, ...]) -> Curve:
+        curves = self.of(framework, kernel)
+        if key not in curves:
+            said = ", ".join(f"{name}={value}" for name, value in zip(KEYS[kernel], key, strict=True))
+            raise UserError(
+                f"kernels={framework!r} has no {kernel} of {said} in its table of {self.card}: extract it with "
+                f"repro calibrate --silicon, or use cost=roofline"
+            )
+        return curves[key]
+
+    def _with(self, kernel: Kernel) -> str:
+        return ", ".join(name for name in FRAMEWORKS if (name, kernel) in self.curves) or "cost=roofline"
+
+
+def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]) -> bytes:
+    """The file's content, before it is packed."""
+    lines = [json.dumps(about, sort_keys=True)]
+    for (framework, kernel), group in curves.items():
+        sizes = sorted({size for points, _ in group.values() for size in points})
+        lines.append(",".join(["sizes", framework, kernel, *(f"{size:.0f}" for size in sizes)]))
+        for key, (points, times) in sorted(group.items()):
+            known = dict(zip(points, times, strict=True))
+            lines.append(",".join([framework, kernel, *map(str, key), *(_microseconds(known.get(s)) for s in sizes)]))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def write_tables(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content, mtime=0))
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e6 * seconds:.4g}"
+
+
+@lru_cache(maxsize=16)
+def load_tables(card: str, folder: Path = FOLDER) -> Tables:
+    path = folder / f"{card}.csv.gz"
+    require(
+        path.is_file(), f"card={card!r} has no kernel tables: use one of {', '.join(cards(folder))}, or cost=roofline"
+    )
+    content = gzip.decompress(path.read_bytes())
+    head, *lines = content.decode().splitlines()
+    return Tables(card=card, about=json.loads(head), digest=digest_of(content), curves=_curves(lines))
+
+
+def cards(folder: Path = FOLDER) -> list[str]:
+    """The cards with tables of their own."""
+    return sorted(path.name.removesuffix(".csv.gz") for path in folder.glob("*.csv.gz"))
+
+
+def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]:
+    sizes: Sequence[float] = ()
+    found: dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]] = {}
+    for line in lines:
+        first, *cells = line.split(",")
+        if first == "sizes":
+            sizes = [float(cell) for cell in cells[2:]]
+            continue
+        kernel: Kernel = cells[0]  # type: ignore[assignment]
+        num_keys = len(KEYS[kernel])
+        times = cells[1 + num_keys :]
+        known = [(size, 1e-6 * float(time)) for size, time in zip(sizes, times, strict=True) if time]
+        points, seconds = zip(*known, strict=True)
+        found.setdefault((first, kernel), {})[tuple(map(int, cells[1 : 1 + num_keys]))] = points, seconds
+    return found
