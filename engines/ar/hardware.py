@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engines.ar.cost import CostConstants, WorkerCost, link_bytes_per_s
+from engines.ar.composed import ComposedCost
+from engines.ar.cost import CostConstants, StepCost, WorkerCost, link_bytes_per_s
 from engines.ar.deployment import DEGREES
 from engines.errors import require
 from engines.hardware.catalogue import Gpu
+from engines.hardware.silicon.kernels import Kernels
 from engines.models.shape import ModelShape
 
 _LinkName = Literal["intra-server", "inter-server"]
@@ -44,18 +46,26 @@ class KvLinks:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A model on a kind of GPU, under one reading of the constants."""
+    """A model on a kind of GPU, under one reading of what its steps cost."""
 
     shape: ModelShape
     gpu: Gpu
     constants: CostConstants
-    _costs: dict[tuple[int, bool], WorkerCost] = field(default_factory=dict, init=False, repr=False, compare=False)
+    kernels: str | None = None
+    """The framework whose measured kernels a step is composed of; None: a roofline."""
+    _costs: dict[tuple[int, bool], StepCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def cost(self, degree: int, *, is_remote: bool = False) -> WorkerCost:
+    def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
         key = degree, is_remote
         if key not in self._costs:
-            self._costs[key] = WorkerCost(self.shape, self.gpu, degree, self.constants, is_remote=is_remote)
+            self._costs[key] = self._new_cost(degree, is_remote=is_remote)
         return self._costs[key]
+
+    def _new_cost(self, degree: int, *, is_remote: bool) -> StepCost:
+        if self.kernels is None:
+            return WorkerCost(self.shape, self.gpu, degree, self.constants, is_remote=is_remote)
+        rank = Kernels(self.shape.on_rank(degree), self.gpu, self.kernels, degree)
+        return ComposedCost(rank, self.constants, is_remote=is_remote)
 
     @property
     def links(self) -> KvLinks:

@@ -46,6 +46,22 @@ class PrefillConstants(Checked):
     """Whether launches run ahead of the GPU, where the longer of the two counts (max), or in turn with it (add)."""
 
 
+def captured(chunks: Sequence[Chunk], rows: int, mode: object) -> tuple[int, int]:
+    """Rows and prompts that a captured shape computes in place of ``rows`` rows of ``chunks``; refuses what it does not hold."""
+    if isinstance(mode, Bucket):
+        fits = len(chunks) <= mode.batch and all(chunk.tokens <= mode.length for chunk in chunks)
+        heads = mode.batch
+    elif isinstance(mode, Rung):
+        fits, heads = rows <= mode.tokens, len(chunks)
+    else:
+        raise UserError(f"mode={mode!r} is unknown: use None, Fallback, Bucket or Rung")
+    if not fits:
+        raise UserError(
+            f"mode={mode!r} does not hold {[chunk.tokens for chunk in chunks]} tokens: ask for a larger shape"
+        )
+    return mode.tokens, heads
+
+
 class PrefillCost:
     """A ``StepCost`` of one GPU that knows the modes of ``step_mode``; decodes ride along where a system mixes."""
 
@@ -103,23 +119,13 @@ class PrefillCost:
                 is_short = True
             else:
                 is_long = True
-        heads, fits = len(chunks), True
-        if isinstance(mode, Bucket):
-            length, heads = mode.length, mode.batch
-            fits = len(chunks) <= heads and all(chunk.tokens <= length for chunk in chunks)
-            history = kv_rows - rows
-            rows = mode.tokens
-            pairs = length * (history + 0.5 * length * heads)
-            kv_rows = history + rows
-        elif isinstance(mode, Rung):
-            fits = rows <= mode.tokens
-            rows = mode.tokens
-        elif mode is not None and not isinstance(mode, Fallback):
-            raise UserError(f"mode={mode!r} is unknown: use None, Fallback, Bucket or Rung")
-        if not fits:
-            raise UserError(
-                f"mode={mode!r} does not hold {[chunk.tokens for chunk in chunks]} tokens: ask for a larger shape"
-            )
+        heads = len(chunks)
+        if mode is not None and not isinstance(mode, Fallback):
+            asked, (rows, heads) = rows, captured(chunks, rows, mode)
+            if isinstance(mode, Bucket):
+                history = kv_rows - asked
+                pairs = mode.length * (history + 0.5 * mode.length * heads)
+                kv_rows = history + rows
         attention_s = max(pairs * self._pair_s, kv_rows * self._kv_s)
         if decoding:
             attention_s += (context + decoding) * max(self._pair_s, self._kv_s)
