@@ -63,7 +63,7 @@ def page(runs: Runs) -> Page:
             rows=[
                 (
                     *(panel.title, rate, name, means[name][row].tolist()[column], half(name, row, column)),
-                    *(means[name][row].tolist()[column] / means["dynamo"][row, column], "simulated"),
+                    *(means[name][row].tolist()[column] / means["dynamo"][row, column], runs.view.obtained),
                 )
                 for row, panel in enumerate(table.panels)
                 for name in SHOWN

@@ -43,7 +43,7 @@ def page(runs: Runs) -> Page:
     def line(name: str, row: int, column: int) -> tuple[object, ...]:
         at = added(name, row, column)
         where = table.panels[row].title, table.rates[column]
-        return (*where, name, table.at(name, row, column).mean, at.mean, at.half_width, "simulated")
+        return (*where, name, table.at(name, row, column).mean, at.mean, at.half_width, runs.view.obtained)
 
     found = conclusions(table)
     points = Axis(label="attainment added (points)")

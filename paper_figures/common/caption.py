@@ -27,9 +27,9 @@ def obtained_text(runs: Sequence[StoredRun]) -> str:
 def basis_of(runs: Runs) -> str:
     """Whether a figure is simulated or measured, on what and with which model."""
     view = runs.view
-    if view.obtained == "simulated":
+    if view.is_simulated:
         uncalibrated = any("uncalibrated" in run.obtained for run in runs.all)
-        return f"simulated{', uncalibrated' if uncalibrated else ''}: {view.platform.title}"
+        return f"{view.obtained}{', uncalibrated' if uncalibrated else ''}: {view.platform.title}"
     model = "embedded tiny LLaDA" if view.dllm.model == "tiny" else view.dllm.model
     devices = dict.fromkeys(device_text(run) for run in runs.all)
     return f"measured: {' and '.join(devices)}; {model}"
@@ -49,8 +49,10 @@ def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str] | None = None)
 
 def basis(run: StoredRun) -> str:
     code = ", by other code" if run.other_code else ""
+    calibration = run.record.manifest.get("calibration")
+    if run.record.obtained == "composed":
+        return f"composed{code}, each step of measured kernels: {calibration}"
     if run.record.obtained == "simulated":
-        calibration = run.record.manifest.get("calibration")
         return f"simulated{code}, each step charged to the roofline of {calibration or 'a card without calibration'}"
     return f"measured{code} on {device_text(run)}"
 

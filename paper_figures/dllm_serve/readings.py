@@ -72,7 +72,7 @@ def places(view: View) -> list[Place]:
             (dataset, system, setting)
             for system in BASELINES
             for setting in SETTINGS
-            if view.obtained == "simulated" or system != "dllm-cache" or ("reading", "policy") not in setting.knobs
+            if view.is_simulated or system != "dllm-cache" or ("reading", "policy") not in setting.knobs
         ]
     return found
 

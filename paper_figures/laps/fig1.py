@@ -17,7 +17,7 @@ def rise(runs: Runs, longs: int, shorts: int, kappa: float = 0.0) -> Interval:
 
 
 def page(runs: Runs) -> Page:
-    asked = MIXTURES[runs.view.obtained]
+    asked = MIXTURES[runs.view.platform.executor]
     first, last, shorts = asked.longs[0], asked.longs[-1], asked.shorts[-1]
     texts = [
         f"by {said(rise(runs, first, shorts, kappa), '%', 0)} beside {first} long client and {said(rise(runs, last, shorts, kappa), '%', 0)} beside {last}"
@@ -55,7 +55,7 @@ def page(runs: Runs) -> Page:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    rises = [rise(runs, *pair) for pair in MIXTURES[runs.view.obtained].mixed]
+    rises = [rise(runs, *pair) for pair in MIXTURES[runs.view.platform.executor].mixed]
     up, down = sum(map(is_above, rises)), sum(map(is_below, rises))
     most = max(rises, key=number)
     how = (

@@ -17,7 +17,7 @@ def wait(runs: Runs, longs: int, shorts: int, kappa: float = 0.0) -> Interval:
 
 
 def page(runs: Runs) -> Page:
-    asked = MIXTURES[runs.view.obtained]
+    asked = MIXTURES[runs.view.platform.executor]
     shorts, first, last = asked.shorts[0], asked.longs[0], asked.longs[-1]
     alone, one, many = (said(wait(runs, longs, shorts), "ms", 0) for longs in (0, first, last))
     where = "P90" if asked.model is None else "P90, kappa 0"
@@ -48,7 +48,7 @@ def page(runs: Runs) -> Page:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    mixed = MIXTURES[runs.view.obtained].mixed
+    mixed = MIXTURES[runs.view.platform.executor].mixed
     rises, more = [], 0
     for longs, shorts in mixed:
         both, only_shorts, only_longs = (cell(runs.view, *pair) for pair in ((longs, shorts), (0, shorts), (longs, 0)))

@@ -27,20 +27,20 @@ class WindowGrid:
 
 
 GRIDS: Mapping[str, WindowGrid] = {
-    "simulated": WindowGrid(
+    "roofline": WindowGrid(
         waits_ms=(0, 2, 5, 10, 20, 50), think_s=(0.0, 0.05, 0.5), knobs={"model": MIDDLE, "clients": 64}
     ),
-    "measured": WindowGrid(waits_ms=(0, 1, 2, 4, 10), think_s=(0.0, 0.02), knobs={"num_prompts": 800, "clients": 16}),
+    "torch": WindowGrid(waits_ms=(0, 1, 2, 4, 10), think_s=(0.0, 0.02), knobs={"num_prompts": 800, "clients": 16}),
 }
 
 
 def settings(view: View) -> list[tuple[float, str]]:
-    return list(product(GRIDS[view.obtained].think_s, GRAPHS))
+    return list(product(GRIDS[view.platform.executor].think_s, GRAPHS))
 
 
 def row(view: View, think_s: float, graphs: str) -> list[Cell]:
     """A cell a window."""
-    asked = GRIDS[view.obtained]
+    asked = GRIDS[view.platform.executor]
     knobs = {**asked.knobs, "max_tokens": 255, "think_s": think_s, "graphs": graphs}
     waits = [{"min_window_s": wait / 1e3, "max_window_s": wait / 1e3} for wait in asked.waits_ms]
     return [CONTENDERS["laps"].cell(view, LMSYS, {**knobs, **wait}, together="laps-window") for wait in waits]
@@ -57,7 +57,7 @@ def best_gain(runs: Runs, think_s: float, graphs: str) -> Interval:
 
 
 def page(runs: Runs) -> Page:
-    asked = GRIDS[runs.view.obtained]
+    asked = GRIDS[runs.view.platform.executor]
     gains = {setting: f"{said(best_gain(runs, *setting), '%')} ({setting[1]})" for setting in settings(runs.view)}
     titles = {think_s: f"think time {1e3 * think_s:g} ms" for think_s in asked.think_s}
     ticks = [f"{wait:g}" for wait in asked.waits_ms]
@@ -85,7 +85,7 @@ def table_row(runs: Runs, think_s: float, graphs: str) -> tuple[str, ...]:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    asked = GRIDS[runs.view.obtained]
+    asked = GRIDS[runs.view.platform.executor]
     gains = [best_gain(runs, *setting) for setting in settings(runs.view)]
     up, top = sum(map(is_above, gains)), max(gains, key=number)
     none, *_, longest = row(runs.view, asked.think_s[1], "cheapest")

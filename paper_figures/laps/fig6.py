@@ -44,14 +44,14 @@ class ClientGrid:
 
 
 GRIDS: Mapping[str, ClientGrid] = {
-    "simulated": ClientGrid(
+    "roofline": ClientGrid(
         models=MODELS, instances={1: SINGLE, 8: EIGHT}, clients={1: CONCURRENCY, 8: (1, 8, 16, 32, 64)}
     ),
-    "measured": ClientGrid(
+    "torch": ClientGrid(
         models=("tiny",), instances={1: SINGLE}, clients={1: (1, 4, 16)}, knobs=(("num_prompts", 300),)
     ),
 }
-SIMULATED = GRIDS["simulated"]
+SIMULATED = GRIDS["roofline"]
 """Claims are about these settings."""
 MEASURES: Mapping[str, tuple[Measure, bool]] = {
     "turns/s": (RPS, True),
@@ -68,12 +68,12 @@ def cell(view: View, name: str, place: Place, kappa: float = 0.0) -> Cell:
     knobs: dict[str, Scalar] = {"model": model, "num_instances": instances, "clients": clients}
     penalty = {"kappa": kappa} if kappa else {}
     return CONTENDERS[name].cell(
-        view, SHAREGPT, {**dict(GRIDS[view.obtained].knobs), **knobs, **penalty}, together="laps-throughput"
+        view, SHAREGPT, {**dict(GRIDS[view.platform.executor].knobs), **knobs, **penalty}, together="laps-throughput"
     )
 
 
 def cells(view: View) -> list[Cell]:
-    asked = GRIDS[view.obtained]
+    asked = GRIDS[view.platform.executor]
     return [cell(view, name, place) for place in asked.places for name in asked.instances[place[1]]]
 
 
@@ -86,13 +86,13 @@ def best(runs: Runs, name: str, instances: int, of: Measure, *, least: bool = Fa
     """Over models and concurrency; where."""
     found = [
         (versus(runs, name, place, of), f"{place[0]}, {place[2]} clients")
-        for place in GRIDS[runs.view.obtained].of(instances)
+        for place in GRIDS[runs.view.platform.executor].of(instances)
     ]
     return (min if least else max)(found, key=lambda each: number(each[0]))
 
 
 def page(runs: Runs) -> Page:
-    asked = GRIDS[runs.view.obtained]
+    asked = GRIDS[runs.view.platform.executor]
     columns = len(asked.models) if len(asked.models) > 1 else len(MEASURES)
     ours = [(name, of) for name in ("laps", "reserve") for of, _ in MEASURES.values()]
     return laps_page(
@@ -125,7 +125,7 @@ def page(runs: Runs) -> Page:
 
 
 def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
-    asked, of = GRIDS[runs.view.obtained], MEASURES[label][0]
+    asked, of = GRIDS[runs.view.platform.executor], MEASURES[label][0]
     clients = asked.clients[instances]
     layers: list[Layer] = [
         Guide(value=1, label="SGLang PD", linestyle="-", color=CONTENDERS["sglang"].look.color),
@@ -141,7 +141,7 @@ def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
             for name in asked.instances[instances][1:]
         ),
     ]
-    if of is RPS and runs.view.obtained == "simulated":
+    if of is RPS and runs.view.is_simulated:
         printed = 1 + stated("laps", CLAIMS[instances]) / 100
         layers.append(Mark(label="printed: up to", place=clients[-1], value=printed, look=CONTENDERS["laps"].look))
     return Panel(

@@ -55,16 +55,16 @@ class Mixtures:
 
 
 MIXTURES: Mapping[str, Mixtures] = {
-    "simulated": Mixtures(
+    "roofline": Mixtures(
         longs=(1, 4, 16), shorts=(4, 16, 64), kappas=(0.0, 0.2), model=LARGE, turns_a_client=25, least_turns=250
     ),
-    "measured": Mixtures(longs=(1, 4), shorts=(4, 16), kappas=(0.0,), model=None, turns_a_client=30, least_turns=100),
+    "torch": Mixtures(longs=(1, 4), shorts=(4, 16), kappas=(0.0,), model=None, turns_a_client=30, least_turns=100),
 }
 
 
 def cell(view: View, longs: int, shorts: int, kappa: float = 0.0) -> Cell:
     """Each client has as many turns."""
-    asked = MIXTURES[view.obtained]
+    asked = MIXTURES[view.platform.executor]
     turns = max(asked.least_turns, asked.turns_a_client * (longs + shorts))
     knobs: dict[str, Scalar] = {} if asked.model is None else {"model": asked.model, "kappa": kappa}
     knobs |= {"long_clients": longs, "short_clients": shorts, "num_prompts": turns}
@@ -73,7 +73,7 @@ def cell(view: View, longs: int, shorts: int, kappa: float = 0.0) -> Cell:
 
 def cells(view: View) -> list[Cell]:
     """Long prompts alone, short ones alone, and every mixture."""
-    asked = MIXTURES[view.obtained]
+    asked = MIXTURES[view.platform.executor]
     return [cell(view, *pair, kappa) for kappa in asked.kappas for pair in (*asked.alone, *asked.mixed)]
 
 
@@ -116,5 +116,5 @@ def panels(
             x=doubling(along, axis),
             y=Axis(label=of.label if place == 0 else None, scale="plain log"),
         )
-        for place, (kappa, title) in enumerate(MIXTURES[runs.view.obtained].panels.items())
+        for place, (kappa, title) in enumerate(MIXTURES[runs.view.platform.executor].panels.items())
     ]

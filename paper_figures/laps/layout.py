@@ -64,7 +64,7 @@ Column = TypeVar("Column")
 
 
 def basis_of(runs: Runs) -> str:
-    kind = "simulated, uncalibrated" if runs.view.obtained == "simulated" else "measured"
+    kind = "simulated, uncalibrated" if runs.view.obtained == "simulated" else runs.view.obtained
     return f"{kind}: {part_of(runs.view.platform).title}"
 
 
@@ -82,7 +82,10 @@ laps_figure = partial(
 
 def how_obtained(runs: Runs) -> list[str]:
     """What the numbers rest on, and how many of the runs something else disturbed."""
-    if runs.view.obtained == "simulated":
+    if runs.view.obtained == "composed":
+        charged = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
+        return [f"All runs simulated on a discrete-event cluster; {' and '.join(charged)}."]
+    if runs.view.is_simulated:
         return [OBTAINED]
     part = part_of(runs.view.platform)
     devices = " and ".join(dict.fromkeys(device_text(run) for run in runs.all))

@@ -81,7 +81,9 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
         claim = runs[unknown[0]]["id"]
         what = "runs are of other data, calibration or settings"
         return "stale", f"{len(unknown)} of {len(runs)} {what}: {unknown[0]} of {claim}"
-    made_by = {code for row in rows if row["obtained"].startswith("simulated") for code in row["code"].split()}
+    made_by = {
+        code for row in rows if row["obtained"].startswith(("simulated", "composed")) for code in row["code"].split()
+    }
     if others := made_by - set(codes.values()):
         return "other code", f"runs were made by other code: {sorted(others)[0]}"
     if stamp["drawn_by"] != answered_by(PAPERS[paper]):

@@ -29,11 +29,12 @@ def model_knobs() -> dict[str, Sequence[type | Some]]:
 def engine_knobs() -> dict[str, Sequence[type | Some]]:
     """All of a cell."""
     from engines.dllm.config import EngineConfig
+    from repro.systems.cost import CostKnobs
     from repro.systems.dllm.knobs import Asked, BaselineKnobs
 
     decoding, model = decoding_knobs(), model_knobs()
     return {
-        opt.WHAT: (*model[opt.WHAT], Some(BaselineKnobs, ("reading",))),
+        opt.WHAT: (*model[opt.WHAT], Some(BaselineKnobs, ("reading",)), CostKnobs),
         opt.WORKLOAD: (Asked,),
         **decoding,
         opt.ENGINE: (*model[opt.ENGINE], EngineConfig, BaselineKnobs),

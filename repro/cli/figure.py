@@ -40,6 +40,11 @@ class FigureOptions(opt.Reused, Checked):
     take, 1 to 10]."""
     executor: Literal["torch", "roofline"] | None = None
     """torch (measured) or roofline (simulated) [default: the platform's]."""
+    cost: Literal["roofline", "composed"] | None = None
+    """What a simulated step takes: by a roofline of the card, or composed of kernel times that others measured on it [default:
+    roofline]."""
+    kernels: Literal["vllm", "sglang", "trtllm"] | None = None
+    """With --cost composed, whose kernels [default: vllm; of LAPS sglang]."""
     request_rate: list[str] | None = None
     """Instead of the platform's rates, requests/s; several times."""
     num_prompts: Annotated[int, Range(most=10**5)] | None = None
@@ -66,7 +71,8 @@ class FigureOptions(opt.Reused, Checked):
             # A platform of another family than the one whose baselines have readings.
             if self.reading and where.parts and not any(isinstance(part, DllmPart) for part in where.parts):
                 raise UserError(f"reading={self.reading[0]!r} has no effect on platform={where.name!r}: leave it out")
-        knobs = tuple(opt.given(num_prompts=self.num_prompts, weights=self.weights).items())
+        asked = opt.given(num_prompts=self.num_prompts, weights=self.weights, cost=self.cost, kernels=self.kernels)
+        knobs = tuple(asked.items())
         return [
             View(
                 platform=where,

@@ -13,6 +13,7 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table, say
+from repro.systems.cost import CostKnobs
 
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
@@ -38,7 +39,7 @@ COLUMNS: Mapping[str, Callable[[dict[str, Any]], str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Checked):
+class Asked(CostKnobs, Checked):
     panel: ClassVar[str] = opt.WHAT
     model: str
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..."""
@@ -49,7 +50,7 @@ class Asked(Checked):
     hardware: str = "h20"
     """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090."""
     constants: str = "physical"
-    """Constants of the cost model: physical, trial-r2, ..."""
+    """Constants of the cost model, of a composed one its overheads: physical, trial-r2, ..."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,13 +155,13 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
             "performance_model_error": found.performance.max_error,
             "profile_seconds": found.profile_s,
             "plan_seconds": found.plan_s,
-            "obtained": "simulated",
+            "obtained": asked.obtained,
         }
         about = {"model": shape.name, "trace": card.name, "gpus": asked.gpus, "hardware": gpu_name, "rate": rate}
         print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
         return
     print_table(
-        f"{shape.name}, {card.title}, {asked.gpus} x {gpu_name}, {rate:g} sessions/s (simulated)",
+        f"{shape.name}, {card.title}, {asked.gpus} x {gpu_name}, {rate:g} sessions/s ({asked.obtained})",
         tuple(COLUMNS),
         [tuple(said(row) for said in COLUMNS.values()) for row in rows],
     )
@@ -190,7 +191,7 @@ def _planned(
         drawn = sessions_of(workload)
     if sample.trace_path is not None:
         say(drawn.provenance.description, file=sys.stderr)
-    ground = hardware_of(shape.name, card, asked.constants)
+    ground = hardware_of(shape.name, card, asked.constants, asked.framework)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in drawn.sessions))
     require(
         gpus >= 2 * min(degrees),

@@ -9,7 +9,7 @@ from typing import Literal
 from repro.reports.paper import Claim
 from repro.runs.store import StoredRun
 
-How = Literal["measured", "simulated", "computed"]
+How = Literal["measured", "composed", "simulated", "computed"]
 Role = Literal["by construction", "fitted", "implied by the fit", "prediction"]
 """What a comparison is worth. By construction: no run can change it. Fitted: a constant was chosen to meet it. Implied by
 the fit: fitted numbers alone determine it. Prediction: it could have come out otherwise."""

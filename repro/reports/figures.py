@@ -10,13 +10,14 @@ from types import MappingProxyType
 from typing import Annotated
 
 from engines.errors import UserError, require
-from engines.knobs import Checked, Range
+from engines.knobs import Checked, Range, given_to, knobs_of
 from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
 from repro.reports.claims import Finding
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
+from repro.systems.cost import CostKnobs
 from repro.systems.dllm import knobs as dllm_knobs
 from repro.systems.dllm.knobs import ReadingName
 from repro.systems.dllm.part import DllmPart
@@ -53,7 +54,16 @@ class View(Checked):
 
     @property
     def obtained(self) -> Obtained:
-        return "simulated" if self.platform.executor == "roofline" else "measured"
+        return self.charged.obtained if self.is_simulated else "measured"
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.platform.executor == "roofline"
+
+    @property
+    def charged(self) -> CostKnobs:
+        """What simulated steps are charged by."""
+        return given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
 
     @property
     def stem(self) -> str:
@@ -61,7 +71,8 @@ class View(Checked):
         where = self.platform
         parts = [where.name.rpartition(":")[2].lower()]
         if where.name in PLATFORMS and PLATFORMS.get(where.name).executor != where.executor:
-            parts.append(self.obtained)
+            parts.append("simulated" if self.is_simulated else "measured")
+        parts += [str(value) for name, value in self.knobs if name in knobs_of(CostKnobs)]
         if self.reading != default_reading(where):
             parts.append(self.reading)
         return "-".join(parts)
@@ -94,7 +105,7 @@ class View(Checked):
 
     def together(self, comparison: str) -> Knobs:
         """The knob that makes a measured cell a part of a comparison, whose cells are measured in one sitting."""
-        if self.obtained == "simulated" or not self.is_grouped:
+        if self.is_simulated or not self.is_grouped:
             return ()
         is_default = self.reading == default_reading(self.platform)
         return ((COMPARISON, comparison if is_default else f"{comparison}-{self.reading}"),)

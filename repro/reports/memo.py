@@ -83,8 +83,8 @@ def may_be_kept(module: str, views: Iterable[View], runs: Sequence[StoredRun]) -
     modules = {module, *(name for code in codes.values() for name in code)}
     return (
         {name.partition(".")[0] for name in modules} <= {*PACKAGES, "paper_figures"}
-        and all(view.platform.name in PLATFORMS and view.obtained == "simulated" for view in views)
-        and all(run.manifest["obtained"] == "simulated" for run in runs)
+        and all(view.platform.name in PLATFORMS and view.is_simulated for view in views)
+        and all(run.manifest["obtained"] != "measured" for run in runs)
     )
 
 

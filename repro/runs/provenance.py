@@ -67,7 +67,7 @@ def collect(
     state = git or git_state()
     return {
         "obtained": obtained,
-        **({"calibration": calibration} if obtained == "simulated" else {}),
+        **({"calibration": calibration} if obtained != "measured" else {}),
         **({} if timing.load is None else {"sitting": sitting, "load": {**asdict(timing.load), "busy_s": busy_s}}),
         "dataset": dataset,
         "command": clean_command(sys.argv if argv is None else argv),

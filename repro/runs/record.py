@@ -16,7 +16,8 @@ from engines.knobs import helps_of
 SCHEMA_VERSION = 8
 """What is in the file of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
-Obtained = Literal["measured", "simulated"]
+Obtained = Literal["measured", "composed", "simulated"]
+"""Timed in this run; simulated with steps composed of kernels that others timed; simulated with modelled steps."""
 ColumnKind = Literal["int", "float", "str", "bool"]
 Table = dict[str, list[Any]]
 
@@ -52,7 +53,7 @@ class RunRecord:
 
     Keys of ``manifest`` the harness reads, all JSON; others are kept as they are:
 
-    - ``obtained`` (required to store): measured or simulated
+    - ``obtained`` (required to store): measured, composed or simulated
     - ``calibration``: id of the calibration behind a simulated run, null if it has none
     - ``dataset``: where the requests came from (name, revision, checksum, sample ids)
     - ``facts``: what was learnt by preparing the run

@@ -22,7 +22,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.systems.ar.settings import Ground, resolve
+from repro.systems.ar.settings import Ground, Settings, resolve
 from repro.workloads.sessions.workload import SessionWorkload
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ PLANNING = Family(
 class Planning:
     """Profiling the hardware is not planning: it is done before the clock starts."""
 
-    ground: Ground
+    settings: Settings
     rate: float
     basis: str
     top: int
@@ -77,7 +77,11 @@ class Planning:
 
     @property
     def obtained(self) -> Obtained:
-        return "measured" if self.is_timed else "simulated"
+        return "measured" if self.is_timed else self.settings.charged.obtained
+
+    @property
+    def ground(self) -> Ground:
+        return self.settings.ground
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -109,12 +113,11 @@ class Planning:
         seconds = (
             {"coefficients_s": between - start, "solve_s": end - between, **self._decisions()} if self.is_timed else {}
         )
-        constants = hardware.constants
         return RunRecord(
             tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
             manifest={
                 "obtained": self.obtained,
-                "calibration": f"{hardware.gpu.name}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
+                "calibration": self.settings.cost_text,
                 "dataset": asdict(workload.provenance),
                 "model": hardware.shape.name,
                 "facts": {
@@ -180,7 +183,7 @@ class Planner:
             f"num_gpus={ground.num_gpus} do not hold a prefill and a decode worker of {settings.model}: give at least {2 * smallest}",
         )
         planning = Planning(
-            ground=ground,
+            settings=settings,
             rate=cell.rate,
             basis=hashlib.sha256(repr((settings.basis, PlannerConfig())).encode()).hexdigest()[:12],
             top=knobs.top,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from engines.policies.task import Slo
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.ar.platforms import ArPart
+from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
@@ -63,7 +64,8 @@ class ClusterKnobs(SessionKnobs, Checked):
     num_gpus: int | None = None
     """GPUs of the deployment."""
     constants: str | None = None
-    """A reading of the cost model."""
+    """A reading of the cost model; of composed steps, of their overheads."""
+    charged: CostKnobs = field(default_factory=CostKnobs)
     deployment: str | None = None
     """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best of several, found by simulating other samples of
     the workload."""
@@ -130,13 +132,23 @@ class Settings:
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
     planning_rate: float
+    charged: CostKnobs
     basis: str
     """Digest of the constants and objectives behind the numbers."""
 
+    @property
+    def cost_text(self) -> str:
+        """What steps are charged by, in one sentence."""
+        hardware = self.ground.hardware
+        constants, card = hardware.constants, hardware.gpu.name
+        if hardware.kernels is not None:
+            return self.charged.describe(card, f"overheads of constants {constants.name} ({constants.role})")
+        return f"{card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}"
+
 
 @lru_cache(maxsize=64)
-def hardware_of(model: str, card: str, constants: str) -> Hardware:
-    return Hardware(shape=model_shape(model), gpu=gpu(card), constants=cost_constants(constants))
+def hardware_of(model: str, card: str, constants: str, kernels: str | None = None) -> Hardware:
+    return Hardware(shape=model_shape(model), gpu=gpu(card), constants=cost_constants(constants), kernels=kernels)
 
 
 @lru_cache(maxsize=256)
@@ -174,7 +186,8 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     knobs = given_to(ClusterKnobs(), cell.asked)
     card = load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
-    hardware = hardware_of(shape.name, where.gpu, knobs.constants or part.constants)
+    constants, charged = knobs.constants or part.constants, knobs.charged
+    hardware = hardware_of(shape.name, where.gpu, constants, charged.framework)
     num_gpus = min(card.num_gpus, part.num_gpus) if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
@@ -187,7 +200,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         itl=knobs.itl_stat or DEFAULT_READING.itl,
     )
     slo = _objectives(shape.name, card.name, part, knobs)
-    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading))
+    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
     return Settings(
         platform=where,
         model=shape.name,
@@ -198,6 +211,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         is_transient=knobs.transient,
         workload=workload,
         planning_rate=knobs.planning_rate or cell.rate or PLANNING_RATE,
+        charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
 

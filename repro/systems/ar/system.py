@@ -106,7 +106,6 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         run = placed.cluster.simulate(
             OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
         )
-        constants = ground.hardware.constants
         facts = {
             "deployment": str(placed.cluster.deployment),
             "deployment_chosen": placed.chosen,
@@ -115,7 +114,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
             "gpus_used": placed.cluster.deployment.gpus,
             "slo": {"ttft_s": ground.slo.ttft_s, "itl_s": ground.slo.itl_s},
             "attainment_reading": str(ground.reading),
-            "constants": constants.name,
+            "constants": ground.hardware.constants.name,
             "performance_model_error": ground.performance.max_error,
             "is_transient": settings.is_transient,
             **run.facts,
@@ -123,7 +122,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         return self.record(
             tables_of(run),
             model=settings.model,
-            calibration=f"{settings.platform.gpu}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
+            calibration=settings.cost_text,
             platform=settings.platform.title,
             provenance=workload.provenance,
             facts=facts,
@@ -170,7 +169,7 @@ class ArSystem(PolicySystem[Build]):
             settings=settings,
             options=self.options_of(cell),
             basis=settings.basis,
-            obtained="simulated",
+            obtained=settings.charged.obtained,
             how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
             modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),

@@ -19,7 +19,9 @@ from engines.dllm.scheduling.registry import scheduler_of
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
+from engines.hardware.composed import Composed
 from engines.hardware.roofline import Calibration, Roofline
+from engines.hardware.silicon.kernels import Kernels
 from engines.named import asked
 from repro.runs.drivers.steps import OnProgress, VirtualClock, WallClock
 from repro.runs.record import Obtained, RunRecord
@@ -60,7 +62,7 @@ class Deployment:
 
     @property
     def obtained(self) -> Obtained:
-        return "simulated" if self.settings.is_simulated else "measured"
+        return self.settings.charged.obtained if self.settings.is_simulated else "measured"
 
     @property
     def basis(self) -> str:
@@ -124,8 +126,16 @@ class Deployment:
             return
         card = self.settings.platform.gpu
         assert card is not None, "settings refuse the roofline where there is no GPU model"
-        roofline = Roofline(self.settings.shape, gpu(card), self.calibration or load_calibration(card))
-        yield Engine(self.scheduler(), self.charged_to(roofline, is_upstream=self.batching.is_upstream)), self
+        cost = self.cost_on(card)
+        yield Engine(self.scheduler(), self.charged_to(cost, is_upstream=self.batching.is_upstream)), self
+
+    def cost_on(self, card: str) -> Roofline:
+        """What a simulated step is charged by."""
+        calibration, shape = self.calibration or load_calibration(card), self.settings.shape
+        framework = self.settings.charged.framework
+        if framework is None:
+            return Roofline(shape, gpu(card), calibration)
+        return Composed(Kernels(shape, gpu(card), framework), calibration)
 
     def charged_to(self, roofline: Roofline, *, is_upstream: bool) -> RooflineExecutor:
         """What charges the steps to a roofline; ``is_upstream`` charges the copies of published code too."""
@@ -133,6 +143,12 @@ class Deployment:
             return self.method.packed_roofline(roofline, self.config, self.sampler)
         copied = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
         return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied)
+
+    def _charged_text(self, card: str) -> str:
+        calibration, charged = self.calibration or load_calibration(card), self.settings.charged
+        if charged.framework is None:
+            return describe_calibration(calibration)
+        return charged.describe(card, f"{1e3 * calibration.step_overhead_s:g} ms a step assumed")
 
     def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, card = self.settings, self.settings.platform.gpu
@@ -148,14 +164,13 @@ class Deployment:
         # Requests that a step ran: of a static batch how large it was.
         batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
         return record.with_manifest(
+            obtained=self.obtained,
             dataset=asdict(workload.provenance),
             max_num_batched_tokens=measured.config.max_num_batched_tokens,
             platform=settings.platform.title,
             model=settings.model,
             system=self.method.title,
-            calibration=describe_calibration(self.calibration or load_calibration(card))
-            if settings.is_simulated and card
-            else None,
+            calibration=self._charged_text(card) if settings.is_simulated and card else None,
             facts={**measured.facts, "batch_ran": batches},
         )
 

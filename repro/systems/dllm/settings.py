@@ -17,6 +17,7 @@ from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
+from repro.systems.cost import CostKnobs
 from repro.systems.dllm.knobs import SIMULATED_READING, Asked, BaselineKnobs, Device, ModelKnobs
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
@@ -38,6 +39,7 @@ class Settings(ModelKnobs, Checked):
     engine: EngineConfig
     asked: Asked
     on: Device = field(default_factory=Device)
+    charged: CostKnobs = field(default_factory=CostKnobs)
     baseline: Annotated[BaselineKnobs, Fixed]
     """What a baseline stands for; of no effect on dLLM-Serve."""
 
@@ -59,7 +61,8 @@ class Settings(ModelKnobs, Checked):
         """Digest of what is behind the numbers: the constants a simulated run is charged by, or the checkpoint."""
         if self.is_simulated:
             assert self.platform.gpu is not None
-            return digest_of(repr(load_calibration(self.platform.gpu)))
+            card = self.platform.gpu
+            return digest_of(repr(load_calibration(card)) + self.charged.basis(card))
         return self.checkpoint_digest
 
     @property

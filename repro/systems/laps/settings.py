@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
+from engines.hardware.silicon.tables import Framework
 from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache, PrefillArrivals
-from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.composed import cost_of
+from engines.laps.cost import PrefillConstants
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.files import kept
 from repro.runs.cell import Cell
+from repro.systems.cost import CostKnobs
 from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
@@ -145,6 +148,7 @@ class InstanceKnobs(ArrivalKnobs, Checked):
     num_instances: int = 1
     """Instances, a GPU each."""
     constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)
+    charged: CostKnobs = field(default_factory=lambda: CostKnobs(kernels="sglang"))
     cache: Cache = "shared"
     """Where histories are cached: shared by all instances, or on the instance that computed them (instance)."""
     reprefills_answer: bool = False
@@ -211,6 +215,7 @@ class Settings:
     """As the shape spells it."""
     num_instances: int
     constants: PrefillConstants
+    charged: CostKnobs
     slo_s: float
     deadline_s: float | None
     """What policies know of the objective."""
@@ -228,16 +233,25 @@ class Settings:
         return self.part.gpu is not None
 
     @property
+    def cost_text(self) -> str:
+        """What simulated steps are charged by, in one sentence."""
+        card = self.part.gpu
+        assert card is not None, "a measured step is charged nothing"
+        if self.charged.framework is not None:
+            return self.charged.describe(card, "overheads assumed")
+        return f"{card}, uncalibrated: constants assumed, mixing penalty {self.constants.kappa:g}"
+
+    @property
     def cost(self) -> StepTimes:
         """What a step takes: on a simulated card, or on the instance of a measured run, which has a stand-in before it has one."""
         if self.part.gpu is not None:
-            return _cost_of(self.model, self.part.gpu, self.constants)
+            return cost_of(model_shape(self.model), gpu(self.part.gpu), self.constants, self.charged.framework)
         return UNMEASURED if self.instance is None else self.instance.cost
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
         """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
         if self.part.gpu is not None:
-            return _step_model_of(self.model, self.part.gpu, self.constants, shapes)
+            return _step_model_of(self.model, self.part.gpu, self.constants, self.charged.framework, shapes)
         model = UNMEASURED if self.instance is None else self.instance.step_model
         return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
 
@@ -262,15 +276,13 @@ class Settings:
         return int((_MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
 
 
-@lru_cache(maxsize=64)
-def _cost_of(model: str, card: str, constants: PrefillConstants) -> PrefillCost:
-    return PrefillCost(model_shape(model), gpu(card), constants)
-
-
 @lru_cache(maxsize=256)
-def _step_model_of(model: str, card: str, constants: PrefillConstants, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
+def _step_model_of(
+    model: str, card: str, constants: PrefillConstants, kernels: Framework | None, shapes: tuple[Bucket | Rung, ...]
+) -> StepModel:
     """The mixing penalty is not in it: policies know what a step of one prompt takes."""
-    return StepModel.profile(_cost_of(model, card, replace(constants, kappa=0.0)), shapes)
+    cost = cost_of(model_shape(model), gpu(card), replace(constants, kappa=0.0), kernels)
+    return StepModel.profile(cost, shapes)
 
 
 def part_of(where: Platform) -> PrefillPart:
@@ -319,6 +331,7 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
         model=model,
         num_instances=knobs.num_instances,
         constants=knobs.constants,
+        charged=knobs.charged,
         slo_s=slo_s,
         deadline_s=slo_s if knobs.deadlines else None,
         boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),

@@ -86,8 +86,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
         }
         basis: dict[str, Any] = {"calibration": None, "device": "cpu", "dtype": "float32", "weights": "random"}
         if instance is None:
-            kappa = settings.constants.kappa
-            basis = {"calibration": f"{part.gpu}, uncalibrated: constants assumed, mixing penalty {kappa:g}"}
+            basis = {"calibration": settings.cost_text}
         return self.record(
             tables_of(run, window),
             model=settings.model,
@@ -132,6 +131,8 @@ class PrefillSystemEntry(PolicySystem[Build]):
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
         if (card := settings.part.gpu) is not None:
             basis = model_shape(settings.model), gpu(card), settings.constants, settings.slo_s, settings.boundary
+            if settings.charged.framework is not None:
+                basis = *basis, settings.charged.basis(card)
         deployment = PrefillDeployment(
             system=self.name,
             title=self.title,
@@ -139,7 +140,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
             settings=settings,
             options=self.options_of(cell),
             basis=hashlib.sha256(repr(basis).encode()).hexdigest()[:12],
-            obtained="simulated" if settings.is_simulated else "measured",
+            obtained=settings.charged.obtained if settings.is_simulated else "measured",
             modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
         )
         deployment.cluster(settings).system.make_batching()  # shows wrong options before any run

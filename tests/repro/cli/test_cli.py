@@ -70,7 +70,7 @@ NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 
 OPTIONS = {
     "": "--verbose --version",
-    "bench": "--address --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
+    "bench": "--address --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio --goodput --max-concurrency --url "
     "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
@@ -79,7 +79,7 @@ OPTIONS = {
     "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
     "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
-    "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --write",
+    "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --silicon --write",
     "check-results": "--accept --json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
     "doctor": "--json",
@@ -88,7 +88,7 @@ OPTIONS = {
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
-    "figure": "--accept-other-code --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
+    "figure": "--accept-other-code --cost --kernels --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
     "generate": "--alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
     "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
@@ -97,9 +97,9 @@ OPTIONS = {
     "install": "--device --dry-run",
     "list": "--json --knobs",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
-    "plan-cluster": "--constants --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
+    "plan-cluster": "--constants --cost --kernels --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
     "--trace --trace-path",
-    "reproduce": "--address --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
+    "reproduce": "--address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
     "serve": "--alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "

@@ -1,0 +1,49 @@
+"""What simulated steps are charged by: a roofline, or measured kernels that a step is composed of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from engines.hardware.silicon.kernels import TRANSFERRED
+from engines.hardware.silicon.tables import Framework, Tables, load_tables
+from engines.knobs import Checked, Only
+from repro.runs.record import Obtained
+
+Cost = Literal["roofline", "composed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostKnobs(Checked):
+    cost: Annotated[Cost, Only(executor="roofline")] = "roofline"
+    """What a simulated step takes: by a roofline of the card, or composed of kernel times that others measured on it."""
+    kernels: Annotated[Framework, Only(cost="composed")] = "vllm"
+    """Whose kernels: those of vllm, sglang or trtllm."""
+
+    @property
+    def framework(self) -> Framework | None:
+        """None of a roofline."""
+        return self.kernels if self.cost == "composed" else None
+
+    @property
+    def obtained(self) -> Obtained:
+        return "composed" if self.cost == "composed" else "simulated"
+
+    def basis(self, card: str) -> str:
+        """The tables behind the numbers, for digests; empty where there are none."""
+        return f"{self.kernels} {tables_of(card).digest}" if self.cost == "composed" else ""
+
+    def describe(self, card: str, overheads: str) -> str:
+        """One sentence for manifests and captions."""
+        tables = tables_of(card)
+        about = tables.about
+        moved = "" if tables.card == card else f", transferred from the {tables.card} by the datasheets of both"
+        return (
+            f"{card}, composed of {self.kernels} kernels measured in {about['package']} {about['version']} ({about['system']}, "
+            f"table {tables.digest[:12]}){moved}; {overheads}"
+        )
+
+
+def tables_of(card: str) -> Tables:
+    """The card's own, or those that are transferred to it."""
+    return load_tables(TRANSFERRED.get(card, card))

@@ -1,0 +1,92 @@
+"""What simulated steps are charged by is a knob of every family: refused where it has no effect, told in every run."""
+
+import pytest
+
+import engines.hardware.silicon.tables as tables
+from engines.errors import UserError
+from repro.runs.cell import Cell
+from repro.runs.record import RunRecord
+from repro.runs.system import SYSTEMS
+from repro.systems.cost import CostKnobs
+
+FAMILIES = {
+    "dllm-serve": ("burst", "l40s", 2.0, {}),
+    "ampd": ("gaia", "h20x32", 1.0, {"transient": True}),
+    "laps": ("lmsys-chat-1m", "h200", 40.0, {"transient": True}),
+}
+
+
+def cell(system: str, executor: str = "roofline", **knobs: object) -> Cell:
+    dataset, platform, rate, own = FAMILIES[system]
+    return Cell(
+        system=system,
+        dataset=dataset,
+        platform=platform,
+        executor=executor,
+        rate=rate,
+        seed=0,
+        knobs=tuple({"num_prompts": 10, **own, **knobs}.items()),
+    )
+
+
+def run(system: str, **knobs: object) -> tuple[RunRecord, str]:
+    deployment, workload = SYSTEMS.get(system).prepare(cell(system, **knobs))
+    record = deployment.run(workload)
+    assert record.obtained == deployment.obtained
+    return record, deployment.basis
+
+
+@pytest.mark.parametrize("system", FAMILIES)
+def test_a_run_says_what_its_steps_were_composed_of(system):
+    default, plain = run(system)
+    composed, basis = run(system, cost="composed")
+    assert default.obtained == "simulated"
+    assert composed.obtained == "composed"
+    framework = "sglang" if system == "laps" else "vllm"
+    said = composed.manifest["calibration"]
+    assert f"composed of {framework} kernels measured in aiconfigurator-core 0.12.0" in said
+    assert ("transferred from the h200" in said) == (system == "ampd")  # the H20 has no tables
+    other, another = run(system, cost="composed", kernels="trtllm")
+    assert len({plain, basis, another}) == 3
+    finished = [record.tables["requests"]["finished_s"] for record in (default, composed, other)]
+    assert len({tuple(times) for times in finished}) == 3
+
+
+@pytest.mark.parametrize("system", FAMILIES)
+def test_the_table_is_a_part_of_what_a_run_rests_on(system, monkeypatch):
+    before = SYSTEMS.get(system).prepare(cell(system, cost="composed"))[0].basis
+    digest = tables.digest_of
+    monkeypatch.setattr(tables, "digest_of", lambda content: digest(content + b" "))
+    tables.load_tables.cache_clear()
+    try:
+        assert SYSTEMS.get(system).prepare(cell(system, cost="composed"))[0].basis != before
+    finally:
+        tables.load_tables.cache_clear()
+
+
+@pytest.mark.parametrize("system", FAMILIES)
+def test_kernels_are_of_composed_steps_alone(system):
+    with pytest.raises(UserError, match="kernels='sglang' has no effect with cost='roofline': leave it out"):
+        SYSTEMS.get(system).prepare(cell(system, kernels="sglang"))
+    with pytest.raises(UserError, match="cost='silicon' is unknown: use one of roofline, composed"):
+        SYSTEMS.get(system).prepare(cell(system, cost="silicon"))
+
+
+def test_a_measured_step_is_charged_nothing():
+    measured = Cell(
+        system="dllm-serve",
+        dataset="burst",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=4.0,
+        seed=0,
+        knobs=(("cost", "composed"),),
+    )
+    with pytest.raises(UserError, match="cost='composed' has no effect with executor='torch'"):
+        SYSTEMS.get("dllm-serve").prepare(measured)
+
+
+def test_a_card_without_tables_or_a_twin_is_refused():
+    with pytest.raises(UserError, match="card='h300' has no kernel tables"):
+        CostKnobs(cost="composed").basis("h300")
+    assert CostKnobs().basis("h300") == ""
