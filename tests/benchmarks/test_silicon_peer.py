@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import silicon_peer
-from silicon_peer import ESTIMATES, FRAMEWORKS, MODELS, VERSION, Point, Ratio
+from silicon_peer import ESTIMATES, MODELS, VERSION, Point, Ratio
 
 from engines.errors import UserError
+from engines.hardware.silicon.extract import SYSTEMS
+from engines.hardware.silicon.tables import FRAMEWORKS
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
 
 PREFILL = Point("h200", "Qwen3-32B", 2, "prefill", 1, 128, 4096)
@@ -85,10 +87,7 @@ def test_the_committed_estimates_are_of_all_points_and_say_whose_they_are():
     assert "Apache-2.0" in head
     found = silicon_peer.read(ESTIMATES)
     assert list(found) == [
-        point
-        for card in silicon_peer.SYSTEMS
-        for name in MODELS
-        for point in silicon_peer.points_of(card, model_shape(name))
+        point for card in SYSTEMS for name in MODELS for point in silicon_peer.points_of(card, model_shape(name))
     ]
     # As their command line prints them.
     assert found[Point("h200", "Qwen3-32B", 1, "prefill", 1, 2048, 0)]["sglang"] == 196.6
@@ -156,3 +155,15 @@ def test_a_cost_of_one_answer_is_held_against_the_median(monkeypatch):
         ("sglang", 0.6),
         ("trtllm", 0.3),
     ]
+
+
+def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
+    asked = {point: times for point, times in silicon_peer.read(ESTIMATES).items() if point.card in ("l40s", "h200")}
+    found = silicon_peer.ratios(asked, ["composed"])
+    off = {(each.card, each.phase): each.off for each in silicon_peer.grouped(found)}
+    # A refresh attends both ways, with twice the arithmetic of a prefill.
+    assert all(value < (0.065 if phase == "refresh" else 0.05) for (_, phase), value in off.items()), off
+    assert len(off) == 6
+    # Of a prompt as short as that, norms of queries and keys alone are a quarter of their estimate.
+    beyond = {(each.model, each.degree, each.tokens) for each in found if abs(each.ratio - 1) > 0.2}
+    assert beyond <= {("Qwen3-32B", 8, 128)}
