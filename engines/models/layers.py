@@ -138,6 +138,12 @@ class RMSNorm(nn.Module):
 class Linear(nn.Linear):
     product: Product | None = None
 
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Linear:
+        """Weights of another dtype, or elsewhere, are no longer what the product has a copy of."""
+        self.product = None
+        super()._apply(fn, recurse)
+        return self
+
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
 

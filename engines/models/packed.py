@@ -8,6 +8,7 @@ batching is a concatenation.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -101,6 +102,11 @@ class PackedModel(nn.Module, Generic[Config]):
         if not self.config.weight_tying:
             return self.head(hidden)
         return F.linear(hidden, self._embedding_weight) if self._tied_head is None else self._tied_head(hidden)
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> PackedModel[Config]:
+        super()._apply(fn, recurse)
+        self._tied_head, self.min_rows = None, MIN_ROWS
+        return self
 
     def reorder(self, *, joins: bool) -> None:
         """See ``layers.reorder``; a tied head is a product, too."""

@@ -49,6 +49,10 @@ class Product:
             self._reorder()
         return _product(x, self._reordered, self.bias)
 
+    def __reduce__(self) -> tuple[type[Product], tuple[Tensor, Tensor | None]]:
+        """A copy reorders its own weight: a reordered one cannot be copied."""
+        return Product, (self.weight, self.bias)
+
     def _reorder(self) -> None:
         """Again where the weight was written to since; one made in inference mode cannot say."""
         self._version = None if self.weight.is_inference() else self.weight._version

@@ -173,3 +173,15 @@ def test_weights_are_copied_only_where_there_is_room(monkeypatch):
     assert (found._tied_head, found.min_rows) == (None, MIN_ROWS)
     monkeypatch.setattr(loader, "machine_memory_bytes", lambda: None)
     assert load_causal(TIED, weights="random")._tied_head is None
+
+
+@pytest.mark.parametrize("config", [TIED, replace(TIED, weight_tying=False)], ids=["tied", "own head"])
+def test_a_model_in_another_dtype_multiplies_by_its_own_weights(config):
+    model, x = load_causal(config, weights="random"), torch.randn(9, 32)
+    before = model.logits(x)
+    copy = deepcopy(model)
+    assert torch.equal(copy.logits(x), before)
+    copy.double()
+    assert copy.min_rows == MIN_ROWS
+    torch.testing.assert_close(copy.logits(x.double()), before.double(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.logits(x), before)
