@@ -24,7 +24,7 @@ from engines.models.packed import PackedModel
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, causal_config, read_causal_config
 from engines.models.weights import Part, load_weights
-from engines.runtime.machine import machine_memory_bytes
+from engines.runtime.machine import keep_freed_memory, machine_memory_bytes
 
 _FILLS = frozenset({init.kaiming_uniform_, init.normal_, init.uniform_, Tensor.normal_, Tensor.uniform_})
 """What ``nn.Linear`` and ``nn.Embedding`` fill their parameters with."""
@@ -181,6 +181,8 @@ def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts:
 
 def _ready(network: _Network) -> _Network:
     network.requires_grad_(False).eval()
+    if network.device.type == "cpu":
+        keep_freed_memory()
     room = machine_memory_bytes()
     if room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room:
         network.reorder(joins=isinstance(network, CausalModel))
