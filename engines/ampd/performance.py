@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import fsum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,14 +56,16 @@ def fit_piecewise(
     """
     require(bool((y > 0).all()), "a profile holds a time that is not positive: measure again")
     values = np.unique(x)
-    segments = _fit_segments(x, features / y[:, None], values)
+    segments = _Segments(x, features / y[:, None], values)
     found: Piecewise | None = None
     for num_pieces in range(1, max_pieces + 1):
+        if found is not None and found.mean_error <= tolerance:
+            break
         bounds = _best_bounds(segments, len(values), num_pieces)
-        if bounds is None or (found is not None and found.mean_error <= tolerance):
+        if bounds is None:
             break
         knees = values[np.array(bounds[1:-1], dtype=np.int64) - 1]
-        pieces = np.array([segments[first, end][1] for first, end in pairwise(bounds)])
+        pieces = np.array([segments.fitted(first, end).coefficients for first, end in pairwise(bounds)])
         error = np.abs((features * pieces[np.searchsorted(knees, x)]).sum(axis=1) / y - 1)
         found = Piecewise(
             knees=tuple(knees.tolist()),
@@ -76,37 +78,48 @@ def fit_piecewise(
     return found
 
 
-_Segments = dict[tuple[int, int], tuple[float, Floats]]
-"""(first, end) of the distinct x -> loss and coefficients of one piece over them."""
+class _Piece(NamedTuple):
+    loss: float
+    coefficients: list[float]
 
 
-def _fit_segments(x: Floats, scaled: Floats, values: Floats) -> _Segments:
-    least = scaled.shape[1] + 1
-    order = np.argsort(x, kind="stable")
-    starts = np.append(np.searchsorted(x[order], values), len(x))
-    found: _Segments = {}
-    for first in range(len(values)):
-        for end in range(first + 1, len(values) + 1):
-            rows = scaled[order[starts[first] : starts[end]]]
-            if len(rows) < least:
-                continue
-            columns = rows.T.tolist()
-            solution = least_squares(columns, [1.0] * len(rows))
+class _Segments:
+    """One piece over some distinct x that lie together, fitted when it is asked for: most profiles need one or two pieces, and
+    then few of all that there are."""
+
+    def __init__(self, x: Floats, scaled: Floats, values: Floats) -> None:
+        order = np.argsort(x, kind="stable")
+        self._rows = scaled[order].tolist()
+        self._starts = [*np.searchsorted(x[order], values).tolist(), len(x)]
+        self._least = scaled.shape[1] + 1
+        self._fitted: dict[tuple[int, int], _Piece] = {}
+
+    def is_long_enough(self, first: int, end: int) -> bool:
+        return self._starts[end] - self._starts[first] >= self._least
+
+    def fitted(self, first: int, end: int) -> _Piece:
+        found = self._fitted.get((first, end))
+        if found is None:
+            rows = self._rows[self._starts[first] : self._starts[end]]
+            solution = least_squares(list(zip(*rows, strict=True)), [1.0] * len(rows))
             # As a product of matrices would round them, no two machines would have them alike.
-            missed = [fsum([*(c * x for c, x in zip(solution, row, strict=True)), -1.0]) for row in rows.tolist()]
-            found[first, end] = fsum([miss * miss for miss in missed]), np.array(solution)
-    return found
+            missed = [fsum([*[c * x for c, x in zip(solution, row, strict=True)], -1.0]) for row in rows]
+            found = self._fitted[first, end] = _Piece(fsum([miss * miss for miss in missed]), solution)
+        return found
 
 
 def _best_bounds(segments: _Segments, num_values: int, num_pieces: int) -> list[int] | None:
     """Where the pieces begin and end: dynamic programming over the last piece's first value."""
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]
-    for _ in range(num_pieces):
+    for left in reversed(range(num_pieces)):
         reached: dict[int, tuple[float, int]] = {}
-        for (first, end), (loss, _) in segments.items():
-            before = best[-1].get(first)
-            if before is not None and (end not in reached or before[0] + loss < reached[end][0]):
-                reached[end] = before[0] + loss, first
+        for first, (before, _) in sorted(best[-1].items()):
+            # The last piece ends where the values do.
+            for end in range(first + 1 if left else num_values, num_values + 1):
+                if first < end and segments.is_long_enough(first, end):
+                    loss = before + segments.fitted(first, end).loss
+                    if end not in reached or loss < reached[end][0]:
+                        reached[end] = loss, first
         best.append(reached)
     if num_values not in best[-1]:
         return None
