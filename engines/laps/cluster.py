@@ -95,7 +95,11 @@ class PrefillCluster(Checked):
             spatial is None or spatial.controller is None or until_s < math.inf,
             f"until_s={until_s}: a controller never stops by itself, give an end",
         )
-        return _PrefillSimulation(self).run(streams, until_s)
+        simulation = _PrefillSimulation(self)
+        run = simulation.run(streams, until_s)
+        # As of ``Cluster.simulate``: no rings.
+        vars(simulation).clear()
+        return run
 
 
 class _PrefillSimulation:

@@ -377,4 +377,7 @@ class Cluster:
                     window_s=policies.window_s,
                 )
             )
-        return simulation.run(arrivals)
+        run = simulation.run(arrivals)
+        # It and its workers know each other: apart they are freed at once, and no ring of thousands of rows is left to be looked for.
+        vars(simulation).clear()
+        return run
