@@ -179,7 +179,8 @@ class WorkerCost:
         self._lines: dict[int, DecodeLine] = {}
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        require(mode is None, f"mode={mode!r}: this cost model knows one way to run a step")
+        if mode is not None:
+            raise UserError(f"mode={mode!r}: this cost model knows one way to run a step")
         rows = pairs = kv_rows = 0
         for history, tokens in chunks:
             rows += tokens

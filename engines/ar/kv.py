@@ -52,8 +52,9 @@ class KvPool:
     def hold(self, tokens: int) -> None:
         """Take free tokens; the caller has made room."""
         self.held += tokens
-        if self.held + self.idle > self.peak:
-            self.peak = self.held + self.idle
+        used = self.held + self.idle
+        if used > self.peak:
+            self.peak = used
 
     def release(self, tokens: int) -> None:
         self.held -= tokens
@@ -76,16 +77,18 @@ class KvPool:
 
     def make_room(self, tokens: int, now: float, *, force: bool = False) -> bool:
         """Evict until ``tokens`` are free; whether they are. ``force`` takes protected prefixes too, last."""
-        if self.free < tokens:
-            self._evict(tokens - self.free, lambda entry: entry.keep_until_s <= now)
-        if self.free < tokens and force:
-            self._evict(tokens - self.free, lambda entry: True)
-        return self.free >= tokens
+        missing = tokens - self.free
+        if missing > 0:
+            missing = self._evict(missing, lambda entry: entry.keep_until_s <= now)
+        if missing > 0 and force:
+            missing = self._evict(missing, lambda entry: True)
+        return missing <= 0
 
-    def _evict(self, tokens: int, may_go: Callable[[_Idle], bool]) -> None:
+    def _evict(self, tokens: int, may_go: Callable[[_Idle], bool]) -> int:
+        """How many of them are still missing."""
         for session in list(self._idle):
             if tokens <= 0:
-                return
+                break
             entry = self._idle[session]
             if not may_go(entry):
                 continue
@@ -97,3 +100,4 @@ class KvPool:
             self.idle -= taken
             self.evicted += taken
             tokens -= taken
+        return tokens

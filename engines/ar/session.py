@@ -94,15 +94,19 @@ Handler = Callable[..., None]
 @dataclass(slots=True, eq=False)
 class EventLoop:
     now: float = 0.0
-    num_events: int = 0
     is_stopped: bool = False
     """Set by who leaves what is still scheduled."""
     _heap: list[tuple[float, int, Handler, tuple[Any, ...]]] = field(default_factory=list)
-    _order: int = 0
+    _num_scheduled: int = 0
 
     def at(self, time_s: float, handler: Handler, *args: Any) -> None:
-        self._order += 1
-        heappush(self._heap, (time_s, self._order, handler, args))
+        self._num_scheduled += 1
+        heappush(self._heap, (time_s, self._num_scheduled, handler, args))
+
+    @property
+    def num_events(self) -> int:
+        """Handled so far."""
+        return self._num_scheduled - len(self._heap)
 
     @property
     def next_s(self) -> float:
@@ -111,7 +115,6 @@ class EventLoop:
 
     def handle_next(self) -> None:
         self.now, _, handler, args = heappop(self._heap)
-        self.num_events += 1
         handler(*args)
 
     def run(self, until_s: float = math.inf) -> None:
@@ -122,7 +125,6 @@ class EventLoop:
                 self.now = until_s
                 return
             self.now, _, handler, args = heappop(heap)
-            self.num_events += 1
             handler(*args)
 
 

@@ -79,27 +79,31 @@ class Owed:
         """Raise RunError for a plan that cannot be a step: before its shares are looked at."""
         if plan is IDLE:
             return
-        who = f"batching policy {type(policy).__name__}"
+        if (fault := self._fault_of(plan)) is not None:
+            raise RunError(f"batching policy {type(policy).__name__} {fault}")
+
+    def _fault_of(self, plan: StepPlan) -> str | None:
         if not isinstance(plan, StepPlan):
-            raise RunError(f"{who} answers {plan!r:.80}, which is no StepPlan")
-        wake_s = plan.wake_s
+            return f"answers {plan!r:.80}, which is no StepPlan"
+        shares, _, wake_s, _ = plan
         if wake_s is not None and not (isinstance(wake_s, int | float) and (wake_s <= _LATEST_S or wake_s == math.inf)):
-            raise RunError(f"{who} wants to be asked again at {wake_s!r}, which is no time")
-        if not isinstance(plan.shares, list | tuple):
-            raise RunError(f"{who} plans {plan.shares!r:.80}, which are no shares of prefills")
+            return f"wants to be asked again at {wake_s!r}, which is no time"
+        if not isinstance(shares, (list, tuple)):
+            return f"plans {shares!r:.80}, which are no shares of prefills"
         seen = set()
-        for share in plan.shares:
+        for share in shares:
             if not isinstance(share, Share) or not isinstance(share.task, PrefillTask):
-                raise RunError(f"{who} plans {share!r:.80}, which is no share of a prefill")
+                return f"plans {share!r:.80}, which is no share of a prefill"
             task, tokens = share
             due = self._open.get(task.task_id)
             if due is None or due.task is not task:
-                raise RunError(f"{who} runs prefill {task.task_id}, which has ended or was never asked for")
+                return f"runs prefill {task.task_id}, which has ended or was never asked for"
             if not isinstance(tokens, int) or not 1 <= tokens <= due.left:
-                raise RunError(f"{who} runs {tokens!r} tokens of prefill {task.task_id}, which has {due.left} left")
+                return f"runs {tokens!r} tokens of prefill {task.task_id}, which has {due.left} left"
             if task.task_id in seen:
-                raise RunError(f"{who} runs prefill {task.task_id} twice in one step")
+                return f"runs prefill {task.task_id} twice in one step"
             seen.add(task.task_id)
+        return None
 
     def run(self, shares: Sequence[Share], worker_id: int) -> None:
         """These are computed now."""
@@ -129,14 +133,13 @@ class Owed:
 
 def checked_decision(decision: object, router: object, home: int, prefills: Collection[int]) -> Decision:
     """Raise RunError for a route that leads nowhere, or says another way than it goes."""
-    who = f"router {type(router).__name__}"
     if not isinstance(decision, Decision) or tuple(map(type, decision)) != (int, bool, str):
-        raise RunError(
-            f"{who} answers {decision!r:.80}, which is no Decision of a worker's id, True or False, and words"
-        )
-    if decision.is_local and decision.worker_id != home:
-        raise RunError(f"{who} sends a prefill to worker {decision.worker_id} as local, its session lives on {home}")
-    if not decision.is_local and decision.worker_id not in prefills:
+        fault = f"answers {decision!r:.80}, which is no Decision of a worker's id, True or False, and words"
+    elif decision.is_local and decision.worker_id != home:
+        fault = f"sends a prefill to worker {decision.worker_id} as local, its session lives on {home}"
+    elif not decision.is_local and decision.worker_id not in prefills:
         known = ", ".join(map(str, prefills)) or "none"
-        raise RunError(f"{who} sends a prefill to worker {decision.worker_id}, prefill workers are {known}")
-    return decision
+        fault = f"sends a prefill to worker {decision.worker_id}, prefill workers are {known}"
+    else:
+        return decision
+    raise RunError(f"router {type(router).__name__} {fault}")

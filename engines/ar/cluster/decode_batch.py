@@ -8,7 +8,6 @@ of the batch, which are logged once, from its second token on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -50,7 +49,7 @@ class Run(NamedTuple):
         done = self.steps_by(now)
         if done == 0 or self.start_s + self.after_s(done) < now:
             done += 1
-        return self._replace(steps=min(done, self.steps))
+        return Run(self.start_s, self.first_s, self.growth_s, min(done, self.steps))
 
 
 @dataclass(slots=True, eq=False)
@@ -82,12 +81,14 @@ class DecodeBatch:
         """Steps until the first member has all its tokens."""
         return self._finish[0][0] - self.steps
 
-    def finished(self) -> Iterator[Live]:
+    def finished(self) -> list[Live]:
         """Members that have all their tokens leave, those that came first to their end first, then the older."""
+        left = []
         while self._finish and self._finish[0][0] <= self.steps:
             live = self._members[heappop(self._finish)[1]]
             self.leave(live)
-            yield live
+            left.append(live)
+        return left
 
     def youngest(self) -> Live:
         return self._members[max(self._members)]

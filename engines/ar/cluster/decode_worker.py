@@ -51,7 +51,7 @@ class DecodeWorker(Worker):
         self._run: Run | None = None
         """The decode run in progress, without prefills."""
         self._ran: Run | None = None
-        """What the batch decodes in the step that ends next."""
+        """What the batch decodes in the step with prefills that ends next."""
 
     # ---- what policies see -----------------------------------------------------------------------
 
@@ -138,7 +138,9 @@ class DecodeWorker(Worker):
     # ---- steps with prefills --------------------------------------------------------------------------
 
     def _start(self, plan: StepPlan) -> None:
-        plan = plan._replace(shares=[self._admitted(share, self._loop.now) for share in plan.shares])
+        now = self._loop.now
+        shares = [self._admitted(share, now) for share in plan.shares]
+        plan = StepPlan(shares, plan.decodes, plan.wake_s, plan.mode)
         self._decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         self._context = self.batch.context if self._decoding else 0
         super()._start(plan)
@@ -154,13 +156,11 @@ class DecodeWorker(Worker):
         need = task.tokens + 1
         self.kv.make_room(need, now, force=True)
         self.kv.hold(need)
-        return Share(task, task.tokens if is_whole else tokens)
+        return Share(task, task.tokens) if is_whole else share
 
     def _finish(self, plan: StepPlan) -> None:
         if self._ran is not None:
-            self._itl.extend(self.batch.advance(self._ran, self._loop.now))
-            for live in self.batch.finished():
-                self._round_done(live)
+            self._decoded(self._ran)
         super()._finish(plan)
 
     # ---- decoding ---------------------------------------------------------------------------------------
@@ -216,7 +216,8 @@ class DecodeWorker(Worker):
 
     def _schedule_run(self, run: Run, reserved: int) -> None:
         """``reserved`` steps hold K/V; a run that is cut gives back the rest."""
-        self.kv.release((reserved - run.steps) * self.batch.size)
+        if run.steps < reserved:
+            self.kv.release((reserved - run.steps) * self.batch.size)
         self._run = run
         self._version += 1
         self._loop.at(run.start_s + run.after_s(run.steps), self._end_run, self._version)
@@ -224,10 +225,15 @@ class DecodeWorker(Worker):
     def _end_run(self, version: int) -> None:
         if version != self._version or self._run is None:
             return
-        self._ran, self._run = self._run, None
-        self.is_busy = True
-        self.busy_decode_s += self._loop.now - self._ran.start_s
-        self._finish(IDLE)
+        ran, self._run = self._run, None
+        self.busy_decode_s += self._loop.now - ran.start_s
+        self._decoded(ran)
+        self._boundary()
+
+    def _decoded(self, ran: Run) -> None:
+        self._itl.extend(self.batch.advance(ran, self._loop.now))
+        for live in self.batch.finished():
+            self._round_done(live)
 
     def _round_done(self, live: Live) -> None:
         if self._hub.round_done(live):

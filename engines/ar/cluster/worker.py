@@ -285,14 +285,17 @@ class PrefillWorker(Worker):
             return plan
         plan = super()._planned(start_s)
         self._ready_s = self._loop.now
-        shares = []
-        for task, tokens in plan.shares:
-            if task.computed == 0 and task.history > 0:
-                is_whole = tokens == task.tokens
-                self._ready_s = self._hub.read_history(task, self.worker_id, self._ready_s)
-                tokens = task.tokens if is_whole else tokens
-            shares.append(Share(task, tokens))
-        return plan._replace(shares=shares)
+        if not plan.shares:
+            return plan
+        return StepPlan([self._read(share) for share in plan.shares], plan.decodes, plan.wake_s, plan.mode)
+
+    def _read(self, share: Share) -> Share:
+        task, tokens = share
+        if task.computed or task.history <= 0:
+            return share
+        is_whole = tokens == task.tokens
+        self._ready_s = self._hub.read_history(task, self.worker_id, self._ready_s)
+        return Share(task, task.tokens) if is_whole else share
 
     def _start(self, plan: StepPlan, ready_s: float | None = None) -> None:
         """When its history is here, which is at ``ready_s``: while this one waits, the next may be planned."""

@@ -23,6 +23,7 @@ from engines.ampd.performance import profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Simulation
+from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.worker import Live, PrefillWorker
 from engines.ar.deployment import Deployment
@@ -30,7 +31,6 @@ from engines.ar.record import ClusterRun
 from engines.ar.session import EventLoop, OpenLoop, Session
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision, LeastKvMemory
-from engines.policies.step import StepPlan
 from engines.policies.task import PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView
 
@@ -126,12 +126,11 @@ class LivePolicies:
 class MirroredHome(DecodeWorker):
     mirror: Mirror
 
-    def _finish(self, plan: StepPlan) -> None:
-        if self._ran is not None:
-            parts = self.batch.token_runs(self._ran, self._ran.steps)
-            members = [(live.order, 0) for live in self.batch._members.values()]
-            self.mirror.stepped(self.worker_id, members, sum(part.tokens * part.gap_s for part in parts))
-        super()._finish(plan)
+    def _decoded(self, ran: Run) -> None:
+        parts = self.batch.token_runs(ran, ran.steps)
+        members = [(live.order, 0) for live in self.batch._members.values()]
+        self.mirror.stepped(self.worker_id, members, sum(part.tokens * part.gap_s for part in parts))
+        super()._decoded(ran)
 
 
 class Mirror(Simulation):
