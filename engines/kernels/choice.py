@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from engines import kernels
 from engines.kernels import host
@@ -72,13 +71,9 @@ class HostKernels:
 
         return host_fault(self.dtype)
 
-    @property
-    def store(self) -> Store:
-        return store_by_index if self.fault else host.store
-
-    def decode(self, width: int) -> Callable[..., Tensor] | None:
-        """``host.decode`` for heads of this width; None where torch has to do."""
-        return None if self.fault or width > host.MOST_WIDTH else host.decode
+    def serve_heads(self, width: int) -> bool:
+        """Whether attention over heads of this width is served."""
+        return width <= host.MOST_WIDTH and self.fault is None
 
     def ops(self, otherwise: FusedOps) -> FusedOps:
         if self.fault:

@@ -149,8 +149,8 @@ void rms_norm_row(T* x, const T* delta, const T* weight, T* y, long width, float
     }
 }
 
-template <typename T>
-void rotate_head(T* x, const float* cos, const float* sin, long half, bool rounds) {
+template <typename T, typename Table>
+void rotate_head(T* x, const Table* cos, const Table* sin, long half, bool rounds) {
     for (long i = 0; i < half; i += LANES) {
         long n = half - i;
         Floats a = load(x + i, n), b = load(x + half + i, n), c = load(cos + i, n), s = load(sin + half + i, n);
@@ -220,6 +220,10 @@ void attend(const T* q, const T* k, const T* v, T* out, const long* at, long len
         Floats dots[G][LANES];
         for (int i = 0; i < LANES; i++) {
             const T* key = k + at[p + i];
+            for (long byte = 0; byte < width * (long)sizeof(T); byte += 64) {  // of what comes next
+                if (p + LANES < padded) __builtin_prefetch((const char*)(k + at[p + LANES + i]) + byte);
+                __builtin_prefetch((const char*)(v + at[p + i]) + byte);
+            }
             for (int g = 0; g < G; g++) dots[g][i] = Floats{};
             for (int c = 0; c < CHUNKS; c++) {
                 const Floats part = chunk(key, c);
@@ -284,6 +288,21 @@ void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, l
     some(attend<T, 1, CHUNKS, IS_WHOLE>, 1);
 }
 
+// Row i of q is the newest of sequence i.
+template <typename T>
+void decode(const Paged& in, const T* q, const T* k, const T* v, T* out, const int64_t* slots, const int64_t* lengths,
+            long sequences, long q_stride, long threads) {
+    long work = 0;
+    for (long i = 0; i < sequences; i++) work += lengths[i] * in.heads * in.width;
+    auto one = in.width == 64    ? attend_heads<T, 4, true>
+               : in.width == 128 ? attend_heads<T, 8, true>
+                                 : attend_heads<T, 16, false>;
+    each(sequences * in.kv_heads, work, threads, [=, &in](long i) {
+        const long s = i / in.kv_heads;
+        one(in, q + s * q_stride, k, v, out + s * in.heads * in.width, slots[s], lengths[s], i % in.kv_heads);
+    });
+}
+
 }  // namespace
 
 // Strides are in elements; rows of q, k, v, gate and up may lie apart.
@@ -318,18 +337,24 @@ void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, l
     }                                                                                                                  \
     extern "C" void decode_##NAME(const T* q, const T* k, const T* v, T* out, const int64_t* slots,                    \
                                   const int64_t* lengths, const int32_t* table, long sequences, long table_width,      \
-                                  long block_size, long heads, long kv_heads, long width, long q_stride,               \
-                                  long threads) {                                                                      \
-        const Paged in = {table, table_width, block_size, heads, kv_heads, width};                                     \
-        long work = 0;                                                                                                 \
-        for (long i = 0; i < sequences; i++) work += lengths[i] * heads * width;                                       \
-        auto one = width == 64    ? attend_heads<T, 4, true>                                                           \
-                   : width == 128 ? attend_heads<T, 8, true>                                                           \
-                                  : attend_heads<T, 16, false>;                                                        \
-        each(sequences * kv_heads, work, threads, [=](long i) {                                                        \
-            const long s = i / kv_heads;                                                                               \
-            one(in, q + s * q_stride, k, v, out + s * heads * width, slots[s], lengths[s], i % kv_heads);              \
-        });                                                                                                            \
+                                  long block_size, long heads, long kv_heads, long width, long q_stride, long threads) { \
+        decode<T>({table, table_width, block_size, heads, kv_heads, width}, q, k, v, out, slots, lengths, sequences,   \
+                  q_stride, threads);                                                                                  \
+    }                                                                                                                  \
+    extern "C" void attend_##NAME(T* qkv, const T* cos, const T* sin, T* pool_k, T* pool_v, const int64_t* places, T* out, \
+                                  const int64_t* slots, const int64_t* lengths, const int32_t* table, long rows,       \
+                                  long sequences, long table_width, long block_size, long heads, long kv_heads,        \
+                                  long width, long threads) {                                                          \
+        const long stride = (heads + 2 * kv_heads) * width, size = kv_heads * width;                                   \
+        for (long i = 0; i < rows; i++) {                                                                              \
+            T *q = qkv + i * stride, *k = q + heads * width;                                                           \
+            for (long h = 0; h < heads + kv_heads; h++)                                                                \
+                rotate_head(q + h * width, cos + i * width, sin + i * width, width / 2, true);                         \
+            std::memcpy(pool_k + places[i] * size, k, size * sizeof(T));                                               \
+            std::memcpy(pool_v + places[i] * size, k + size, size * sizeof(T));                                        \
+        }                                                                                                              \
+        decode<T>({table, table_width, block_size, heads, kv_heads, width}, qkv, pool_k, pool_v, out, slots, lengths,  \
+                  sequences, stride, threads);                                                                         \
     }
 
 KERNELS(float, float32)

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from engines.kernels.launch import expect
+from engines.models.layers import rotate_halves
+from engines.runtime.pool import store_by_index
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
@@ -33,6 +35,7 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "swiglu": (_P, _P, _P, _N, _N, _N, _N, _N),
         "store": (_P, _P, _P, _P, _P, _N, _N, _N, _N),
         "decode": (_P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
+        "attend": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
     }
 )
 MOST_WIDTH = 256
@@ -171,6 +174,47 @@ def decode(
     return out
 
 
+def attend(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    rows: Tensor,
+    at: tuple[Tensor, Tensor, Tensor, int],
+) -> Tensor:
+    """[N, H * D] of a joined product qkv [N, (H + 2 Hkv) * D]: q and k are rotated in place, as by ``rotate`` without full
+    precision, k and v go to ``rows`` of the pools, and ``decode`` is ``at`` slots, lengths, table and block size."""
+    slots, lengths, table, block_size = at
+    kv_heads, width = pool_k.shape[1:]
+    heads = qkv.shape[1] // width - 2 * kv_heads
+    expect(qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous(), "whole rows of products and tables")
+    expect(pool_k.is_contiguous() and pool_v.is_contiguous(), "a contiguous pool")
+    expect(cos.dtype == sin.dtype == pool_k.dtype == qkv.dtype and width <= MOST_WIDTH, "one dtype, heads not too wide")
+    out = qkv.new_zeros((len(rows), heads * width))
+    _kernel("attend", qkv.dtype)(
+        qkv.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        pool_k.data_ptr(),
+        pool_v.data_ptr(),
+        rows.data_ptr(),
+        out.data_ptr(),
+        slots.data_ptr(),
+        lengths.data_ptr(),
+        table.data_ptr(),
+        len(rows),
+        len(slots),
+        table.shape[1],
+        block_size,
+        heads,
+        kv_heads,
+        width,
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def decode_reference(
     q: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, lengths: Tensor, table: Tensor, block_size: int
 ) -> Tensor:
@@ -183,6 +227,23 @@ def decode_reference(
         shares = torch.softmax(torch.einsum("hd,lhd->hl", q[i].float(), k) * q.shape[2] ** -0.5, dim=-1)
         out[i] = torch.einsum("hl,lhd->hd", shares, v).to(q.dtype)
     return out
+
+
+def attend_reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    rows: Tensor,
+    at: tuple[Tensor, Tensor, Tensor, int],
+) -> Tensor:
+    """As ``attend``."""
+    kv_heads, width = pool_k.shape[1:]
+    heads = qkv.unflatten(1, (-1, width))
+    rotated = rotate_halves(heads[:, :-kv_heads], cos, sin)
+    store_by_index(pool_k, pool_v, rows, rotated[:, -kv_heads:], heads[:, -kv_heads:])
+    return decode_reference(rotated[:, :-kv_heads], pool_k, pool_v, *at).flatten(1)
 
 
 def _has_whole_rows(x: Tensor) -> bool:

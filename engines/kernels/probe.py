@@ -95,10 +95,22 @@ class Examples:
 
     def decoded(self, run: Callable[..., Tensor]) -> _Outputs:
         """Sequences of 33, 1 and 16 tokens in blocks that lie in no order, and a row behind them."""
-        pools = self.logits.flatten()[: 2 * 8 * 16 * 64].view(2, 128, 2, 32).unbind()
+        return (run(self.q[:4], *self._paged(), *self._place()),)
+
+    def attended(self, run: Callable[..., Tensor]) -> _Outputs:
+        """The same from a joined product."""
+        pools, rows = self._paged(), torch.tensor([112, 48, 31, 0], device=self.device)
+        qkv = torch.cat([x[:4].flatten(1) for x in (self.q, self.k, self.v)], dim=1)
+        cos, sin = (x[:4].to(self.dtype) for x in (self.cos, self.sin))
+        return (run(qkv, cos, sin, *pools, rows, self._place()), *pools)
+
+    def _paged(self) -> list[Tensor]:
+        return list(self.logits.flatten()[: 2 * 128 * 64].view(2, 128, 2, 32).clone().unbind())
+
+    def _place(self) -> tuple[Tensor, Tensor, Tensor, int]:
         table = torch.tensor([[5, 0, 7], [3, 0, 0], [1, 6, 0]], dtype=torch.int32, device=self.device)
         slots, lengths = torch.tensor([[0, 1, 2], [33, 1, 16]], device=self.device).unbind()
-        return (run(self.q[:4], *pools, slots, lengths, table, 16),)
+        return slots, lengths, table, 16
 
 
 _PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], _Outputs]]] = MappingProxyType(
@@ -121,6 +133,7 @@ _HOST_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Exampl
         "store": (lambda e: e.stored(host.store), lambda e: e.stored(store_reference)),
         "swiglu": (lambda e: e.gated(host.swiglu), lambda e: e.gated(swiglu_reference)),
         "decode": (lambda e: e.decoded(host.decode), lambda e: e.decoded(host.decode_reference)),
+        "attend": (lambda e: e.attended(host.attend), lambda e: e.attended(host.attend_reference)),
     }
 )
 

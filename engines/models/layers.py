@@ -67,8 +67,14 @@ class Products:
         is joined lie as far apart as all of them are wide."""
         if self._joined is None:
             return (layer(x) for layer in self.layers)
-        y = F.linear(x, *self._joined) if self.product is None else self.product(x)
-        return iter(y.split(self._widths, dim=-1))
+        return iter(self.whole(x).split(self._widths, dim=-1))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """[N, all outputs] where they are joined."""
+        if self.product is not None:
+            return self.product(x)
+        assert self._joined is not None, "products of their own"
+        return F.linear(x, *self._joined)
 
     @torch.no_grad()
     def join(self) -> None:
@@ -194,6 +200,9 @@ class RotaryAttention(nn.Module):
     def attended(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         """[N, H * D] what the output projection is made of; h [N, d]."""
         n = h.shape[0]
+        of_products = None if self.rotates_in_float32 else getattr(attend, "of_products", None)
+        if of_products is not None:
+            return of_products(layer, self.qkv.whole(h), cos, sin)
         products = self.qkv(h)
         q = next(products).view(n, self.heads, self.head_dim)
         k = next(products).view(n, self.kv_heads, self.head_dim)

@@ -18,6 +18,13 @@ class Attend(Protocol):
         """Rotated ``k`` and ``v`` are [N, Hkv, D]; returns [N, H, D]."""
 
 
+class AttendProducts(Attend, Protocol):
+    """One that rotates as well, where the rotation is ``layers.rotate_halves``."""
+
+    def of_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[N, H * D] of q, k and v side by side, [N, (H + 2 Hkv) * D], which may be written to."""
+
+
 Rotary: TypeAlias = "tuple[Tensor, Tensor]"
 """cos and sin [N, 1, D] of N positions, in float32; sin is negated in its first half."""
 

@@ -25,6 +25,8 @@ class PoolTensors:
 
     def __init__(self, k: Tensor, v: Tensor) -> None:
         self.k, self.v = k, v
+        # Views cost a step more than what is made of them.
+        self._rows = [(k[layer].flatten(0, -3), v[layer].flatten(0, -3)) for layer in range(len(k))]
 
     @classmethod
     def of(cls, model: Model, *places: int, make: Callable[..., Tensor] = torch.empty) -> PoolTensors:
@@ -36,7 +38,7 @@ class PoolTensors:
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, [rows, Hkv, D]."""
-        return self.k[layer].flatten(0, -3), self.v[layer].flatten(0, -3)
+        return self._rows[layer]
 
     @property
     def num_rows(self) -> int:
@@ -48,6 +50,7 @@ class PoolTensors:
 
     def close(self) -> None:
         """Give the memory back; the rows are gone."""
+        self._rows = []
         self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
 
 

@@ -123,6 +123,30 @@ def test_decode_is_its_reference_and_company_changes_no_bit(dtype, shape):
     assert torch.equal(host.decode(q, k, v, slots[:2], ends[:2], table, size)[2:], torch.zeros_like(q[2:]))
 
 
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_of_a_joined_product_rotates_stores_and_decodes(dtype, shape):
+    heads, kv_heads, width, _ = shape
+    _, k, v, slots, ends, table, size = paged((1, 16, 130), *shape, dtype)
+    last = ends - 1
+    rows = torch.cat((table[slots, last // size].long() * size + last % size, torch.tensor([0, 0])))
+    qkv = draw(5, (heads + 2 * kv_heads) * width, dtype=dtype)
+    angles = torch.rand(5, 1, width // 2, generator=torch.Generator().manual_seed(1)) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
+    mine, theirs = ((k.clone(), v.clone()) for _ in range(2))
+    expected = host.attend_reference(qkv.clone(), cos, sin, *theirs, rows, (slots, ends, table, size))
+    found = host.attend(qkv, cos, sin, *mine, rows, (slots, ends, table, size))
+    close = {"atol": 2 * ROUNDING[dtype], "rtol": 2 * ROUNDING[dtype]}
+    torch.testing.assert_close(found, expected, **close)
+    real = rows[:3]
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a[real], b[real], **close)
+        untouched = torch.ones(len(a), dtype=torch.bool)
+        untouched[rows] = False
+        torch.testing.assert_close(a[untouched], b[untouched], atol=0, rtol=0, equal_nan=True)
+
+
 def test_threads_change_no_bit():
     at = paged((4000, 3000, 17), 8, 2, 64, 16, torch.float32)
     x, weight = draw(3000, 512, dtype=torch.float32), draw(512, dtype=torch.float32)

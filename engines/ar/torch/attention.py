@@ -31,6 +31,18 @@ _MULTIPLE = 16
 """Keys are padded to a multiple of it, so that a row is summed in the same lanes alone and in company."""
 
 
+DecodePlace = tuple[Tensor, Tensor, Tensor, int]
+"""Slots and lengths [n], the table, and the size of its blocks."""
+
+
+class DecodeKernels(NamedTuple):
+    """``engines.kernels.host``'s."""
+
+    store: Store
+    decode: Callable[..., Tensor]
+    attend: Callable[..., Tensor]
+
+
 class StepAttention(Protocol):
     """How the layers of a step attend."""
 
@@ -77,38 +89,49 @@ class _Decodes(NamedTuple):
     """Sequences with one query each, by a kernel that reads the pool in place."""
 
     kernel: Callable[..., Tensor]
-    queries: slice | Tensor
-    """Rows of the step, [g]; all of them where padding is to be zeros."""
-    slots: Tensor
-    lengths: Tensor
-    table: Tensor
-    block_size: int
+    queries: Tensor
+    """Rows of the step, [g]."""
+    at: DecodePlace
     reads_pool: bool = True
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[g, H, D]"""
-        q = q[self.queries] if isinstance(self.queries, slice) else q.index_select(0, self.queries)
-        return self.kernel(q, k, v, self.slots, self.lengths, self.table, self.block_size)
+        return self.kernel(q.index_select(0, self.queries), k, v, *self.at)
+
+
+class _DecodeStep(NamedTuple):
+    """``AttendProducts`` of a step in which every sequence decodes; rows of padding come last."""
+
+    kernels: DecodeKernels
+    pool: PoolTensors
+    rows: Tensor
+    at: DecodePlace
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pool = self.pool.rows(layer)
+        self.kernels.store(*pool, self.rows, k, v)
+        return self.kernels.decode(q, *pool, *self.at)
+
+    def of_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.kernels.attend(qkv, cos, sin, *self.pool.rows(layer), self.rows, self.at)
 
 
 class SdpaAttention:
-    """``block_size`` is free: rows of the pool are fetched one by one. ``decode`` serves sequences with one query each
-    (``engines.kernels.host``)."""
+    """``block_size`` is free: rows of the pool are fetched one by one. ``kernels`` serve sequences with one query each."""
 
     name: ClassVar[str] = "sdpa"
     is_captured: ClassVar[bool] = False
 
     def __init__(
-        self, store: Store, staging: Staging, *, block_size: int = 16, decode: Callable[..., Tensor] | None = None
+        self, store: Store, staging: Staging, *, block_size: int = 16, kernels: DecodeKernels | None = None
     ) -> None:
         self.block_size = block_size
-        self._store, self._staging, self._decode = store, staging, decode
+        self._store, self._staging, self._kernels = store, staging, kernels
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
-        if self._decode is not None and members.start.all() and bool((members.tokens == 1).all()):
-            # Padding comes last, in whatever form.
-            return self._attend(rows, pool, [self._decodes(slice(None), members, tables)], None)
+        if self._kernels is not None and members.start.all() and bool((members.tokens == 1).all()):
+            return _DecodeStep(self._kernels, pool, self._staging.ints(rows.pool_row), self._place(members, tables))
         groups: list[_Group | _Decodes] = []
         order = []
         is_alone = pool.k.device.type == "cpu"
@@ -147,8 +170,9 @@ class SdpaAttention:
         """The group, and by place of its result the row of the step that it is of; -1 for padding."""
         slot, first, start, count = members
         longest = int(count.max())
-        if self._decode is not None and longest == 1 and start.all():
-            return self._decodes(self._staging.ints(first), members, tables), first
+        if self._kernels is not None and longest == 1 and start.all():
+            rows = self._staging.ints(first)
+            return _Decodes(self._kernels.decode, rows, self._place(members, tables)), first
         place = np.arange(longest)
         # Past its end a sequence repeats its last row.
         grid = first[:, None] + np.minimum(place, count[:, None] - 1)
@@ -160,11 +184,9 @@ class SdpaAttention:
         keys, mask = self._keys(slot, start, longest, int(members.end.max()), tables, pool)
         return _Group(queries, keys, len(slot), mask), order
 
-    def _decodes(self, queries: slice | Tensor, members: Members, tables: BlockTables) -> _Decodes:
-        assert self._decode is not None
+    def _place(self, members: Members, tables: BlockTables) -> DecodePlace:
         slots, lengths = self._staging.send(np.ascontiguousarray(members.slot), members.end)
-        table = torch.from_numpy(tables.table)
-        return _Decodes(self._decode, queries, slots, lengths, table, tables.block_size)
+        return slots, lengths, torch.from_numpy(tables.table), tables.block_size
 
     def _keys(
         self, slot: Ints, start: Ints, num_queries: int, num_keys: int, tables: BlockTables, pool: PoolTensors

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.ar.torch.attention import SdpaAttention, StepAttention
+from engines.ar.torch.attention import DecodeKernels, SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.graphs import CaptureCost, CausalGraphs
 from engines.ar.torch.paged import PagedAttention, Served, probe
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
 from engines.errors import UserError, require
+from engines.kernels import host
 from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
@@ -207,10 +208,10 @@ class TorchExecutor:
     def _choose(self, block_size: int, store: Store) -> StepAttention:
         found = self._paged_kernel()
         if isinstance(found, str):
-            if self.device.type == "cpu":
-                store = self._host.store
-            decode = self._host.decode(self.model.config.head_dim)
-            return SdpaAttention(store, self._staging, block_size=block_size, decode=decode)
+            own = None
+            if self._host.serve_heads(self.model.config.head_dim):
+                own, store = DecodeKernels(host.store, host.decode, host.attend), host.store
+            return SdpaAttention(store, self._staging, block_size=block_size, kernels=own)
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
 
     def _size(self, work: StepWork, mode: object) -> Size | None:
