@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,6 +35,16 @@ def claims(
     out_dir: Annotated[
         Path | None, typer.Option(help="Where the CSV goes [default: results/figures, or figures in --result-dir].")
     ] = None,
+    cost: Annotated[
+        Literal["roofline", "composed"] | None,
+        typer.Option(help="Hold runs whose steps were charged so [default: roofline].", rich_help_panel=opt.WHAT),
+    ] = None,
+    kernels: Annotated[
+        Literal["vllm", "sglang", "trtllm"] | None,
+        typer.Option(
+            help="With --cost composed, whose kernels [default: vllm; of LAPS sglang].", rich_help_panel=opt.WHAT
+        ),
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
@@ -55,12 +65,15 @@ def claims(
     out = writable_folder("out_dir", out_dir or figures_beside(result_dir))
     store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
     with counting("looking at stored runs, figures:") as advance:
-        answers = stored_answers(chosen.entries, store, advance)
+        charged = tuple(opt.given(cost=cost, kernels=kernels).items())
+        answers = stored_answers(chosen.entries, store, advance, charged)
     judged = judge_all(stated, answers)
-    committed = _committed(chosen, stated)
+    # Committed verdicts are of steps as they are charged by default.
+    committed = {} if charged else _committed(chosen, stated)
     shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
     borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
-    path = save_claims(chosen, judged, out / f"claims-{chosen.name}.csv")
+    name = "-".join([f"claims-{chosen.name}", *(str(value) for _, value in charged)])
+    path = save_claims(chosen, judged, out / f"{name}.csv")
     if json:
         by_role = count_by_role(shown)
         rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from repro.reports.claims import Answer
 from repro.reports.costs import read_cost
-from repro.reports.figures import FIGURES, Figure, FigureEntry, View, default_reading
+from repro.reports.figures import FIGURES, Figure, FigureEntry, Knobs, View, default_reading
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
@@ -41,13 +41,18 @@ class Source:
             runs,
             determined=determined,
             targets=fitted if self.view.obtained == "simulated" else frozenset(),
-            command=f"repro reproduce {name} --platform {where}" if runs else None,
+            command=" ".join([f"repro reproduce {name} --platform {where}", *self.view.charged_options])
+            if runs
+            else None,
             command_s=command_s,
         )
 
 
-def sources(entries: Sequence[FigureEntry], platforms: Sequence[str] | None = None) -> list[Source]:
-    """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them."""
+def sources(
+    entries: Sequence[FigureEntry], platforms: Sequence[str] | None = None, charged: Knobs = ()
+) -> list[Source]:
+    """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them. ``charged`` are what
+    simulated steps are charged by."""
     found = []
     for entry in entries:
         figure = entry.load()
@@ -55,7 +60,10 @@ def sources(entries: Sequence[FigureEntry], platforms: Sequence[str] | None = No
             if platforms is None or name in platforms:
                 where = platform_of(name)
                 view = View(platform=where, reading=default_reading(where), num_runs=figure.num_runs)
-                found.append(Source(entry=entry, figure=figure, view=view, cells=tuple(figure.cells(view))))
+                if view.is_simulated:
+                    view = replace(view, knobs=charged)
+                cells = tuple(view.applied(cell) for cell in figure.cells(view))
+                found.append(Source(entry=entry, figure=figure, view=view, cells=cells))
     return found
 
 
@@ -67,11 +75,11 @@ def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
 
 
 def stored_answers(
-    entries: Sequence[FigureEntry], store: Store, on_figure: Callable[[], None] = lambda: None
+    entries: Sequence[FigureEntry], store: Store, on_figure: Callable[[], None] = lambda: None, charged: Knobs = ()
 ) -> list[Answer]:
     """Answers of every figure whose runs are all stored; ``on_figure`` is called after each."""
     # Preparing a cell costs more than seeing that nothing like it is stored, whatever the basis of its numbers.
-    chosen = [source for source in sources(entries) if not store.surely_missing(source.cells)]
+    chosen = [source for source in sources(entries, charged=charged) if not store.surely_missing(source.cells)]
     return answers_of(chosen, sweep_over(chosen, store), on_figure)
 
 

@@ -66,6 +66,11 @@ class View(Checked):
         return given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
 
     @property
+    def charged_options(self) -> list[str]:
+        """How a command is told the same."""
+        return [f"--{name} {value}" for name, value in self.knobs if name in knobs_of(CostKnobs)]
+
+    @property
     def stem(self) -> str:
         """Ending of the figure's file names."""
         where = self.platform

@@ -81,7 +81,7 @@ OPTIONS = {
     "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --silicon --write",
     "check-results": "--accept --json --results",
-    "claims": "--accept-other-code --json --out-dir --paper --result-dir",
+    "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
     "eval": "--address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
