@@ -60,6 +60,7 @@ PLATFORMS: Registry[Platform] = Registry(
         "h200": f"{_DLLM}:H200",
         "b200": f"{_DLLM}:B200",
         "h20x32": "repro.systems.ar.platforms:H20X32",
+        "h200x32": "repro.systems.ar.platforms:H200X32",
         "endpoint": "repro.systems.http.platforms:ENDPOINT",
     },
 )

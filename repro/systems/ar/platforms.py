@@ -54,20 +54,20 @@ class ArPart:
     """By model and trace."""
 
 
-H20X32 = Platform(
-    name="h20x32",
-    title="4 servers of 8 NVIDIA H20 96 GB",
-    executor="roofline",
-    gpu="h20",
-    parts=(
-        ArPart(
-            model="Llama-3.1-70B",
-            num_gpus=32,
-            constants="physical",
-            rates=(0.8, 1.2, 1.6, 2.0, 2.4),
-            num_sessions=99,
-            objectives=PAPER_OBJECTIVES,
-        ),
-    ),
+_PAPER = ArPart(
+    model="Llama-3.1-70B",
+    num_gpus=32,
+    constants="physical",
+    rates=(0.8, 1.2, 1.6, 2.0, 2.4),
+    num_sessions=99,
+    objectives=PAPER_OBJECTIVES,
 )
-"""AMPD's cluster (§7.1). The number of sessions follows from Figure 6, whose values are multiples of 1/99."""
+"""What AMPD serves on its cluster (§7.1). The number of sessions follows from Figure 6, whose values are multiples of 1/99."""
+
+H20X32 = Platform(
+    name="h20x32", title="4 servers of 8 NVIDIA H20 96 GB", executor="roofline", gpu="h20", parts=(_PAPER,)
+)
+H200X32 = Platform(
+    name="h200x32", title="4 servers of 8 NVIDIA H200 141 GB", executor="roofline", gpu="h200", parts=(_PAPER,)
+)
+"""The same load and objectives on cards whose kernels were measured; the H20's are transferred from them."""
