@@ -137,7 +137,18 @@ def test_list_names_everything():
         *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve"),
         *("sglang-pd", "sglang-pd-router", "vllm-pd"),
     }
-    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "h20x32", "h200x32", "endpoint"}
+    assert names["platform"] == {
+        "cpu-tiny",
+        "rtx4090",
+        "l40s",
+        "a100",
+        "h100",
+        "h200",
+        "b200",
+        "h20x32",
+        "h200x32",
+        "endpoint",
+    }
     assert names["figure"] == set(FIGURES)
     assert "dllm-serve/fig3" in names["figure"]
     assert {"livebench", "burst", "osc"} <= {entry["name"] for entry in entries if entry["kind"] == "dataset"}
