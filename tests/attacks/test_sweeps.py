@@ -1,55 +1,50 @@
 """Two sweeps at once over one folder: every unit is made by one of them, whole, and the other reuses it."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-from support.fake_system import fake_cell
-from support.run_files import parts
-
-from repro.runs.experiment import prepare
-from repro.runs.store import Store
-from repro.runs.sweep import Sweep
-
-SWEEP = """
-import sys, time
+import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 from support.fake_system import deployed, fake_cell
+from support.forks import forks
+from support.run_files import parts
+
 from repro.runs.cell import COMPARISON
 from repro.runs.experiment import prepare
 from repro.runs.sitting import Sitting
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
-folder, name, executor, comparison, seeds = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5])
-knobs = {COMPARISON: comparison} if comparison else {}
-systems = ("support.fake_system:FAKE", "support.fake_system:OTHER")
-cells = [
-    fake_cell(rate=rate, seed=seed, system=system, executor=executor, num_prompts=3, **knobs)
-    for seed in range(seeds) for system in systems for rate in (1.0, 2.0)
-]
+SYSTEMS = ("support.fake_system:FAKE", "support.fake_system:OTHER")
 
-def before(cell):
-    (folder / f"{name}-made-{cell.key}").touch()
 
-experiments = [prepare(cell) for cell in cells]
-sweep = Sweep([deployed(each, before=partial(before, each.cell)) for each in experiments], Store(folder / "runs"))
-(folder / f"{name}-ready").touch()
-while len(list(folder.glob("*-ready"))) < 2:  # both have looked, and found nothing
-    time.sleep(0.01)
-outcomes = sweep.run(sitting=Sitting(loop=lambda: 0.05), jobs=1)
-print(*sorted({outcome.status for outcome in outcomes}), *sorted({run.provenance.get("sitting") for run in sweep.runs} - {None}))
-"""
+def sweep_in(folder: Path, name: str, comparison: str, num_seeds: int) -> None:
+    """One of two sweeps; both look before either makes a run."""
+    knobs = {COMPARISON: comparison} if comparison else {}
+    cells = [
+        fake_cell(rate=rate, seed=seed, system=system, executor="real", num_prompts=3, **knobs)
+        for seed in range(num_seeds)
+        for system in SYSTEMS
+        for rate in (1.0, 2.0)
+    ]
+    made = [deployed(prepare(cell), before=partial(note, folder, name, prepare(cell).cell.key)) for cell in cells]
+    sweep = Sweep(made, Store(folder / "runs"))
+    (folder / f"{name}-ready").touch()
+    while len(list(folder.glob("*-ready"))) < 2:  # both have looked, and found nothing
+        time.sleep(0.01)
+    outcomes = sweep.run(sitting=Sitting(loop=lambda: 0.05), jobs=1)
+    sittings = {run.provenance.get("sitting") for run in sweep.runs} - {None}
+    (folder / f"{name}-said").write_text(" ".join([*sorted({each.status for each in outcomes}), *sorted(sittings)]))
+
+
+def note(folder: Path, name: str, key: str) -> None:
+    (folder / f"{name}-made-{key}").touch()
 
 
 @pytest.mark.parametrize(("comparison", "seeds"), [("rates", 1), ("rates", 3), ("", 2)], ids=["one", "three", "alone"])
 def test_each_measured_unit_is_made_once(comparison, seeds, tmp_path):
-    said = two_sweeps(tmp_path, "real", comparison, str(seeds))
+    said = two_sweeps(tmp_path, comparison, seeds)
     made = [path.name.partition("-made-") for path in tmp_path.glob("*-made-*")]
     assert len(made) == len({key for *_, key in made}) == 4 * seeds
     assert len(list((tmp_path / "runs").iterdir())) == 4 * seeds
@@ -85,20 +80,12 @@ def _seed(folder: Path, key: str) -> int:
     return seed
 
 
-def two_sweeps(folder: Path, *arguments: str) -> list[str]:
-    script = folder / "sweep.py"
-    script.write_text(SWEEP)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    both = [
-        subprocess.Popen(
-            [sys.executable, script, folder, name, *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("first", "second")
-    ]
-    said = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    return [out.strip() for out, _ in said]
+def two_sweeps(folder: Path, comparison: str, num_seeds: int) -> list[str]:
+    names = ("first", "second")
+    both = [forks().Process(target=sweep_in, args=(folder, name, comparison, num_seeds)) for name in names]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
+    return [(folder / f"{name}-said").read_text() for name in names]
