@@ -51,9 +51,9 @@ def test_deterministic_queue_above_saturation():
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_poisson_arrivals_meet_pollaczek_khinchine(load):
     """M/D/1: mean wait = load * D / (2 (1 - load)). Batch means give nearly independent samples of it."""
-    arrivals = np.random.default_rng(7).exponential(1 / load, size=40_000).cumsum()
+    arrivals = np.random.default_rng(7).exponential(1 / load, size=20_000).cumsum()
     waits = request_times(drive(arrivals.tolist(), 1.0), "queue_wait_s")
-    interval = mean_interval(waits.reshape(40, 1000).mean(axis=1).tolist(), confidence=0.999)
+    interval = mean_interval(waits.reshape(20, 1000).mean(axis=1).tolist(), confidence=0.999)
     expected = load / (2 * (1 - load))
     assert interval.mean is not None
     assert interval.half_width is not None
