@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from typing import Generic, TypeVar, cast
 
 from engines.errors import UserError
@@ -32,6 +31,8 @@ class Registry(Generic[T]):
             )
         where = self._entries.get(name, name)
         if ":" not in where:
+            from importlib.metadata import entry_points
+
             installed = [each.value for each in entry_points(group=f"repro.{self.kind}") if each.name == name]
             if not installed:
                 known = ", ".join(self._entries)

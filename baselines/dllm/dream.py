@@ -13,7 +13,6 @@ from engines.errors import require
 class Dream(PublishedMethod):
     name = "dream"
     title = "Dream"
-    summary = "the plain Dream sampler: no cache, no blocks"
     heeds = {"dream": frozenset({"alg_temp"})}
     own = DreamOptions
     batches_upstream = False  # called with one prompt

@@ -19,7 +19,6 @@ THRESHOLD = 0.9
 class FastDllm(PublishedMethod):
     name = "fast-dllm"
     title = "Fast-dLLM"
-    summary = "prefix or dual cache, one Refresh per block, parallel decoding"
     heeds = {"llada": BLOCKS | {"threshold", "factor"}, "dream": BLOCKS | {"threshold", "alg_temp"}}
     own = FastDllmOptions
     batches_upstream = True

@@ -12,7 +12,6 @@ from engines.dllm.scheduling.phase import NoCache
 class Llada(PublishedMethod):
     name = "llada"
     title = "LLaDA"
-    summary = "the plain LLaDA sampler: no cache, every step a full forward"
     heeds = {"llada": BLOCKS | {"remasking", "cfg_scale"}}
     batches_upstream = False  # called with one prompt
 

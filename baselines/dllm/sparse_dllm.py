@@ -14,7 +14,6 @@ from engines.errors import require
 class SparseDllm(PublishedMethod):
     name = "sparse-dllm"
     title = "Sparse-dLLM"
-    summary = "delayed sparse cache, one selection for all heads"
     heeds = {"llada": BLOCKS, "dream": BLOCKS | {"alg_temp"}}
     own = SparseOptions
     batches_upstream = False  # its published code indexes the cache as a batch of one

@@ -83,7 +83,6 @@ class NoOptions:
 class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
-    summary: ClassVar[str]
     heeds: ClassVar[Mapping[str, frozenset[str]]]
     """Model family -> settings of a generation with an effect there, beside ``EVERYONES``; any other is refused."""
     own: ClassVar[type] = NoOptions

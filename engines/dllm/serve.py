@@ -11,7 +11,6 @@ from engines.errors import require
 class DllmServe(Method):
     name = "dllm-serve"
     title = "dLLM-Serve"
-    summary = "continuous batching by phase, logit decomposition, head-centric sparse KV cache"
     heeds = dict.fromkeys(("llada", "dream"), BLOCKS | {"threshold", "factor"})
     own = ServeOptions
 

@@ -36,24 +36,17 @@ def _list_knobs(system: str, *, json: bool) -> None:
 
 
 def _list_all(*, json: bool) -> None:
+    from repro.paths import DATASETS
     from repro.reports.figures import FIGURES
-    from repro.runs.system import SYSTEMS
+    from repro.runs.system import SUMMARIES
     from repro.systems.platforms import PLATFORMS
     from repro.tasks.registry import TASKS
-    from repro.workloads.conversations.workload import known_conversation_cards, load_conversation_card
-    from repro.workloads.dataset import known_datasets, load_card
-    from repro.workloads.sessions.workload import known_session_cards, load_session_card
+    from repro.workloads.card import introductions
 
-    rows = [("system", name, SYSTEMS.get(name).summary) for name in SYSTEMS]
-    rows += [("dataset", name, load_card(name).title) for name in known_datasets()]
-    rows += [
-        ("trace", name, f"{load_session_card(name).title}: {load_session_card(name).summary}")
-        for name in known_session_cards()
-    ]
-    rows += [
-        ("conversations", name, f"{load_conversation_card(name).title}: {load_conversation_card(name).summary}")
-        for name in known_conversation_cards()
-    ]
+    rows = [("system", name, what) for name, what in SUMMARIES.items()]
+    rows += [("dataset", name, title) for name, title, _ in introductions(DATASETS)]
+    for kind, folder in (("trace", "sessions"), ("conversations", "conversations")):
+        rows += [(kind, name, f"{title}: {what}") for name, title, what in introductions(DATASETS / folder)]
     rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
     rows += [
         ("platform", p.name, f"{p.title} ({'simulated' if p.executor == 'roofline' else 'measured'} by default)")

@@ -7,21 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
 from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
-from repro.reports.claims import Finding
 from repro.runs.cell import COMPARISON, Cell, Scalar
-from repro.runs.record import Obtained
-from repro.runs.store import StoredRun
 from repro.systems.cost import CostKnobs
 from repro.systems.dllm import knobs as dllm_knobs
 from repro.systems.dllm.knobs import ReadingName
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
+
+if TYPE_CHECKING:
+    from repro.reports.claims import Finding
+    from repro.runs.record import Obtained
+    from repro.runs.store import StoredRun
 
 Knobs = tuple[tuple[str, Scalar], ...]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from repro.registry import Registry
-from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress
-from repro.runs.family import Family
-from repro.runs.record import Obtained, RunRecord
+
+if TYPE_CHECKING:
+    from repro.runs.cell import Cell
+    from repro.runs.drivers.steps import OnProgress
+    from repro.runs.family import Family
+    from repro.runs.record import Obtained, RunRecord
 
 
 class Provenance(Protocol):
@@ -65,10 +68,6 @@ class System(Protocol):
     def title(self) -> str: ...
 
     @property
-    def summary(self) -> str:
-        """What it is, in a clause."""
-
-    @property
     def family(self) -> Family: ...
 
     def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
@@ -80,34 +79,61 @@ _AR = "repro.systems.ar.systems"
 _LAPS = "repro.systems.laps.systems"
 _SERVERS = "repro.systems.servers.systems"
 
+_SYSTEMS: Mapping[str, tuple[str, str]] = {
+    "dllm-serve": (
+        f"{_DLLM}:DLLM_SERVE",
+        "continuous batching by phase, logit decomposition, head-centric sparse KV cache",
+    ),
+    "fast-dllm": (f"{_DLLM}:FAST_DLLM", "prefix or dual cache, one Refresh per block, parallel decoding"),
+    "dllm-cache": (f"{_DLLM}:DLLM_CACHE", "feature caches of prompt and response, partial updates"),
+    "sparse-dllm": (f"{_DLLM}:SPARSE_DLLM", "delayed sparse cache, one selection for all heads"),
+    "llada": (f"{_DLLM}:LLADA", "the plain LLaDA sampler: no cache, every step a full forward"),
+    "dream": (f"{_DLLM}:DREAM", "the plain Dream sampler: no cache, no blocks"),
+    "ampd": (f"{_AR}:AMPD", "disaggregation with adaptive routing, prefill reordering and a planner, simulated"),
+    "ampd-live": (
+        "repro.systems.live.system:AMPD_LIVE",
+        "AMPD's policies over Redis on prefill and decode processes of this machine, measured",
+    ),
+    "dynamo-sim": (
+        f"{_AR}:DYNAMO_SIM",
+        "disaggregation, prefills always remote or by Dynamo's conditional rule, simulated",
+    ),
+    "vllm-sim": (f"{_AR}:VLLM_SIM", "co-located prefill and decode with a prefix cache, simulated"),
+    "continuum-sim": (
+        f"{_AR}:CONTINUUM_SIM",
+        "vLLM with sessions in flight first and their K/V kept between rounds, simulated",
+    ),
+    "laps": (f"{_LAPS}:LAPS", "length-aware prefill: classes apart, graphs, adaptive waiting; simulated"),
+    "laps-graphs-only": (f"{_LAPS}:LAPS_GRAPHS", "one queue, first come, first served, with LAPS's graphs; simulated"),
+    "laps-disaggregation-only": (f"{_LAPS}:LAPS_DISAGGREGATION", "classes apart without graphs or waiting; simulated"),
+    "reserve": (
+        f"{_LAPS}:RESERVE",
+        "shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
+    ),
+    "sglang-pd": (f"{_LAPS}:SGLANG_PD", "token-budget batches, first come, first served, instances in turn; simulated"),
+    "sglang-pd-router": (
+        f"{_LAPS}:SGLANG_PD_ROUTER",
+        "the same behind a router to the least loaded instance; simulated",
+    ),
+    "vllm-pd": (f"{_LAPS}:VLLM_PD", "chunked prefill, first come, first served, instances in turn; simulated"),
+    "openai-http": (
+        "repro.systems.http.system:OPENAI_HTTP",
+        "any server at --url, driven over HTTP and measured at the client",
+    ),
+    "vllm": (f"{_SERVERS}:VLLM", "vLLM's own server, started here ('repro install vllm') or at --url; measured"),
+    "dynamo": (
+        f"{_SERVERS}:DYNAMO",
+        "Dynamo's own frontend before its mocker or other workers, started here ('repro install dynamo') or at --url; measured",
+    ),
+    "sglang": (f"{_SERVERS}:SGLANG", "SGLang's own server on a GPU ('repro install sglang') or at --url; measured"),
+}
+"""Where each is, and what it is, in a clause."""
+
 SYSTEMS: Registry[System] = Registry(
-    "system",
-    {
-        "dllm-serve": f"{_DLLM}:DLLM_SERVE",
-        "fast-dllm": f"{_DLLM}:FAST_DLLM",
-        "dllm-cache": f"{_DLLM}:DLLM_CACHE",
-        "sparse-dllm": f"{_DLLM}:SPARSE_DLLM",
-        "llada": f"{_DLLM}:LLADA",
-        "dream": f"{_DLLM}:DREAM",
-        "ampd": f"{_AR}:AMPD",
-        "ampd-live": "repro.systems.live.system:AMPD_LIVE",
-        "dynamo-sim": f"{_AR}:DYNAMO_SIM",
-        "vllm-sim": f"{_AR}:VLLM_SIM",
-        "continuum-sim": f"{_AR}:CONTINUUM_SIM",
-        "laps": f"{_LAPS}:LAPS",
-        "laps-graphs-only": f"{_LAPS}:LAPS_GRAPHS",
-        "laps-disaggregation-only": f"{_LAPS}:LAPS_DISAGGREGATION",
-        "reserve": f"{_LAPS}:RESERVE",
-        "sglang-pd": f"{_LAPS}:SGLANG_PD",
-        "sglang-pd-router": f"{_LAPS}:SGLANG_PD_ROUTER",
-        "vllm-pd": f"{_LAPS}:VLLM_PD",
-        "openai-http": "repro.systems.http.system:OPENAI_HTTP",
-        "vllm": f"{_SERVERS}:VLLM",
-        "dynamo": f"{_SERVERS}:DYNAMO",
-        "sglang": f"{_SERVERS}:SGLANG",
-    },
-    having=("name", "title", "summary", "family", "prepare"),
+    "system", {name: where for name, (where, _) in _SYSTEMS.items()}, having=("name", "title", "family", "prepare")
 )
+SUMMARIES: Mapping[str, str] = MappingProxyType({name: what for name, (_, what) in _SYSTEMS.items()})
+"""What the package's own are: importing all of them takes longer than listing them."""
 
 
 def settings_of(name: str) -> tuple[type, ...]:

@@ -25,7 +25,6 @@ SettingsOf = TypeVar("SettingsOf")
 class PolicySystem(Generic[Build]):
     name: str
     title: str
-    summary: str
     own: type
     """Settings whose fields are the system's own knobs."""
     build: Build

@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.errors import UserError
 from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.card import Local
-from repro.workloads.dataset import Record, Records, hub_records, load_card, open_records, read_records
+
+if TYPE_CHECKING:
+    from repro.workloads.dataset import Record, Records
 
 NAME = "gsm8k"
 NUM_FEWSHOT = 5
@@ -36,6 +39,8 @@ def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | 
     Examples are the first rows of the training split (lm-eval draws others for each problem), or ``EXAMPLES``
     where it is not at hand.
     """
+    from repro.workloads.dataset import load_card, open_records
+
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
     )
@@ -94,6 +99,8 @@ def _question(row: Record) -> str:
 
 
 def _examples(records: Records) -> tuple[tuple[Record, ...], str]:
+    from repro.workloads.dataset import hub_records, load_card, read_records
+
     if records.origin.source == "hub":
         return hub_records(load_card(NAME), COLUMNS, split="train").rows, "of the training split"
     assert records.path is not None

@@ -65,11 +65,7 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
     require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
     require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
     path = folder / f"{name.lower()}.yaml"
-    try:
-        raw = read_yaml(path)
-    except unreadable_yaml() as error:
-        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
-    card = built(kind, raw, path.name)
+    card = built(kind, _read(path), path.name)
     require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
     if isinstance(card, SourcedCard):
         sections = {field.name: getattr(card, field.name) for field in fields(card)}
@@ -83,6 +79,24 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
         odd = ", ".join(sorted(card.roles.keys() ^ numbers))
         require(not odd, f"{path.name}: roles must name every number once; wrong or missing: {odd}")
     return card
+
+
+def introductions(folder: Path) -> list[tuple[str, str, str]]:
+    """Name, title and summary of every card; nothing else of it is looked at."""
+    found = []
+    for name in known_cards(folder):
+        raw = _read(folder / f"{name}.yaml")
+        texts = [raw.get(key) if isinstance(raw, dict) else None for key in ("title", "summary")]
+        require(all(isinstance(text, str) for text in texts), f"{name}.yaml: title and summary must be texts")
+        found.append((name, str(texts[0]), str(texts[1])))
+    return found
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
 
 
 def built(kind: type[Any], raw: object, where: str) -> Any:

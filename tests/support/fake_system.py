@@ -75,7 +75,6 @@ class FakeDeployment:
 class FakeSystem:
     name: ClassVar[str] = NAME
     title: ClassVar[str] = "Fake"
-    summary: ClassVar[str] = "one request after the other, at a fixed time each"
     family: ClassVar[Family] = DLLM
 
     def prepare(self, cell: Cell) -> tuple[FakeDeployment, FakeWorkload]:

@@ -106,7 +106,6 @@ class QueueKnobs:
 class Md1:
     name = "md1"
     title = "M/D/1"
-    summary = "one server, constant service"
     family = QUEUE
     knobs = (QueueKnobs,)
 

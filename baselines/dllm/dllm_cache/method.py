@@ -57,7 +57,6 @@ class FeatureSampler(Sampler):
 class DllmCache(PublishedMethod):
     name = "dllm-cache"
     title = "dLLM-Cache"
-    summary = "feature caches of prompt and response, partial updates"
     heeds = {"llada": BLOCKS | {"cfg_scale"}, "dream": frozenset({"alg_temp"})}
     own = DllmCacheOptions
     batches_upstream = True  # of one prompt length and one generation length, its process-wide cache allows

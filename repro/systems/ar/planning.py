@@ -163,7 +163,6 @@ def _each(call: Callable[[], object]) -> float:
 class Planner:
     name: str = "ampd-planner"
     title: str = "AMPD's planner"
-    summary: str = "ranks splits of GPUs into prefill and decode workers; serves nothing"
     family: ClassVar[Family] = PLANNING
 
     def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:

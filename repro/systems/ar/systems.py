@@ -104,28 +104,13 @@ def build_continuum(ground: Ground, deployment: Deployment, options: Mapping[str
     return continuum(ground.hardware, deployment, given_to(ContinuumConfig(), options))
 
 
-AMPD = ArSystem(
-    name="ampd",
-    title="AMPD",
-    summary="disaggregation with adaptive routing, prefill reordering and a planner, simulated",
-    own=AmpdKnobs,
-    build=build_ampd,
-    is_disaggregated=True,
-    deployment=PLANNER,
-)
+AMPD = ArSystem(name="ampd", title="AMPD", own=AmpdKnobs, build=build_ampd, is_disaggregated=True, deployment=PLANNER)
 DYNAMO_SIM = ArSystem(
-    name="dynamo-sim",
-    title="Dynamo",
-    summary="disaggregation, prefills always remote or by Dynamo's conditional rule, simulated",
-    own=DynamoConfig,
-    build=build_dynamo,
-    is_disaggregated=True,
-    deployment=SEARCH,
+    name="dynamo-sim", title="Dynamo", own=DynamoConfig, build=build_dynamo, is_disaggregated=True, deployment=SEARCH
 )
 VLLM_SIM = ArSystem(
     name="vllm-sim",
     title="vLLM",
-    summary="co-located prefill and decode with a prefix cache, simulated",
     own=VllmConfig,
     build=build_vllm,
     is_disaggregated=False,
@@ -135,7 +120,6 @@ VLLM_SIM = ArSystem(
 CONTINUUM_SIM = ArSystem(
     name="continuum-sim",
     title="vLLM-Continuum",
-    summary="vLLM with sessions in flight first and their K/V kept between rounds, simulated",
     own=ContinuumConfig,
     build=build_continuum,
     is_disaggregated=False,

@@ -34,7 +34,7 @@ class DllmSystem:
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        self.name, self.title, self.summary = method.name, method.title, method.summary
+        self.name, self.title = method.name, method.title
 
     @property
     def has_readings(self) -> bool:

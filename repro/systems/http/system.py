@@ -125,7 +125,6 @@ def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
 class HttpSystem:
     name = "openai-http"
     title = "OpenAI-compatible endpoint"
-    summary = "any server at --url, driven over HTTP and measured at the client"
     knobs = (HttpKnobs,)
     family: ClassVar[Family] = HTTP
 

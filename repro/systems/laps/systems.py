@@ -170,52 +170,19 @@ def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any])
     return replace(config, spatial=spatial)
 
 
-LAPS = PrefillSystemEntry(
-    name="laps",
-    title="LAPS",
-    summary="length-aware prefill: classes apart, graphs, adaptive waiting; simulated",
-    own=LapsKnobs,
-    build=_build_laps,
-)
+LAPS = PrefillSystemEntry(name="laps", title="LAPS", own=LapsKnobs, build=_build_laps)
 LAPS_GRAPHS = PrefillSystemEntry(
-    name="laps-graphs-only",
-    title="LAPS, graphs only",
-    summary="one queue, first come, first served, with LAPS's graphs; simulated",
-    own=GraphKnobs,
-    build=_build_graphs,
+    name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs
 )
 LAPS_DISAGGREGATION = PrefillSystemEntry(
     name="laps-disaggregation-only",
     title="LAPS, disaggregation only",
-    summary="classes apart without graphs or waiting; simulated",
     own=DisaggregationKnobs,
     build=_build_disaggregation,
 )
-RESERVE = PrefillSystemEntry(
-    name="reserve",
-    title="Reserve",
-    summary="shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
-    own=ReserveKnobs,
-    build=_build_reserve,
-)
-SGLANG_PD = PrefillSystemEntry(
-    name="sglang-pd",
-    title="SGLang PD",
-    summary="token-budget batches, first come, first served, instances in turn; simulated",
-    own=SglangConfig,
-    build=_build_sglang,
-)
+RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve)
+SGLANG_PD = PrefillSystemEntry(name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang)
 SGLANG_PD_ROUTER = PrefillSystemEntry(
-    name="sglang-pd-router",
-    title="SGLang PD + router",
-    summary="the same behind a router to the least loaded instance; simulated",
-    own=SglangConfig,
-    build=_build_sglang_router,
+    name="sglang-pd-router", title="SGLang PD + router", own=SglangConfig, build=_build_sglang_router
 )
-VLLM_PD = PrefillSystemEntry(
-    name="vllm-pd",
-    title="vLLM PD",
-    summary="chunked prefill, first come, first served, instances in turn; simulated",
-    own=PdConfig,
-    build=_build_vllm,
-)
+VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm)

@@ -278,7 +278,6 @@ _MODULES = (
 class LiveSystem:
     name: str
     title: str
-    summary: str
 
     @property
     def family(self) -> Family:
@@ -320,8 +319,4 @@ def _front(settings: Settings) -> Front:
     )
 
 
-AMPD_LIVE = LiveSystem(
-    name="ampd-live",
-    title="AMPD live",
-    summary="AMPD's policies over Redis on prefill and decode processes of this machine, measured",
-)
+AMPD_LIVE = LiveSystem(name="ampd-live", title="AMPD live")

@@ -102,7 +102,6 @@ def log_folder(name: str) -> Iterator[Path]:
 class ServerSystem:
     name: str
     title: str
-    summary: str
     launch: type[Launch]
     family: ClassVar[Family] = HTTP
 

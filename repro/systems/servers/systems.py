@@ -9,24 +9,9 @@ from baselines.servers.environment import ServerEnvironment, machine_device
 from engines.errors import UserError
 from repro.systems.servers.system import ServerSystem
 
-VLLM = ServerSystem(
-    name="vllm",
-    title="vLLM",
-    summary="vLLM's own server, started here ('repro install vllm') or at --url; measured",
-    launch=vllm.Vllm,
-)
-DYNAMO = ServerSystem(
-    name="dynamo",
-    title="Dynamo",
-    summary="Dynamo's own frontend before its mocker or other workers, started here ('repro install dynamo') or at --url; measured",
-    launch=dynamo.Dynamo,
-)
-SGLANG = ServerSystem(
-    name="sglang",
-    title="SGLang",
-    summary="SGLang's own server on a GPU ('repro install sglang') or at --url; measured",
-    launch=sglang.Sglang,
-)
+VLLM = ServerSystem(name="vllm", title="vLLM", launch=vllm.Vllm)
+DYNAMO = ServerSystem(name="dynamo", title="Dynamo", launch=dynamo.Dynamo)
+SGLANG = ServerSystem(name="sglang", title="SGLang", launch=sglang.Sglang)
 
 ENVIRONMENTS: Mapping[str, Sequence[ServerEnvironment]] = {
     "vllm": tuple(vllm.ENVIRONMENTS.values()),

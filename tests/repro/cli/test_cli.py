@@ -48,22 +48,27 @@ def ids(tmp_path: Path) -> Path:
 START = """
 import sys
 from repro.cli import main
-for arguments in (["--help"], ["bench", "--help"], ["reproduce", "--help"]):
+def called(*arguments):
     sys.argv = ["repro", *arguments]
     try:
         main()
     except SystemExit as stop:
         assert not stop.code, stop.code
+for arguments in (["--help"], ["bench", "--help"], ["reproduce", "--help"]):
+    called(*arguments)
 heavy = {"torch", "transformers", "datasets", "pandas", "pyarrow", "matplotlib", "seaborn", "numpy", "tokenizers",
          "safetensors", "yaml", "rich.progress", "rich.table", "vllm", "ray"}
 print("LOADED", sorted(name for name in heavy if name in sys.modules))
+called("list")
+read = {"yaml", "rich.table"}
+print("LISTED", sorted(name for name in heavy - read if name in sys.modules))
 """
 
 
-def test_help_loads_nothing_heavy():
+def test_help_and_a_list_of_what_there_is_load_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
     assert done.stdout.count("Usage: repro") == 3
-    assert done.stdout.splitlines()[-1] == "LOADED []"
+    assert {"LOADED []", "LISTED []"} <= set(done.stdout.splitlines())
 
 
 NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.paths import DATASETS
-from repro.workloads.card import Card
+from repro.workloads.card import Card, introductions
 from repro.workloads.conversations.workload import known_conversation_cards, load_conversation_card
 from repro.workloads.dataset import CARDS_DIR, known_datasets, load_card
 from repro.workloads.draws import EmpiricalLengths, LogNormalLengths, derive_seed, fit_statistics
@@ -26,6 +26,36 @@ LOADERS: dict[str, Callable[[str, Path], Card]] = {
     "sessions/gaia": load_session_card,
     "conversations/sharegpt": load_conversation_card,
 }
+
+
+# What is said of a card without the rest of it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "known", "load_one"),
+    [
+        ("", known_datasets, load_card),
+        ("sessions", known_session_cards, load_session_card),
+        ("conversations", known_conversation_cards, load_conversation_card),
+    ],
+)
+def test_a_card_is_introduced_as_it_says_itself(folder, known, load_one):
+    cards = [load_one(name) for name in known()]
+    assert introductions(DATASETS / folder) == [(card.name, card.title, card.summary) for card in cards]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title: [", "gaia.yaml is not YAML"),
+        ("- title", "gaia.yaml: title and summary must be texts"),
+        ("title: GAIA", "gaia.yaml: title and summary must be texts"),
+    ],
+)
+def test_a_card_that_does_not_say_what_it_is_is_refused(tmp_path, text, said):
+    (tmp_path / "gaia.yaml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        introductions(tmp_path)
 
 
 # Length distributions ------------------------------------------------------------------------------------------------
