@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from repro.reports.claims import Judged
     from repro.reports.figures import Paper
     from repro.reports.paper import Claim
+    from repro.runs.store import Store
 
 TITLES = {
     "prediction": "predictions",
@@ -29,22 +30,14 @@ TITLES = {
 
 
 def claims(
+    *,
     paper: Annotated[str, typer.Option(help="dllm-serve, ampd or laps, or module:NAME.")] = "dllm-serve",
     result_dir: opt.ResultDir = None,
     accept_other_code: opt.OtherCode = False,
     out_dir: Annotated[
         Path | None, typer.Option(help="Where the CSV goes [default: results/figures, or figures in --result-dir].")
     ] = None,
-    cost: Annotated[
-        Literal["roofline", "composed"] | None,
-        typer.Option(help="Hold runs whose steps were charged so [default: roofline].", rich_help_panel=opt.WHAT),
-    ] = None,
-    kernels: Annotated[
-        Literal["vllm", "sglang", "trtllm"] | None,
-        typer.Option(
-            help="With --cost composed, whose kernels [default: vllm; of LAPS sglang].", rich_help_panel=opt.WHAT
-        ),
-    ] = None,
+    asked: opt.Charged,
     json: opt.Json = False,
 ) -> None:
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
@@ -65,9 +58,10 @@ def claims(
     out = writable_folder("out_dir", out_dir or figures_beside(result_dir))
     store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
     with counting("looking at stored runs, figures:") as advance:
-        charged = tuple(opt.given(cost=cost, kernels=kernels).items())
+        charged = tuple(asked.charged.items())
         answers = stored_answers(chosen.entries, store, advance, charged)
     judged = judge_all(stated, answers)
+    ranges = _over_kernels(chosen, stated, judged, store) if charged == (("cost", "composed"),) else {}
     # Committed verdicts are of steps as they are charged by default.
     committed = {} if charged else _committed(chosen, stated)
     shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
@@ -77,9 +71,15 @@ def claims(
     if json:
         by_role = count_by_role(shown)
         rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
+        for row in rows if charged else ():
+            row["over_kernels"] = ranges.get(row["id"])
         print_json({"paper": chosen.name, "verdicts": count(shown), "roles": by_role, "claims": rows})
         return
-    _print(chosen.name, shown, borrowed)
+    _print(chosen.name, shown, borrowed, ranges)
+    if ranges:
+        say(
+            "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
+        )
     say(f"file: {path}")
     if borrowed:
         say(
@@ -107,7 +107,27 @@ def _committed(paper: Paper, stated: Sequence[Claim]) -> dict[str, Judged]:
     return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows)}
 
 
-def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
+def _over_kernels(
+    paper: Paper, stated: Sequence[Claim], judged: Sequence[Judged], store: Store
+) -> dict[str, tuple[float, float]]:
+    """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
+    from engines.hardware.silicon.tables import FRAMEWORKS
+    from repro.reports.claims import judge_all
+    from repro.reports.evidence import stored_answers
+
+    found: dict[str, list[float]] = {}
+    others = [
+        judge_all(stated, stored_answers(paper.entries, store, charged=(("cost", "composed"), ("kernels", name))))
+        for name in FRAMEWORKS
+    ]
+    for each in (each for one in (judged, *others) for each in one):
+        if each.finding is not None and isinstance(each.finding.value, float) and each.answer is not None:
+            found.setdefault(each.claim.id, []).append(each.finding.value)
+    own = {each.claim.id for each in judged if each.finding is not None and each.finding.obtained == "composed"}
+    return {name: (min(values), max(values)) for name, values in found.items() if name in own and len(values) > 1}
+
+
+def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]) -> None:
     from repro.reports.claims import ROLES, count, count_by_role
 
     for role in (*reversed(ROLES), None):
@@ -120,7 +140,7 @@ def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
                     (
                         each.claim.id,
                         _value(each.claim.expected.value, each.claim.expected.unit),
-                        _ours(each),
+                        _ours(each) + _range(ranges.get(each.claim.id), each.claim.expected.unit),
                         f"{each.verdict} (committed)" if each.claim.id in borrowed else each.verdict,
                     )
                     for each in own
@@ -162,6 +182,10 @@ def _ours(each: Judged) -> str:
     if each.claim.expected.value is None and each.finding.holds is not None:
         return "holds" if each.finding.holds else "does not hold"
     return _value(each.finding.value, each.claim.expected.unit)
+
+
+def _range(found: tuple[float, float] | None, unit: str | None) -> str:
+    return "" if found is None else f" [{_value(found, unit)}]"
 
 
 def _value(value: float | tuple[float, ...] | None, unit: str | None) -> str:

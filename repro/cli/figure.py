@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions(opt.Reused, Checked):
+class FigureOptions(opt.Reused, opt.Charged, Checked):
     """Which views of a figure, from which runs."""
 
     panel: ClassVar[str] = opt.WHAT
@@ -40,11 +40,6 @@ class FigureOptions(opt.Reused, Checked):
     take, 1 to 10]."""
     executor: Literal["torch", "roofline"] | None = None
     """torch (measured) or roofline (simulated) [default: the platform's]."""
-    cost: Literal["roofline", "composed"] | None = None
-    """What a simulated step takes: by a roofline of the card, or composed of kernel times that others measured on it [default:
-    roofline]."""
-    kernels: Literal["vllm", "sglang", "trtllm"] | None = None
-    """With --cost composed, whose kernels [default: vllm; of LAPS sglang]."""
     request_rate: list[str] | None = None
     """Instead of the platform's rates, requests/s; several times."""
     num_prompts: Annotated[int, Range(most=10**5)] | None = None
@@ -71,7 +66,7 @@ class FigureOptions(opt.Reused, Checked):
             # A platform of another family than the one whose baselines have readings.
             if self.reading and where.parts and not any(isinstance(part, DllmPart) for part in where.parts):
                 raise UserError(f"reading={self.reading[0]!r} has no effect on platform={where.name!r}: leave it out")
-        asked = opt.given(num_prompts=self.num_prompts, weights=self.weights, cost=self.cost, kernels=self.kernels)
+        asked = opt.given(num_prompts=self.num_prompts, weights=self.weights) | self.charged
         knobs = tuple(asked.items())
         return [
             View(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -62,6 +62,22 @@ KnobTexts = Annotated[
 
 RATES = Range(above=0, most=1e6)
 """Requests/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """What simulated steps are charged by (``CostKnobs``), where that is asked for."""
+
+    panel: ClassVar[str] = WHAT
+    cost: Literal["roofline", "composed"] | None = None
+    """What a simulated step takes: by a roofline of the card, or composed of kernel times that others measured on it [default:
+    roofline]."""
+    kernels: Literal["vllm", "sglang", "trtllm"] | None = None
+    """With --cost composed, whose kernels [default: vllm; of LAPS sglang]."""
+
+    @property
+    def charged(self) -> dict[str, Any]:
+        return given(cost=self.cost, kernels=self.kernels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,10 @@ from engines.errors import UserError
 from repro.cli.figure import FigureOptions, check_rates
 from repro.cli.main import app
 from repro.paths import LOCAL_FIGURES
-from repro.reports.figures import FIGURES, MEASURED_RUNS, figure
+from repro.reports.evidence import sources
+from repro.reports.figures import DLLM_SERVE, FIGURES, MEASURED_RUNS, figure
+from repro.runs.cell import Cell
+from repro.runs.system import SYSTEMS
 
 
 @pytest.mark.parametrize(
@@ -64,3 +67,31 @@ def test_papers_have_folders_of_their_own_and_figures_go_where_the_runs_do(tmp_p
     assert made == {"figures/dllm-serve/table1-rtx4090.md", "figures/ampd/table1-h20x32.md"}
     assert FigureOptions().out("laps/fig2") == LOCAL_FIGURES / "laps"
     assert FigureOptions(out_dir=tmp_path).out("laps/fig2") == tmp_path
+
+
+def test_the_cells_of_every_simulated_figure_may_be_composed():
+    """One for each system and set of knobs; the digest of the tables is in what their runs rest on."""
+    kinds: dict[tuple[str, ...], Cell] = {}
+    for name in FIGURES:
+        for view in FigureOptions(cost="composed").views(name):
+            for cell in figure(name).load().cells(view) if view.is_simulated else ():
+                asked = view.applied(cell)
+                kinds.setdefault((asked.system, *(knob for knob, _ in asked.knobs)), asked)
+    assert {cell.platform for cell in kinds.values()} >= {"l40s", "rtx4090", "h20x32", "h200"}
+    for cell in kinds.values():
+        deployment, _ = SYSTEMS.get(cell.system).prepare(cell)
+        assert deployment.obtained in ("composed", "measured"), cell  # the planner's own time is measured
+
+
+def test_a_composed_figure_has_files_of_its_own():
+    (view,) = FigureOptions(platform=["l40s"], cost="composed", kernels="sglang").views("fig3")
+    assert (view.obtained, view.stem) == ("composed", "l40s-composed-sglang")
+    assert view.charged_options == ["--cost composed", "--kernels sglang"]
+    (plain,) = FigureOptions(platform=["l40s"]).views("fig3")
+    assert (plain.obtained, plain.stem, plain.charged_options) == ("simulated", "l40s", [])
+
+
+def test_claims_are_judged_by_composed_steps_where_they_are_simulated():
+    found = sources(DLLM_SERVE.entries, charged=(("cost", "composed"),))
+    costs = {(source.view.is_simulated, cell.knob_values.get("cost")) for source in found for cell in source.cells}
+    assert costs == {(True, "composed"), (False, None)}
