@@ -124,7 +124,7 @@ def _over_kernels(
         if each.finding is not None and isinstance(each.finding.value, float) and each.answer is not None:
             found.setdefault(each.claim.id, []).append(each.finding.value)
     own = {each.claim.id for each in judged if each.finding is not None and each.finding.obtained == "composed"}
-    return {name: (min(values), max(values)) for name, values in found.items() if name in own and len(values) > 1}
+    return {name: (min(values), max(values)) for name, values in found.items() if name in own and len(set(values)) > 1}
 
 
 def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]) -> None:
