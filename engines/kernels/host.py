@@ -7,10 +7,12 @@ makes is wrong on an example (``engines.kernels.probe``), torch's operators serv
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import CDLL, c_bool, c_float, c_long, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +40,8 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "attend": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
     }
 )
+_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
+CPU_FACTS = Path("/proc/cpuinfo")
 MOST_WIDTH = 256
 """The widest head that is taken."""
 
@@ -48,19 +52,45 @@ class CompilerError(Exception):
 
 @lru_cache(maxsize=1)
 def library() -> CDLL:
-    """Raises CompilerError. Takes some seconds, once a process."""
+    """Raises CompilerError. Takes some seconds, once a machine: what was made is kept in the user's cache."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if not compiler:
         raise CompilerError("there is no C++ compiler")
-    with TemporaryDirectory() as folder:
+    command = [compiler, *_OPTIONS]
+    kept = _kept(command)
+    try:
+        if kept.is_file():
+            return CDLL(str(kept))
+    except OSError:
+        pass  # it is made again
+    try:
+        # Beside the place that it is moved to, whole: several processes may be making it.
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        where: Path | None = kept.parent
+    except OSError:
+        where = None  # in a folder that goes when the process ends
+    with TemporaryDirectory(dir=where) as folder:
         made = Path(folder, "host.so")
-        command = [compiler, "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w"]
         try:
             subprocess.run([*command, "-o", str(made), str(SOURCE)], check=True, capture_output=True, text=True)
-            return CDLL(str(made))
+            found = CDLL(str(made))
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
             raise CompilerError(f"{compiler}: {said.strip().splitlines()[0]}") from error
+        if where is not None:
+            made.replace(kept)
+    return found
+
+
+def _kept(command: Sequence[str]) -> Path:
+    """Where what ``command`` makes of the source on this processor is kept."""
+    processor = platform.machine()
+    if CPU_FACTS.is_file():
+        lines = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        processor += "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
+    name = hashlib.sha256("\n".join([*command, processor, SOURCE.read_text(encoding="utf-8")]).encode()).hexdigest()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "dllm-serve-repro", f"host-{name[:32]}.so")
 
 
 @lru_cache(maxsize=64)

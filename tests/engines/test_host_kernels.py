@@ -205,3 +205,27 @@ def test_a_wrong_kernel_does_not_serve(monkeypatch, afresh):
     found = probe.host_fault(torch.float32)
     assert found is not None
     assert found.startswith("decode: it is off by")
+
+
+def test_what_was_made_is_kept_and_made_again_where_it_is_broken(monkeypatch, afresh, tmp_path):
+    """A second compiler of the same name that can make nothing is not asked."""
+    tool = tmp_path / "c++"
+    tool.write_text('#!/bin/sh\nexec c++ "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("CXX", str(tool))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = host._kept([str(tool), *host._OPTIONS])
+    kept.parent.mkdir(parents=True, mode=0o700)
+    kept.write_text("not a library")
+    host.library()
+    assert [each.name for each in kept.parent.iterdir()] == [kept.name]
+    assert kept.read_bytes()[:4] == b"\x7fELF"
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    host.library.cache_clear()
+    assert host.library() is not None
+
+
+def test_where_nothing_can_be_kept_it_is_made_for_the_process(monkeypatch, afresh, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert host.library() is not None
