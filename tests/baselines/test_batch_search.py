@@ -319,6 +319,11 @@ def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried():
         facts_of(batch_size=9, max_num_seqs=4)
 
 
+def forget_measured() -> None:
+    on_torch._largest_measured.cache_clear()
+    on_torch._held.cache_clear()
+
+
 def test_it_is_measured_once_for_all_rates(monkeypatch):
     sizes: list[int] = []
     original = on_torch.static_batch_bytes
@@ -328,16 +333,21 @@ def test_it_is_measured_once_for_all_rates(monkeypatch):
         return original(*arguments, **named)
 
     monkeypatch.setattr(on_torch, "static_batch_bytes", counting)
-    on_torch._largest_measured.cache_clear()
+    forget_measured()
     facts = []
     for rate in (None, 4.0, 8.0):
         cell = a_cell("sparse-dllm", rate=rate, **SHORT, memory_limit=12 * MIB)
         facts.append(measured_facts(cell))
     assert facts[0] == facts[1] == facts[2]
     once = list(sizes)
-    on_torch._largest_measured.cache_clear()
+    # Another number of requests asks for sizes that were run, most of them.
+    fewer = {**SHORT, "num_prompts": 3}
+    assert measured_facts(a_cell("sparse-dllm", rate=4.0, **fewer, memory_limit=12 * MIB))["batch_size"] == 3
+    assert sizes == [*once, 1, 3]
+    sizes.clear()
+    forget_measured()
     assert measured_facts(cell) == facts[0]
-    assert sizes == once * 2
+    assert sizes == once
 
 
 def test_planning_measures_nothing(monkeypatch):
@@ -360,6 +370,7 @@ def test_a_batch_whose_cache_finds_no_memory_is_one_that_does_not_fit(monkeypatc
         return made(self, *args, batch_size=batch_size, **options)
 
     monkeypatch.setattr(FastDllm, "static_torch", starved)
+    forget_measured()
     cell = tiny_cell("fast-dllm", memory_limit=61 * MIB)
     assert measured_facts(cell)["batch_size"] == 2
 
@@ -367,5 +378,7 @@ def test_a_batch_whose_cache_finds_no_memory_is_one_that_does_not_fit(monkeypatc
         raise RuntimeError("something else")
 
     monkeypatch.setattr(FastDllm, "static_torch", broken)
+    forget_measured()
     with pytest.raises(RuntimeError, match="something else"):
         measured_facts(tiny_cell("fast-dllm", memory_limit=62 * MIB))
+    forget_measured()

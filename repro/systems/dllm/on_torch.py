@@ -263,25 +263,40 @@ def _largest_measured(
     most: int,
 ) -> FoundBatch:
     """Searched once per sweep."""
-    model = load(*key)
-    rows = sampler.rows_of_request(longest, generation)
+    batch = method, key, config, sampler, generation, longest
 
     def peak(size: int) -> int:
-        try:
-            held = static_batch_bytes(
-                model,
-                config,
-                sampler,
-                generation,
-                longest=longest,
-                rows_per_request=rows,
-                batch_size=size,
-                make_executor=lambda kv_rows: method.static_torch(model, config, sampler, kv_rows, batch_size=size),
-            )
-        except ExecutorError:  # out of memory: more than any limit there can be
-            return memory_bytes + 1
-        return fixed_bytes + held
+        held = _held(*batch, size)
+        return memory_bytes + 1 if held is None else fixed_bytes + held
 
     # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
-    peak(1)
+    _held.__wrapped__(*batch, 1)
     return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)
+
+
+@lru_cache(maxsize=256)
+def _held(
+    method: PublishedMethod,
+    key: ModelKey,
+    config: EngineConfig,
+    sampler: Sampler,
+    generation: GenerationConfig,
+    longest: int,
+    size: int,
+) -> int | None:
+    """Bytes that a batch takes, None where the device has not that much; once per sweep, as the rates of a figure ask for the
+    same sizes."""
+    model = load(*key)
+    try:
+        return static_batch_bytes(
+            model,
+            config,
+            sampler,
+            generation,
+            longest=longest,
+            rows_per_request=sampler.rows_of_request(longest, generation),
+            batch_size=size,
+            make_executor=lambda kv_rows: method.static_torch(model, config, sampler, kv_rows, batch_size=size),
+        )
+    except ExecutorError:  # out of memory: more than any limit there can be
+        return None
