@@ -10,7 +10,7 @@ from engines.server.codec import Codec
 FinishReason = Literal["stop", "length"]
 _INCOMPLETE = "�"
 """What bytes that are no whole character decode to."""
-WINDOW = 64
+WINDOW = 16
 """Tokens that are decoded together, at least."""
 
 
