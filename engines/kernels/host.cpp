@@ -200,6 +200,16 @@ Floats sums(const Floats* x) {
 struct Paged {
     const int32_t* table;
     long table_width, block_size, heads, kv_heads, width;
+
+    // f(p, place in K and V) for every token p of a sequence. In line: a call that only fetches ahead would be left out.
+    template <typename F>
+    __attribute__((always_inline)) void each_token(long slot, long length, long head, F f) const {
+        const int32_t* block = table + slot * table_width;
+        for (long p = 0; p < length; block++) {
+            long row = *block * block_size;
+            for (long end = std::min(p + block_size, length); p < end; p++) f(p, (row++ * kv_heads + head) * width);
+        }
+    }
 };
 
 // G queries of one K/V head over the first `length` tokens of a sequence, whose places in K and V are `at`.
@@ -220,10 +230,6 @@ void attend(const T* q, const T* k, const T* v, T* out, const long* at, long len
         Floats dots[G][LANES];
         for (int i = 0; i < LANES; i++) {
             const T* key = k + at[p + i];
-            for (long byte = 0; byte < width * (long)sizeof(T); byte += 64) {  // of what comes next
-                if (p + LANES < padded) __builtin_prefetch((const char*)(k + at[p + LANES + i]) + byte);
-                __builtin_prefetch((const char*)(v + at[p + i]) + byte);
-            }
             for (int g = 0; g < G; g++) dots[g][i] = Floats{};
             for (int c = 0; c < CHUNKS; c++) {
                 const Floats part = chunk(key, c);
@@ -269,13 +275,10 @@ void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, l
     static thread_local std::vector<long> at;
     constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= 4 ? 4 : 2;  // what registers hold
     const long padded = (length + LANES - 1) / LANES * LANES, group = in.heads / in.kv_heads;
-    const int32_t* blocks = in.table + slot * in.table_width;
     scores.resize(MOST * padded);
     at.resize(padded);
-    for (long p = 0; p < padded; p++) {
-        const long last = std::min(p, length - 1);
-        at[p] = ((blocks[last / in.block_size] * in.block_size + last % in.block_size) * in.kv_heads + head) * in.width;
-    }
+    in.each_token(slot, length, head, [&](long p, long place) { at[p] = place; });
+    std::fill(at.begin() + length, at.end(), at[length - 1]);
     long g = 0;
     auto some = [&](auto attend, int n) {
         for (; g + n <= group; g += n) {
@@ -297,8 +300,16 @@ void decode(const Paged& in, const T* q, const T* k, const T* v, T* out, const i
     auto one = in.width == 64    ? attend_heads<T, 4, true>
                : in.width == 128 ? attend_heads<T, 8, true>
                                  : attend_heads<T, 16, false>;
-    each(sequences * in.kv_heads, work, threads, [=, &in](long i) {
-        const long s = i / in.kv_heads;
+    const long units = sequences * in.kv_heads;
+    each(units, work, threads, [=, &in](long i) {
+        const long s = i / in.kv_heads, next = std::min(i + 1, units - 1);
+        // To the second cache: between two layers the weights have taken its place.
+        in.each_token(slots[next / in.kv_heads], lengths[next / in.kv_heads], next % in.kv_heads, [&](long, long place) {
+            for (long byte = 0; byte < in.width * (long)sizeof(T); byte += 64) {
+                __builtin_prefetch((const char*)(k + place) + byte, 0, 2);
+                __builtin_prefetch((const char*)(v + place) + byte, 0, 2);
+            }
+        });
         one(in, q + s * q_stride, k, v, out + s * in.heads * in.width, slots[s], lengths[s], i % in.kv_heads);
     });
 }
