@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from support.served_echo import RAISE, REFUSE, EchoEngine, EchoGeneration, EchoM
 from engines.errors import RunError
 from engines.server.process import MOST_FAILURES, serve
 from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, Submission, Tokens
+from engines.server.service import _spawn
 from engines.server.wire import Cancel, Report, Stop
 from repro.paths import REPO
 
@@ -101,3 +103,19 @@ def test_the_engine_ends_with_its_parent_however_that_ends(tmp_path, number):
     parent.send_signal(number)
     parent.wait()
     assert ends(pid)
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"), [(None, "glibc.malloc.hugetlb=1"), ("glibc.malloc.check=0", "glibc.malloc.check=0")]
+)
+def test_the_engine_asks_for_huge_pages_unless_its_user_tunes_malloc(monkeypatch, own, wanted):
+    found: dict[str, str] = {}
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: found.update(env))
+    if own is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    here, there = socket.socketpair()
+    with here, there:
+        _spawn(there)
+    assert found["GLIBC_TUNABLES"] == wanted
