@@ -2,6 +2,7 @@
 
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -167,3 +168,26 @@ def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
     # Of a prompt as short as that, norms of queries and keys alone are a quarter of their estimate.
     beyond = {(each.model, each.degree, each.tokens) for each in found if abs(each.ratio - 1) > 0.2}
     assert beyond <= {("Qwen3-32B", 8, 128)}
+
+
+def test_the_page_prints_the_ratios_of_today():
+    """Each row of the page's table is what the script finds, as it rounds it."""
+    page = (Path(__file__).parents[2] / "docs" / "silicon.md").read_text(encoding="utf-8")
+    section = page.split("## Held against AIConfigurator's own estimates", 1)[1]
+    lines = [line for line in section.split("Medians on the H200")[0].splitlines() if line.startswith("|")][2:]
+    printed, card = {}, ""
+    for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
+        card = cells[0].lower() or card
+        printed[card, cells[1].lower()] = cells[2:]
+    groups = silicon_peer.grouped(silicon_peer.ratios(silicon_peer.read(ESTIMATES), ["composed"]))
+    assert printed == {
+        (each.card, each.phase): [
+            f"{each.points:,}",
+            f"{each.median:.2f}",
+            f"{100 * each.off:.1f} %",
+            str(each.beyond),
+            f"{each.lowest:.2f}",
+            f"{each.highest:.2f}",
+        ]
+        for each in groups
+    }
