@@ -52,11 +52,11 @@ class Session:
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(entry.prefill_tokens for entry in self.rounds)
+        return sum([entry.prefill_tokens for entry in self.rounds])
 
     @property
     def decode_tokens(self) -> int:
-        return sum(entry.decode_tokens for entry in self.rounds)
+        return sum([entry.decode_tokens for entry in self.rounds])
 
     @property
     def context_tokens(self) -> int:

@@ -59,19 +59,23 @@ class TokenWindow:
 
     length_s: float = WINDOW_S
     _runs: deque[TokenRun] = field(default_factory=deque)
+    _new: list[TokenRun] = field(default_factory=list)
+    """Those that no mean has counted: most policies never ask for one."""
     _total: float = 0.0
     _count: int = 0
 
     def extend(self, runs: Sequence[TokenRun]) -> None:
-        for run in runs:
-            tokens = run.steps * run.tokens
-            self._total += tokens * run.gap_s
-            self._count += tokens
-        self._runs.extend(runs)
+        self._new.extend(runs)
 
     def mean(self, now: float, current: Sequence[TokenRun] = ()) -> float:
         """``current`` holds the steps of a run in progress that have ended by ``now``."""
         runs = self._runs
+        for run in self._new:
+            tokens = run.steps * run.tokens
+            self._total += tokens * run.gap_s
+            self._count += tokens
+        runs.extend(self._new)
+        self._new.clear()
         oldest = now - self.length_s
         while runs and runs[0].start_s + runs[0].steps * runs[0].period_s <= oldest:
             expired = runs.popleft()

@@ -148,7 +148,7 @@ class DecodeBatch:
             gap = run.after_s(steps) / steps
             return (TokenRun(run.start_s, gap, steps, self.size, gap),)
         waited = (self.size - len(self._joined)) * (first_end - self.token_s)
-        waited += math.fsum(first_end - live.token_s for live in self._joined)
+        waited += math.fsum([first_end - live.token_s for live in self._joined])
         first = TokenRun(run.start_s, run.first_s, 1, self.size, waited / self.size)
         if steps == 1:
             return (first,)
