@@ -25,35 +25,23 @@ class ComposedCost:
         self._prefill_overhead_s = constants.prefill_overhead_s
         if is_remote:
             self._prefill_overhead_s += constants.remote_prefill_overhead_s
-        self._rows_s: dict[int, float] = {}
-        self._heads_s: dict[int, float] = {}
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         require(mode is None, f"mode={mode!r}: this cost model knows one way to run a step")
         kernels, batch = self.kernels, len(chunks)
         rows, attention_s = decoding, 0.0
-        for history, tokens in chunks:
-            rows += tokens
-            attention_s += kernels.prompt_s(tokens * history + tokens * (tokens + 1) / 2, batch)
+        if chunks:
+            prompt_s = kernels.prompts_s(batch)
+            for history, tokens in chunks:
+                rows += tokens
+                attention_s += prompt_s(tokens * history + tokens * (tokens + 1) / 2)
         if decoding:
             attention_s += kernels.decode_line(decoding).at(context)
-        gpu_s = self._layers_s(rows) + attention_s + self._logits_s(batch + decoding)
+        gpu_s = kernels.layers_s(rows) + attention_s + kernels.head_s(batch + decoding)
         return max(gpu_s, self._launch_s) + self._fixed_s + batch * self._prefill_overhead_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
         line = self.kernels.decode_line(decoding)
-        else_s = self._layers_s(decoding) + self._logits_s(decoding)
+        else_s = self.kernels.layers_s(decoding) + self.kernels.head_s(decoding)
         floor_s = max(else_s + line.floor_s, self._launch_s)
         return DecodeLine(else_s + line.base_s + self._fixed_s, line.slope_s, floor_s + self._fixed_s)
-
-    def _layers_s(self, rows: int) -> float:
-        found = self._rows_s.get(rows)
-        if found is None:
-            found = self._rows_s[rows] = self.kernels.layers_s(rows)
-        return found
-
-    def _logits_s(self, rows: int) -> float:
-        found = self._heads_s.get(rows)
-        if found is None:
-            found = self._heads_s[rows] = self.kernels.head_s(rows)
-        return found

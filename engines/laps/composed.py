@@ -41,11 +41,17 @@ class ComposedPrefillCost(PrefillCost):
         if mode is not None and not isinstance(mode, Fallback):
             rows, heads = captured(chunks, rows, mode)
         attention_s = 0.0
-        for history, tokens in chunks:
-            length = mode.length if isinstance(mode, Bucket) else tokens
-            attention_s += kernels.prompt_s(length * history + length * (length + 1) / 2, heads)
-        if isinstance(mode, Bucket):  # padding in place of prompts
-            attention_s += (heads - len(chunks)) * kernels.prompt_s(mode.length * (mode.length + 1) / 2, heads)
+        if isinstance(mode, Bucket):
+            length, prompt_s = mode.length, kernels.prompts_s(heads)
+            own = length * (length + 1) / 2
+            # Padding in place of prompts has no history.
+            attention_s = (heads - len(chunks)) * prompt_s(own)
+            for history, _ in chunks:
+                attention_s += prompt_s(length * history + own)
+        elif chunks:
+            prompt_s = kernels.prompts_s(heads)
+            for history, tokens in chunks:
+                attention_s += prompt_s(tokens * history + tokens * (tokens + 1) / 2)
         if decoding:
             attention_s += kernels.decode_line(decoding).at(context)
         gpu_s = kernels.layers_s(rows + decoding) + attention_s + kernels.head_s(heads + decoding)

@@ -51,7 +51,10 @@ class Kernels:
         self._measured_on = gpu(self.tables.card)
         self._layers = self._layer_curve(degree)
         self._head = self._product_curve(*head_product(shape))
-        self._prompts: dict[int, _Power] = {}
+        # Steps repeat: most of a simulation's time would go into looking up the same ones.
+        self._layers_s: dict[float, float] = {}
+        self._heads_s: dict[float, float] = {}
+        self._prompts: dict[int, Callable[[float], float]] = {}
         self._lines: dict[int, AttentionLine] = {}
 
     @property
@@ -60,21 +63,32 @@ class Kernels:
 
     def layers_s(self, rows: float) -> float:
         """Everything but attention: products or experts, norms, rotation, activations, and the all-reduces of a group."""
-        return self.shape.n_layers * self._layers.at(rows) if rows else 0.0
+        found = self._layers_s.get(rows)
+        if found is None:
+            found = self._layers_s[rows] = self.shape.n_layers * self._layers.at(rows) if rows else 0.0
+        return found
 
     def head_s(self, rows: float) -> float:
         """Logits of ``rows`` rows in one pass, written and read once more by what reduces them."""
-        return (self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row)) if rows else 0.0
+        found = self._heads_s.get(rows)
+        if found is None:
+            read_s = self.elementwise_s(rows * self.shape.logits_bytes_per_row)
+            found = self._heads_s[rows] = self._head.at(rows) + read_s if rows else 0.0
+        return found
 
     def elementwise_s(self, num_bytes: float, kernels: int = 1) -> float:
         return kernels * ELEMENTWISE_S + num_bytes / (ELEMENTWISE_SHARE * self.card.bandwidth)
 
     def prompt_s(self, pairs: float, batch: int = 1) -> float:
         """Attention of one of ``batch`` prompts over all layers: as long as a causal prompt takes that has as many ``pairs``."""
-        curve = self._prompts.get(batch)
-        if curve is None:
-            curve = self._prompts[batch] = self._prompt_curve(batch)
-        return self.shape.n_layers * curve.at(pairs)
+        return self.prompts_s(batch)(pairs)
+
+    def prompts_s(self, batch: int) -> Callable[[float], float]:
+        """``prompt_s`` of the prompts of one step."""
+        found = self._prompts.get(batch)
+        if found is None:
+            found = self._prompts[batch] = self._prompt_curve(batch).at
+        return found
 
     def decode_line(self, batch: int) -> AttentionLine:
         line = self._lines.get(batch)
@@ -160,7 +174,7 @@ class Kernels:
         return found
 
     def _prompt_curve(self, batch: int) -> _Power:
-        """Seconds of one layer by pairs, for one of ``batch`` prompts of a length."""
+        """Seconds of all layers by pairs, for one of ``batch`` prompts of a length."""
         heads, kv_heads = heads_of(self.shape)
         dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
 
@@ -169,8 +183,9 @@ class Kernels:
             return 4 * heads * dim * _causal(tokens), moved_bytes
 
         moved = self._moved(work)
-        shares = _at_batch(self._attention_rows("prompt"), batch)
-        return _Power([_causal(s) for s in shares], [moved(s, t / batch) for s, t in shares.items()])
+        each = self.shape.n_layers / batch
+        times = _at_batch(self._attention_rows("prompt"), batch)
+        return _Power([_causal(length) for length in times], [each * moved(length, t) for length, t in times.items()])
 
     def _fitted_line(self, batch: int) -> AttentionLine:
         heads, kv_heads = heads_of(self.shape)
