@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from engines.ar.cluster.cluster import Cluster, Policies
+from engines.ar.cluster.cluster import Cluster, HistoryRead, Policies
 from engines.ar.deployment import Deployment
 from engines.ar.hardware import Hardware
 from engines.errors import require
 from engines.knobs import Checked, Fixed, Only, Range
-from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly
+from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly, Router
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
 
 _BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
+_Affinity = Literal["prefix", "cost", "none"]
 _CONDITIONAL = Only(conditional=get_args(_BypassPolicy))
 Level = Annotated[float, Range(0, 1e6)]
 
@@ -30,6 +31,12 @@ class DynamoConfig(Checked):
 
     dispatch: Dispatch = "shortest"
     """Which prefill worker gets a prefill."""
+    history_read: HistoryRead = "overlapped"
+    """Where prefill workers have a history from: its decode worker, during the prefill before (overlapped) or after it (serial); or
+    their own prefix cache, and what that lacks is prefilled again (own-cache)."""
+    affinity: Annotated[_Affinity, Only(history_read="own-cache")] = "prefix"
+    """Among which workers dispatch chooses: those with the longest cached prefix of the session; those with the fewest tokens to
+    prefill, queued and its own that are not cached (cost); or all of them (none)."""
     conditional: _BypassPolicy | None = None
     """What keeps a prefill on the decode worker: that it is short (isl_bounding), that prefill workers are busy (prefill_load), or
     either; nothing by default."""
@@ -50,6 +57,27 @@ class DynamoConfig(Checked):
             self.conditional in (None, "isl_bounding") or self.prefill_busy_threshold is not None,
             f"conditional={self.conditional!r} needs prefill_busy_threshold: give it in batches of prefill tokens",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvAware:
+    """Leaves a router the workers that a session's cached prefixes speak for."""
+
+    router: Router
+    affinity: _Affinity
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        costs = [self._cost(worker, task) for worker in prefills]
+        least = min(costs, default=0)
+        near = [worker for worker, cost in zip(prefills, costs, strict=True) if cost == least]
+        return self.router.route(task, home, near, now)
+
+    def _cost(self, worker: PrefillView, task: PrefillTask) -> int:
+        """Tokens to prefill there."""
+        if self.affinity == "none":
+            return 0
+        queued = worker.backlog_tokens if self.affinity == "cost" else 0
+        return queued - worker.cached_tokens(task.order)
 
 
 class ConditionalRouter:
@@ -86,25 +114,30 @@ class ConditionalRouter:
 def dynamo(
     hardware: Hardware, deployment: Deployment, estimator: Estimator, config: DynamoConfig | None = None
 ) -> Cluster:
-    """First come, first served; decode workers chosen by K/V in use; history reads overlap as AMPD's do."""
+    """First come, first served; decode workers chosen by K/V in use; by default history reads overlap as AMPD's do."""
     config = config or DynamoConfig()
     require(
         bool(deployment.prefill),
         f"deployment={deployment}: Dynamo needs prefill workers here, see vllm for co-location",
     )
+    is_shared = config.dispatch == "shared"
     return Cluster(
         name="dynamo" if config.conditional is None else "dynamo-conditional",
         hardware=hardware,
         deployment=deployment,
         policies=Policies(
-            make_router=lambda seed: (
-                RemoteOnly(config.dispatch, seed=seed)
-                if config.conditional is None
-                else ConditionalRouter(config, seed=seed)
-            ),
+            make_router=lambda seed: _router(config, seed),
             estimator=estimator,
-            shares_prefill_queue=config.dispatch == "shared",
+            shares_prefill_queue=is_shared,
             # A task in a shared queue belongs to nobody until a worker is free.
-            overlaps=config.dispatch != "shared",
+            history="serial" if is_shared and config.history_read == "overlapped" else config.history_read,
         ),
     )
+
+
+def _router(config: DynamoConfig, seed: int) -> Router:
+    is_plain = config.conditional is None
+    router = RemoteOnly(config.dispatch, seed=seed) if is_plain else ConditionalRouter(config, seed=seed)
+    if config.history_read != "own-cache":
+        return router
+    return KvAware(router=router, affinity=config.affinity)

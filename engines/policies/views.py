@@ -46,6 +46,10 @@ class QueueView(BacklogView, Protocol):
 class PrefillView(QueueView, Protocol):
     def windowed_ttft_s(self, now: float) -> float: ...
 
+    def cached_tokens(self, order: int) -> int:
+        """Tokens from the start of the session, the so-manieth to arrive, whose K/V it keeps itself."""
+        ...
+
 
 class DecodeView(QueueView, Protocol):
     def windowed_itl_s(self, now: float) -> float: ...
@@ -93,6 +97,9 @@ class WorkerSnapshot:
 
     def windowed_ttft_s(self, now: float) -> float:
         return self.ttft_s
+
+    def cached_tokens(self, order: int) -> int:
+        return 0
 
     def windowed_itl_s(self, now: float) -> float:
         return self.itl_s

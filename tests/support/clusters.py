@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
+from engines.ar.cluster.caching_worker import CachingPrefillWorker
 from engines.ar.cluster.cluster import NEVER, Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cluster.worker import Parts, PrefillWorker
 from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, WorkerCost
 from engines.ar.hardware import Hardware, KvLinks, Link
 from engines.ar.record import ClusterRun
@@ -98,11 +99,12 @@ def simulation(
     batching: Batching = ONE_BY_ONE,
     prefill_batching: Batching = ONE_BY_ONE,
     overlaps: bool = True,
+    own_cache: int | None = None,
     keep_s: float = 0.0,
     max_run_steps: int = sys.maxsize,
     stop: StopRule = NEVER,
 ) -> Simulation:
-    """Homes 0, 1, ... and prefill workers 100, 101, ..."""
+    """Homes 0, 1, ... and prefill workers 100, 101, ..., which with ``own_cache`` keep so many tokens of K/V themselves."""
     from engines.policies.routing import Local
 
     built = Simulation(
@@ -127,17 +129,17 @@ def simulation(
             )
         )
     for index in range(prefills):
-        built.add(
-            PrefillWorker(
-                built,
-                worker_id=100 + index,
-                degree=1,
-                cost=prefill_cost or cost or LinearCost(),
-                queue=make_queue(),
-                batching=prefill_batching,
-                overlaps=overlaps,
-            )
+        parts = Parts(
+            worker_id=100 + index,
+            degree=1,
+            cost=prefill_cost or cost or LinearCost(),
+            queue=make_queue(),
+            batching=prefill_batching,
         )
+        if own_cache is None:
+            built.add(PrefillWorker(built, overlaps=overlaps, **parts))
+        else:
+            built.add(CachingPrefillWorker(built, kv_capacity=own_cache, **parts))
     return built
 
 

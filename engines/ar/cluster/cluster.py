@@ -8,10 +8,11 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
+from engines.ar.cluster.caching_worker import CachingPrefillWorker
 from engines.ar.cluster.decode_worker import DecodeWorker, Home
-from engines.ar.cluster.worker import Live, PrefillWorker
+from engines.ar.cluster.worker import Live, Parts, PrefillWorker
 from engines.ar.deployment import Deployment, place
 from engines.ar.hardware import Hardware, KvLinks
 from engines.ar.record import (
@@ -168,7 +169,8 @@ class Simulation:
         )
         worker = home if decision.is_local else self._prefill_of[decision.worker_id]
         if self._estimator is not None:
-            task.estimate_s = self._estimator.prefill_s(history, tokens, worker.degree)
+            here = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
+            task.estimate_s = self._estimator.prefill_s(here, history + tokens - here, worker.degree)
         self._tasks.append(
             TaskRow(
                 task.task_id,
@@ -210,12 +212,15 @@ class Simulation:
         row = self._tasks[task.task_id]
         row.computed_tokens = task.tokens
         row.finished_s = now
-        worker = self._prefill_of.get(worker_id)
-        end_s = now if worker is None else self._send("increment", task, worker, live.home, task.tokens, now)
+        worker, missing, end_s = self._prefill_of.get(worker_id), task.tokens, now
+        if worker is not None:
+            if isinstance(worker, CachingPrefillWorker):
+                missing = task.history + task.tokens - live.home.lend(live)
+            end_s = self._send("increment", task, worker, live.home, missing, now)
         if end_s > now:
-            self.loop.at(end_s, self._land, live, task, worker)
+            self.loop.at(end_s, self._land, live, task, worker, missing)
         else:
-            self._land(live, task, worker)
+            self._land(live, task, worker, missing)
 
     def round_done(self, live: Live) -> bool:
         """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
@@ -235,8 +240,9 @@ class Simulation:
 
     # ---- in between ----------------------------------------------------------------------------------------
 
-    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None) -> None:
-        """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home."""
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None, missing: int) -> None:
+        """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home; else the
+        home has got the ``missing`` tokens."""
         now = self.loop.now
         self._tasks[task.task_id].landed_s = now
         live.context = task.history + task.tokens + 1
@@ -252,7 +258,9 @@ class Simulation:
             return
         if task.kind != "recompute":
             worker.ttft.add(now, now - task.ready_s)
-        live.home.land(live, task.tokens)
+        live.home.land(live, missing)
+        if isinstance(worker, CachingPrefillWorker):
+            worker.sent(task)
 
     def _end(self, live: Live) -> None:
         row = self._sessions[live.order]
@@ -289,6 +297,11 @@ class Simulation:
         return end_s
 
 
+HistoryRead = Literal["overlapped", "serial", "own-cache"]
+"""How prefill workers get a history: from its decode worker, during the prefill before (AMPD §6) or after it; or from a prefix cache
+of their own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policies:
     """What makes a system. Factories, as policies keep state: every run has its own; routers get the run's seed."""
@@ -304,8 +317,7 @@ class Policies:
     estimator: Estimator | None = None
     shares_prefill_queue: bool = False
     """One queue for all prefill workers, each takes the next task when it is free."""
-    overlaps: bool = True
-    """Whether the history of the next prefill is read during the current one (AMPD §6)."""
+    history: HistoryRead = "overlapped"
     keep_s: float = 0.0
     """Time-to-live of a session's K/V between rounds (vLLM-Continuum)."""
     window_s: float = WINDOW_S
@@ -364,20 +376,23 @@ class Cluster:
             )
         shared = policies.make_prefill_queue() if policies.shares_prefill_queue else None
         for index, degree in enumerate(prefill):
-            simulation.add(
-                PrefillWorker(
-                    simulation,
-                    worker_id=len(decode) + index,
-                    degree=degree,
-                    server=prefill_servers[index],
-                    cost=self.hardware.cost(degree, is_remote=True),
-                    queue=policies.make_prefill_queue() if shared is None else shared,
-                    batching=policies.prefill_batching,
-                    overlaps=policies.overlaps,
-                    window_s=policies.window_s,
-                )
+            parts = Parts(
+                worker_id=len(decode) + index,
+                degree=degree,
+                server=prefill_servers[index],
+                cost=self.hardware.cost(degree, is_remote=True),
+                queue=policies.make_prefill_queue() if shared is None else shared,
+                batching=policies.prefill_batching,
             )
+            simulation.add(self._prefill_worker(simulation, parts))
         run = simulation.run(arrivals)
         # It and its workers know each other: apart they are freed at once, and no ring of thousands of rows is left to be looked for.
         vars(simulation).clear()
         return run
+
+    def _prefill_worker(self, simulation: Simulation, parts: Parts) -> PrefillWorker:
+        history, window_s = self.policies.history, self.policies.window_s
+        if history == "own-cache":
+            capacity = self.hardware.kv_capacity(parts.get("degree", 1))
+            return CachingPrefillWorker(simulation, kv_capacity=capacity, window_s=window_s, **parts)
+        return PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)

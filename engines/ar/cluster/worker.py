@@ -268,6 +268,10 @@ class PrefillWorker(Worker):
         chosen = sum(share.tokens for share in self._next.shares) if self._next else 0
         return super().backlog_tokens + chosen
 
+    def cached_tokens(self, order: int) -> int:
+        """None: what it has read and computed is the decode worker's alone."""
+        return 0
+
     # ---- steps -----------------------------------------------------------------------------------------
 
     def poke(self) -> None:

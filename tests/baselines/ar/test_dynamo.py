@@ -1,13 +1,15 @@
 from collections import Counter
+from dataclasses import dataclass
 from typing import get_args
 
 import pytest
 from support.clusters import hardware, profiled, session, task
 
-from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, dynamo
+from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware, dynamo
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
+from engines.knobs import given_to
 from engines.policies.routing import Dispatch, RemoteOnly
 from engines.policies.views import WorkerSnapshot
 
@@ -34,7 +36,7 @@ def test_dispatch_in_turn_and_at_random():
 def test_only_tasks_of_a_shared_queue_wait_for_a_worker_that_is_free():
     parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
     made = [dynamo(*parts, DynamoConfig(dispatch=each)).policies for each in get_args(Dispatch)]
-    assert [each.overlaps for each in made] == [True, True, True, False]
+    assert [each.history for each in made] == ["overlapped", "overlapped", "overlapped", "serial"]
     assert [each.shares_prefill_queue for each in made] == [False, False, False, True]
 
 
@@ -153,3 +155,51 @@ def test_colocated_deployment_is_refused():
     platform = hardware()
     with pytest.raises(UserError, match="needs prefill workers"):
         dynamo(platform, Deployment.colocated(4, 2), profiled(num_gpus=8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caching(WorkerSnapshot):
+    cached: int = 0
+
+    def cached_tokens(self, order: int) -> int:
+        return self.cached
+
+
+@pytest.mark.parametrize(("affinity", "chosen"), [("prefix", 11), ("cost", 12), ("none", 10)])
+def test_affinity_weighs_the_cached_prefix_against_the_queue(affinity, chosen):
+    """The second has most of the session and the longest queue; the third fewest tokens to prefill, queued and of its own."""
+    near = [
+        Caching(worker_id=10, backlog_tokens=300),
+        Caching(worker_id=11, cached=500, backlog_tokens=900, backlog_s=9.0),
+        Caching(worker_id=12, cached=400, backlog_tokens=400, backlog_s=4.0),
+    ]
+    router = KvAware(router=RemoteOnly("shortest"), affinity=affinity)
+    assert router.route(task(history=500, tokens=100), HOME, near, 0.0).worker_id == chosen
+
+
+def test_dispatch_decides_among_workers_that_cache_the_same():
+    near = [Caching(worker_id=10, cached=7, backlog_s=2.0), Caching(worker_id=11, cached=7, backlog_s=1.0)]
+    assert KvAware(router=RemoteOnly("shortest"), affinity="prefix").route(task(), HOME, near, 0.0).worker_id == 11
+
+
+def test_a_session_stays_with_its_prefill_worker_and_reads_nothing():
+    """Each round after the first computes its prompt and the answer before; without affinity some sessions change workers."""
+    sessions = [session(index, 0.15 * index, (800, 20), (400, 20), (300, 2)) for index in range(40)]
+    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
+    computed = {}
+    for affinity in ("prefix", "none"):
+        config = DynamoConfig(history_read="own-cache", affinity=affinity)
+        found = dynamo(*parts, config).simulate(OpenLoop(sessions=sessions))
+        assert set(found.transfers["content"]) == {"increment"}
+        homes = {}
+        for owner, worker in zip(found.tasks["session_id"], found.tasks["worker_id"], strict=True):
+            homes.setdefault(owner, set()).add(worker)
+        assert ({len(each) for each in homes.values()} == {1}) is (affinity == "prefix")
+        computed[affinity] = sum(found.tasks["computed_tokens"])
+    assert computed["prefix"] == 40 * (800 + 20 + 400 + 20 + 300)
+    assert computed["none"] > computed["prefix"]
+
+
+def test_affinity_needs_a_cache():
+    with pytest.raises(UserError, match="affinity='cost' has no effect with history_read='overlapped'"):
+        given_to(DynamoConfig(), {"affinity": "cost"})

@@ -114,14 +114,17 @@ def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
 
 
 @settings(max_examples=70)
-@given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)))
-def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s):
+@given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)), st.booleans())
+def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s, has_own_cache):
     """Room for the longest session and a little more: caches are evicted, sequences preempted, all end all the same."""
     capacity = max(each.context_tokens for each in sessions) + 1 + spare
-    built, run = run_on(cluster, sessions, kv_capacity=capacity, keep_s=keep_s)
+    own_cache = capacity if has_own_cache else None
+    built, run = run_on(cluster, sessions, kv_capacity=capacity, keep_s=keep_s, own_cache=own_cache)
     check_conserved(built, run, sessions)
+    for worker in built._prefills:
+        assert worker.kv is None or (worker.kv.held == 0 and worker.kv.peak <= capacity)
     computed, asked = sum(run.tasks["computed_tokens"]), sum(run.tasks["tokens"])
-    assert computed >= asked
+    assert has_own_cache or computed >= asked  # a recomputation finds what its prefill worker cached
     assert sum(run.workers["prefilled_tokens"]) == computed
 
 
