@@ -1,8 +1,8 @@
 """The best deployment of a system for a trace, a model, a rate and a number of GPUs.
 
 The paper tunes every baseline's deployment and reports the best (AMPD §7.1). Candidates are simulated on samples of
-the workload and halved after each sample. Use other seeds than the comparison's: the best of many on the very runs
-that are reported would be luck as well.
+the workload, and a third of them goes on to the next sample. Use other seeds than the comparison's: the best of many on the
+very runs that are reported would be luck as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def search(
     seed: int = 0,
     stop: StopRule = NEVER,
 ) -> tuple[Candidate, ...]:
-    """All candidates, best first: those that survived more halvings before those that did not."""
+    """All candidates, best first: those that were tried on more samples before the others. It ends where all that would go on
+    have met every objective so far: the next sample says nothing that the latency does not."""
     require(bool(clusters), "no candidate deployments: allow another degree or more GPUs")
     require(bool(samples), "no samples: give at least one workload to try the candidates on")
     scores: dict[int, list[tuple[float, float]]] = {index: [] for index in range(len(clusters))}
@@ -56,7 +57,9 @@ def search(
             scores[index].append((attainment(observed, slo, reading), e2el_s))
         alive.sort(key=lambda index: _rank(scores[index]))
         if turn + 1 < len(samples):
-            alive = alive[: -(-len(alive) // 2)]
+            alive = alive[: -(-len(alive) // 3)]
+            if all(share == 1.0 for index in alive for share, _ in scores[index]):
+                break
     order = sorted(scores, key=lambda index: (-len(scores[index]), _rank(scores[index])))
     return tuple(
         Candidate(

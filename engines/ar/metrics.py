@@ -3,7 +3,8 @@
 TTFT of a round, initial or incremental: its first token with the decode worker minus when it was ready.
 ITL: gaps between consecutive tokens of one round; a round of one token has none. End-to-end latency of a
 session: its last token minus its arrival, the environment's time included. Undefined values are NaN.
-Percentiles interpolate linearly between order statistics (numpy's default), over tokens and not runs.
+Percentiles are over tokens and not runs. They interpolate linearly between order statistics (numpy's default); p95-lower and
+p95-higher are the order statistics below and above. A round has some thirty gaps, so that the last two of them are meant.
 
 The paper says neither of what SLO attainment is the share, nor of which statistic (§7.1). A reading of it has three parts:
 
@@ -32,7 +33,7 @@ from engines.policies.task import Slo
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-ItlStat = Literal["mean", "p95", "p99", "max"]
+ItlStat = Literal["mean", "p95", "p99", "max", "p95-lower", "p95-higher"]
 Scope = Literal["round", "session"]
 TtftRule = Literal["every", "mean"]
 _QUANTILES: dict[ItlStat, float] = {"p95": 0.95, "p99": 0.99}
@@ -104,7 +105,7 @@ def sessions_of_rounds(session_ids: Sequence[int], rounds: Table) -> Ints:
 def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> dict[ItlStat, Floats]:
     """Mean, percentiles and maximum of ``value`` (each ``count`` times) by group; NaN for a group without any."""
     total = np.bincount(group, weights=count, minlength=num_groups)
-    stats: dict[ItlStat, Floats] = {name: np.full(num_groups, np.nan) for name in ("mean", "p95", "p99", "max")}
+    stats: dict[ItlStat, Floats] = {name: np.full(num_groups, np.nan) for name in get_args(ItlStat)}
     if not len(group):
         return stats
     known = total > 0
@@ -121,6 +122,8 @@ def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> d
         above = np.minimum(below + 1, total[known] - 1)
         high = value[np.searchsorted(ends, last - total[known] + above, side="right")]
         stats[name][known] = low + (high - low) * (position - below)
+        if name == "p95":
+            stats["p95-lower"][known], stats["p95-higher"][known] = low, np.where(position > below, high, low)
     return stats
 
 

@@ -68,7 +68,21 @@ _SWITCHED = (
     _ampd("none-random", "AMPD w/o AR+PR, random dispatch", _NO_AR + _NO_PR + _RANDOM),
     _ampd("planned", "AMPD, planner's plan", (("deployment", "planner"),)),
 )
-CONTENDERS: Mapping[str, OnPlan] = MappingProxyType({each.name: each for each in (*_ON_PLAN, *_TUNED, *_SWITCHED)})
+_OWN: Knobs = (("history_read", "own-cache"),)
+_READINGS = tuple(
+    OnPlan(name=f"dynamo-{name}", system="dynamo-sim", title=f"Dynamo, {title}", knobs=knobs, linestyle=":")
+    for name, title, knobs in (
+        ("serial", "reads in turn", (("history_read", "serial"),)),
+        ("own", "own cache", _OWN),
+        ("own-cost", "own cache, by cost", (*_OWN, ("affinity", "cost"))),
+        ("own-none", "own cache, no affinity", (*_OWN, ("affinity", "none"))),
+    )
+)
+CONTENDERS: Mapping[str, OnPlan] = MappingProxyType(
+    {each.name: each for each in (*_ON_PLAN, *_TUNED, *_SWITCHED, *_READINGS)}
+)
+"""Tuned ones, and Dynamo in its readings of where a history comes from, under names of their own."""
+DYNAMOS = ("dynamo", *(each.name for each in _READINGS))
 
 SAME_BASELINES = ("dynamo", "vllm", "continuum")
 TUNED_BASELINES = ("dynamo-tuned", "vllm-tuned", "continuum-tuned")

@@ -1,4 +1,5 @@
-"""What the paper leaves open, scored: sixteen readings of SLO attainment times five sets of constants against Figure 4.
+"""What the paper leaves open, scored against Figure 4: readings of SLO attainment times five sets of constants, or times where
+Dynamo's prefill workers have a history from.
 
 A score is the mean over cells of |ln(simulated gain) - ln(printed gain)|, gains being ratios of AMPD's attainment over
 Dynamo's and over vLLM's; beside it stands the null, under which all systems attain the same.
@@ -16,7 +17,7 @@ import numpy as np
 from engines.ar.cost import CONSTANTS
 from engines.ar.metrics import READINGS
 from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
-from paper_figures.ampd.contenders import grid
+from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, grid
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import MODELS, panels
 from paper_figures.common.figure import Columns, Page, attributes, table
@@ -36,11 +37,13 @@ SPAN = (0.5, 40.0)
 """Ends of the diagonal."""
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
 """Searched in the default reading; for the platform's own constants only."""
+COMPARED = (("tuned", TUNED), *(("same", ("ampd", dynamo, "vllm")) for dynamo in DYNAMOS))
+"""Kind of plan, and who stands for AMPD, Dynamo and vLLM."""
 NULL = "null: all systems equal"
 
 
 def cells(view: View) -> list[Cell]:
-    found = grid(view, tuple(dict.fromkeys((*SAME, *TUNED))), panels(), rates_of(view))
+    found = grid(view, tuple(dict.fromkeys((*SAME, *TUNED, *DYNAMOS))), panels(), rates_of(view))
     for constants in CONSTANTS:
         if constants.name != own_constants(view):
             found += grid(view, SAME, panels(), rates_of(view), knobs=knobs_of(view, constants.name))
@@ -56,6 +59,8 @@ class Score:
     constants: str
     reading: str
     plans: str
+    history: str
+    """Where Dynamo's prefill workers have it from."""
     dynamo: float
     vllm: float
     whole: Interval
@@ -80,8 +85,8 @@ def scores(runs: Runs) -> list[Score]:
     for constants in CONSTANTS:
         knobs = knobs_of(view, constants.name)
         for reading in map(str, READINGS):
-            for plans, names in (("same", SAME), ("tuned", TUNED)):
-                if plans == "same" or constants.name == own_constants(view):
+            for plans, names in COMPARED:
+                if names == SAME or constants.name == own_constants(view):
                     at = tabulate(runs, names, panels(), rates_of(view), of=attained_in(reading), knobs=knobs)
                     found.append(score_of(at, view, constants.name, reading, plans))
     return sorted(found, key=lambda score: score.sort_key)
@@ -107,6 +112,7 @@ def score_of(table: Attainments, view: View, constants: str, reading: str, plans
         constants=constants,
         reading=reading,
         plans=plans,
+        history="-" if reading == NULL else _history(dynamo),
         dynamo=float(np.nanmean(off(means, dynamo, to_dynamo))),
         vllm=float(np.nanmean(off(means, vllm, to_vllm))),
         whole=table.interval(
@@ -129,7 +135,7 @@ def null_score(view: View) -> Score:
 
 
 CSV_COLUMNS: Columns[Score] = {
-    **attributes("constants", "reading", "plans"),
+    **attributes("constants", "reading", "plans", "history"),
     "score": lambda score: score.whole.mean,
     "half_width": lambda score: score.whole.half_width,
     **attributes("dynamo", "vllm", "llama_vllm", "winner_right", "gaia_colocated", "others_disaggregated"),
@@ -141,7 +147,7 @@ def table_columns(num_cells: int) -> Columns[Score]:
         return "-" if score.whole.mean is None else f"{score.whole.mean:.3f} ± {score.whole.half_width or 0:.3f}"
 
     return {
-        **attributes("constants", "reading", "plans"),
+        **attributes("constants", "reading", "plans", "history"),
         "score": whole,
         "Dynamo": lambda score: f"{score.dynamo:.3f}",
         "vLLM": lambda score: f"{score.vllm:.3f}",
@@ -209,7 +215,7 @@ def scored(found: Sequence[Score]) -> Panel:
     layers: list[Layer] = []
     by_constants: dict[str, list[float]] = {}
     for score in found:
-        if score.plans == "same":
+        if score.plans == "same" and score.history in ("-", _history("dynamo")):
             by_constants.setdefault(score.constants, []).append(score.sort_key)
     for place, (constants, own) in enumerate(by_constants.items()):
         look = Look(color=f"C{place}", marker=".")
@@ -223,25 +229,30 @@ def scored(found: Sequence[Score]) -> Panel:
 
 def conclusions(found: Sequence[Score], view: View) -> list[str]:
     null = next(score for score in found if score.reading == NULL)
-    default = next(
-        s for s in found if (s.constants, s.reading, s.plans) == (own_constants(view), str(DEFAULT_READING), "same")
-    )
+    usual = own_constants(view), str(DEFAULT_READING), "same", _history("dynamo")
+    default = next(each for each in found if (each.constants, each.reading, each.plans, each.history) == usual)
     best = next(score for score in found if score.reading != NULL)
     better = sum(score.sort_key < null.sort_key for score in found)
     same = [score for score in found if score.plans == "same"]
     turned = [score for score in same if (score.gaia_colocated or 0) >= 8]
-    most = max((score.others_disaggregated or 0 for score in turned), default=0)
+    most = max(turned, key=lambda score: score.others_disaggregated or 0, default=None)
+    where = "" if most is None else f" ({most.constants}, {most.reading}, Dynamo's histories: {most.history})"
     surely = sum(score.sort_key + (score.whole.half_width or 0.0) < null.sort_key for score in found)
     return [
         f"The null scores {null.sort_key:.3f}; {better} of {len(found) - 1} combinations score less (are nearer to Figure 4), "
         f"{surely} of them outside noise.",
-        f"Best: {best.constants} with {best.reading} ({best.plans} plans), {best.sort_key:.3f}.",
+        f"Best: {best.constants} with {best.reading} ({best.plans} plans, Dynamo's histories: {best.history}), {best.sort_key:.3f}.",
         f"The default, {default.constants} with {default.reading}, scores {default.sort_key:.3f} on AMPD's plan, number "
         f"{found.index(default) + 1} of {len(found)}: it says little more of Figure 4 than that no system differs.",
         f"GAIA turns to co-location, as in the paper, in {len(turned)} of {len(same)} combinations on AMPD's plan; in these Dynamo is "
-        f"ahead in at most {most} of the 45 other cells, where the paper has 41.",
+        f"ahead in at most {(most and most.others_disaggregated) or 0} of the 45 other cells{where}, where the paper has 41.",
         f"For Llama against vLLM alone the default is {default.llama_vllm:.3f} off and the null {null.llama_vllm:.3f}.",
     ]
+
+
+def _history(name: str) -> str:
+    knobs = dict(CONTENDERS[name].knobs)
+    return " ".join(str(knobs[each]) for each in ("history_read", "affinity") if each in knobs) or "overlapped"
 
 
 def own_constants(view: View) -> str:

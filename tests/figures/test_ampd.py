@@ -259,14 +259,14 @@ def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path):
     null = next(score for score in scores if score.reading == readings.NULL)
     assert null.whole.mean == pytest.approx(1.28, abs=0.01)
     assert {round(score.sort_key, 9) for score in scores} == {round(null.sort_key, 9)}, "all equal is the null"
-    assert len(scores) == 1 + 5 * 16 + 16
+    assert len(scores) == 1 + 24 * (5 + 1 + 4)
     rendered = readings.FIGURE.render(runs, VIEW, tmp_path)
     assert {len(row) for row in rendered.rows} == {len(rendered.columns)}
     (table,) = (path for path in rendered.files if path.suffix == ".csv")
     with table.open(newline="") as file:
-        assert {len(row) for row in csv.reader(file)} == {11}
+        assert {len(row) for row in csv.reader(file)} == {12}
     notes = " ".join(rendered.notes)
-    assert "0 of 96 combinations score less" in notes
+    assert "0 of 240 combinations score less" in notes
 
 
 def test_switches_say_what_they_add_in_every_cell(tmp_path):

@@ -94,6 +94,10 @@ CELLS = (
         for how in ("prefill_load", "isl_or_load")
     ),
     *(
+        cluster("dynamo-sim", 3.0, **SPLIT, history_read="own-cache", affinity=affinity)
+        for affinity in ("prefix", "cost", "none")
+    ),
+    *(
         cluster(name, 3.0, **BOTH, scheduling=how, balance=balance)
         for name in ("vllm-sim", "continuum-sim")
         for how, balance in (("prefill-first", "memory"), ("chunked", "sessions"), ("chunked", "round-robin"))

@@ -25,10 +25,17 @@ ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
 _ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)
 
 
+def _itl_column(stat: ItlStat) -> str:
+    return f"itl_{stat.replace('-', '_')}_s"
+
+
 def _itl_columns(scope: str) -> tuple[Column, ...]:
     return tuple(
         Column(
-            f"itl_{stat}_s", "float", f"{stat} gap between tokens of the {scope}; null where it has none", nullable=True
+            _itl_column(stat),
+            "float",
+            f"{stat} gap between tokens of the {scope}; null where it has none",
+            nullable=True,
         )
         for stat in _ITL_STATS
     )
@@ -78,7 +85,7 @@ def observed_of(record: RunRecord) -> Observed:
     """As ``engines.ar.metrics.observe`` of the run behind the record."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
-        {stat: column(record, f"itl_{stat}_s", table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)
+        {stat: column(record, _itl_column(stat), table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)
     )
     session = sessions_of_rounds(sessions["request_id"], rounds)
     return observed(sessions, rounds, session, round_itl_s, session_itl_s)
@@ -86,7 +93,7 @@ def observed_of(record: RunRecord) -> Observed:
 
 def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:
     return {
-        f"itl_{name}_s": [None if math.isnan(value) else value for value in values.tolist()]
+        _itl_column(name): [None if math.isnan(value) else value for value in values.tolist()]
         for name, values in stats.items()
     }
 
@@ -168,6 +175,7 @@ AR_METRICS: tuple[Metric, ...] = (
         "later rounds of first token - ready",
         lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) != 0],
     ),
+    _over_rounds("ttft_rounds_s", "all rounds of first token - ready", round_ttft_s),
     ttft_longest_s,
     _over_rounds("itl_s", "rounds of their mean gap", lambda record: column(record, "itl_mean_s", ROUNDS)),
     _over_rounds(

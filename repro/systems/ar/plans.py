@@ -20,8 +20,9 @@ from repro.systems.simulated import Options
 
 PLANNER, SEARCH = "planner", "search"
 _NUM_SAMPLES = 3
-_NUM_CANDIDATES = 6
-"""Disaggregated deployments that a search simulates, the likeliest by closed forms."""
+SEARCHED = 24
+"""What the search of any system simulates at most: deployments times its free knobs. Who has fewer of these tries more
+deployments, the likeliest by closed forms; where fewer exist, all."""
 
 Build = Callable[["Ground", Deployment, Mapping[str, Any]], Cluster]
 _POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")
@@ -71,9 +72,9 @@ def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
 
 @kept(maxsize=2048)
 def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[Options, ...]) -> Placed:
-    """The best by simulating ``_NUM_SAMPLES`` other samples, half of the candidates dropped after each."""
+    """The best by simulating ``_NUM_SAMPLES`` other samples, a third of the candidates kept after each."""
     samples = [OpenLoop(sessions=ground.sampled(1 + turn).sessions) for turn in range(_NUM_SAMPLES)]
-    deployments = candidates(ground, is_disaggregated)
+    deployments = candidates(ground, is_disaggregated, SEARCHED // len(tried))
     choices = [(deployment, options) for deployment in deployments for options in tried]
     clusters = [build(ground, deployment, dict(options)) for deployment, options in choices]
     best = search(clusters, samples, ground.slo, ground.reading, seed=OTHER_SEED)[0]
@@ -85,7 +86,8 @@ def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[
     )
 
 
-def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]:
+def candidates(ground: Ground, is_disaggregated: bool, most: int) -> tuple[Deployment, ...]:
+    """``most`` of them, the even split among these; replicas of every degree where there are no phases to split."""
     longest = ground.sampled().longest_tokens
     hardware = ground.hardware
     if not is_disaggregated:
@@ -98,9 +100,9 @@ def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]
         return found
     rate = ground.workload.arrivals.rate or 1e3
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
-    likely = disaggregated_shortlist(hardware, ground.performance, workload, ground.num_gpus, size=_NUM_CANDIDATES)
+    likely = disaggregated_shortlist(hardware, ground.performance, workload, ground.num_gpus, size=most)
     even = even_split(ground.num_gpus, hardware.degrees(min_kv_tokens=longest))
-    return likely if even is None or even in likely else (*likely, even)
+    return likely if even is None or even in likely else (*likely[: most - 1], even)
 
 
 def even_split(num_gpus: int, degrees: tuple[int, ...]) -> Deployment | None:

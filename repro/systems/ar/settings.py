@@ -85,7 +85,7 @@ class ClusterKnobs(SessionKnobs, Checked):
 
 DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
 """What SLO attainment means, where a cell names no other reading: under it a simulated grid came closest to Figure 4 most often
-(``repro reproduce ampd/readings`` scores all sixteen)."""
+(``repro reproduce ampd/readings`` scores all)."""
 PLANNING_RATE = 0.6
 """Sessions/s that plans are made for where a cell has no rate. The paper states none; at 0.4 to 0.6 the planner finds most
 plans of Table 2."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from baselines.ar.dynamo import DynamoConfig, dynamo
@@ -18,9 +19,11 @@ from engines.errors import UserError, require
 from engines.knobs import given_to, knobs_of
 from engines.named import load_named
 from engines.policies.routing import Router
+from repro.runs.cell import Scalar
 from repro.systems.ar.plans import PLANNER, SEARCH
 from repro.systems.ar.settings import Ground
 from repro.systems.ar.system import ArSystem
+from repro.systems.simulated import Options
 
 _NEEDED = "name a class, or a function, that called with model, slo and seed gives an object with route(task, home, prefills, now)"
 
@@ -62,7 +65,13 @@ def _takes(call: object, num: int) -> bool:
     return True
 
 
-_SCHEDULINGS = ((("scheduling", "prefill-first"),), (("scheduling", "chunked"),))
+def _each(**values: tuple[Scalar, ...]) -> tuple[Options, ...]:
+    """Every combination of the values of free knobs, the first of each before the others."""
+    return tuple(tuple(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+
+
+_CO_LOCATED = _each(scheduling=("prefill-first", "chunked"), balance=("memory", "sessions", "round-robin"))
+_DYNAMO = _each(dispatch=("shortest", "round-robin", "shared"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +115,13 @@ def build_continuum(ground: Ground, deployment: Deployment, options: Mapping[str
 
 AMPD = ArSystem(name="ampd", title="AMPD", own=AmpdKnobs, build=build_ampd, is_disaggregated=True, deployment=PLANNER)
 DYNAMO_SIM = ArSystem(
-    name="dynamo-sim", title="Dynamo", own=DynamoConfig, build=build_dynamo, is_disaggregated=True, deployment=SEARCH
+    name="dynamo-sim",
+    title="Dynamo",
+    own=DynamoConfig,
+    build=build_dynamo,
+    is_disaggregated=True,
+    deployment=SEARCH,
+    tried=_DYNAMO,
 )
 VLLM_SIM = ArSystem(
     name="vllm-sim",
@@ -115,7 +130,7 @@ VLLM_SIM = ArSystem(
     build=build_vllm,
     is_disaggregated=False,
     deployment=SEARCH,
-    tried=_SCHEDULINGS,
+    tried=_CO_LOCATED,
 )
 CONTINUUM_SIM = ArSystem(
     name="continuum-sim",
@@ -124,5 +139,5 @@ CONTINUUM_SIM = ArSystem(
     build=build_continuum,
     is_disaggregated=False,
     deployment=SEARCH,
-    tried=_SCHEDULINGS,
+    tried=_CO_LOCATED,
 )

@@ -74,19 +74,26 @@ def test_best_deployment_is_that_of_trying_all():
     assert [each.attainment for each in found] == sorted(tried.values(), reverse=True)
 
 
-def test_candidates_are_halved_after_each_sample():
+def test_a_third_of_the_candidates_goes_on_after_each_sample():
     clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)
     found = search(clusters, [sample(1), sample(2), sample(3)], SLO, READING)
-    assert [each.num_samples for each in found] == [3, 3, 2, 1, 1, 1]
+    assert [each.num_samples for each in found] == [3, 2, 1, 1, 1, 1]
     assert len(found) == len(clusters)
 
 
-def test_half_of_an_odd_number_is_the_larger_half():
-    clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)[:5]
-    found = search(clusters, [sample(1, num=8), sample(2, num=8)], SLO, READING)
-    assert [each.num_samples for each in found] == [2, 2, 2, 1, 1]
-    assert all(0 <= each.attainment <= 1 for each in found)
-    assert [each.attainment for each in found[:3]] == sorted((each.attainment for each in found[:3]), reverse=True)
+def test_a_third_is_rounded_up():
+    clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)[:4]
+    found = search(clusters, [sample(1), sample(2)], SLO, READING)
+    assert [each.num_samples for each in found] == [2, 2, 1, 1]
+    assert all(0 <= each.attainment < 1 for each in found)
+    assert found[0].attainment >= found[1].attainment
+
+
+def test_what_meets_every_objective_is_tried_no_more():
+    generous = Slo(ttft_s=100.0, itl_s=10.0)
+    clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)
+    found = search(clusters, [sample(1, num=8), sample(2, num=8)], generous, READING)
+    assert {each.num_samples for each in found} == {1}
 
 
 def test_a_candidate_alone_is_tried_on_every_sample():

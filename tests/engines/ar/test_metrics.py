@@ -19,6 +19,8 @@ def test_grouped_stats_are_those_of_the_tokens_written_out(runs):
         assert stats["mean"][index] == pytest.approx(tokens.mean())
         assert stats["max"][index] == tokens.max()
         assert stats["p95"][index] == pytest.approx(np.percentile(tokens, 95))
+        assert stats["p95-lower"][index] == np.percentile(tokens, 95, method="lower")
+        assert stats["p95-higher"][index] == np.percentile(tokens, 95, method="higher")
         assert stats["p99"][index] == pytest.approx(np.percentile(tokens, 99))
 
 

@@ -21,11 +21,13 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
+from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
 from repro.systems.ar.family import AR, observed_of
-from repro.systems.ar.plans import candidates, parse_deployment
+from repro.systems.ar.plans import SEARCHED, candidates, parse_deployment
 from repro.systems.ar.platforms import PAPER_OBJECTIVES
 from repro.systems.ar.settings import profiled_context
 from repro.systems.ar.system import ClusterDeployment
+from repro.systems.ar.systems import CONTINUUM_SIM, DYNAMO_SIM, VLLM_SIM
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
 SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
@@ -172,15 +174,41 @@ def test_a_session_that_no_worker_holds_is_refused(tmp_path):
 
 
 def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions():
-    experiment, record = ran(cell("vllm-sim", deployment="search", rate=1.2))
+    experiment, record = ran(cell("vllm-sim", deployment="search", rate=2.0, num_prompts=60))
     assert record.facts["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
     assert record.facts["options"]["scheduling"] in ("prefill-first", "chunked")
     assert "other samples" in record.facts["deployment_chosen"]
     ground = experiment.deployment.settings.ground
     assert ground.sampled().sessions != experiment.workload.sessions
-    fixed = [ran(cell("vllm-sim", deployment=str(each), rate=1.2))[1] for each in candidates(ground, False)]
+    fixed = [
+        ran(cell("vllm-sim", deployment=str(each), rate=2.0, num_prompts=60))[1]
+        for each in candidates(ground, False, 4)
+    ]
     shares = [AR.summarize(each)["slo_attainment"] for each in fixed]
     assert AR.summarize(record)["slo_attainment"] >= min(shares)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_searches_of_all_systems_are_of_one_size(system):
+    """Where there are GPUs to split: deployments times free knobs; a given knob leaves more deployments."""
+    asked = cell(system, deployment="search", dataset="gaia", model="Qwen3-32B", rate=0.8)
+    deployment, _ = SYSTEM_BY_NAME.get(system).prepare(asked)
+    free = len(deployment.tried)
+    found = candidates(deployment.settings.ground, deployment.is_disaggregated, SEARCHED // free)
+    assert len(set(found)) * free == SEARCHED
+    assert all(each.gpus == 32 for each in found)
+    assert not deployment.is_disaggregated or Deployment.disaggregated(8, 2, 8, 2) in found
+
+
+def test_the_free_knobs_are_in_the_docs():
+    """A line a system, its candidates in words."""
+    text = Path("docs/ampd.md").read_text()
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.count("|") == 5}
+    for each in (DYNAMO_SIM, VLLM_SIM, CONTINUUM_SIM):
+        line = lines[each.title]
+        for name, value in {pair for options in each.tried for pair in options}:
+            assert f"`{name}`" in line
+            assert str(value) in line
 
 
 def test_the_planner_plans_for_the_rate_of_the_cell():
