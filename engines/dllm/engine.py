@@ -28,6 +28,7 @@ from engines.dllm.scheduling.scheduler import Scheduler, booked, due_fields, pla
 from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import RunError
 from engines.named import asked
+from engines.runtime.step_timer import StepTimes
 
 _KINDS = tuple(
     Phase if name == "phase" else float if name == "commit_probability" else int for name in PlanItem._fields
@@ -151,7 +152,7 @@ class Engine:
         self._outputs: dict[int, tuple[int, ...] | None] = {}
         self._num_executed = 0
         self._executed: dict[int, int] = {}
-        """Number of execution -> number of step, of those since ``settled`` was called last."""
+        """Number of execution -> number of step, of those since ``times`` was called last."""
 
     def submit(self, request: Request) -> None:
         self.executor.validate(request)
@@ -245,17 +246,11 @@ class Engine:
                 self.executor.release(request_id)
         return Completion(failed=tuple((request_id, reason) for request_id in lost))
 
-    def settled(self, records: Iterable[StepRecord]) -> list[StepRecord]:
-        """The records with what the device took for them, of the steps since the last call; waits for it."""
-        times = self.executor.times()
-        found = {self._executed[execution]: taken for execution, taken in times.items()}
+    def times(self) -> dict[int, StepTimes]:
+        """By number of step: what the device took for those since the last call whose records leave it open; waits for it."""
+        found = {self._executed[execution]: taken for execution, taken in self.executor.times().items()}
         self._executed.clear()
-        return [
-            record._replace(outcome=record.outcome._replace(**found[record.step]._asdict()))
-            if record.step in found
-            else record
-            for record in records
-        ]
+        return found
 
     def close(self) -> None:
         """Give the executor's memory back: of a run that is over, or has failed. May be called twice."""
@@ -266,4 +261,10 @@ class Engine:
         records = []
         while (record := self.step()) is not None:
             records.append(record)
-        return self.settled(records)
+        late = self.times()
+        return [
+            record._replace(outcome=record.outcome._replace(**late[record.step]._asdict()))
+            if record.step in late
+            else record
+            for record in records
+        ]

@@ -179,7 +179,7 @@ class StepRecord(NamedTuple):
     """Wall seconds (torch) or charged seconds (roofline) of the whole step."""
     plan: PlanFacts
     outcome: StepOutcome
-    """Its times are settled by ``Engine.settled`` where a device is not waited for."""
+    """Its times are told by ``Engine.times`` where a device is not waited for."""
     done: Completion
     occupancy: Occupancy
 

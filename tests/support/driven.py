@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepOutcome, StepRecord
+from engines.runtime.step_timer import StepTimes
 from repro.runs.drivers.steps import Clock, VirtualClock
 from repro.runs.record import RunRecord
 from repro.systems.dllm.log import drive_engine
@@ -85,8 +86,8 @@ class FakeEngine:
             ),
         )
 
-    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-        return records
+    def times(self) -> dict[int, StepTimes]:
+        return {}
 
 
 def make_requests(arrivals: Sequence[float], steps: Sequence[int] | None = None) -> list[Request]:

@@ -53,7 +53,7 @@ class ServedDllm:
         self._committed_tokens += record.outcome.committed_tokens
         self._busy_s += record.duration_s
         if engine.num_steps % FORGET_EVERY == 0:
-            engine.settled(())
+            engine.times()
         events: list[Event] = [Admitted(request_id) for request_id in record.plan.admitted]
         events += self._complete_blocks()
         for request_id in record.done.finished:

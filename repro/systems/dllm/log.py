@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Request, StepRecord
+from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
+from engines.runtime.step_timer import StepTimes
 from repro.runs.drivers.steps import Clock, OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.runs.record import REQUESTS, RunRecord, Table
 from repro.systems.dllm.family import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
@@ -24,9 +24,18 @@ def drive_engine(
     ordered = in_arrival_order(requests)
     log = EngineLog(ordered)
     drive_steps(engine, ordered, clock, log, on_progress=on_progress, should_stop=should_stop)
-    steps = engine.settled([step for step, _, _ in log.steps])
-    stamped = [(step, start, end) for step, (_, start, end) in zip(steps, log.steps, strict=True)]
-    return RunRecord(tables={REQUESTS: log.table, STEPS: _step_table(stamped)}, manifest={"obtained": clock.obtained})
+    steps = log.step_table(engine.times())
+    return RunRecord(tables={REQUESTS: log.table, STEPS: steps}, manifest={"obtained": clock.obtained})
+
+
+_STEP = ("step", "start_s", "end_s", "duration_s", *PlanFacts._fields, *Completion._fields, *Occupancy._fields)
+_OUTCOME = ("committed_tokens", "query_tokens", "logit_rows", "forward_s", "graph", "bound_s")
+_LENGTHS = {
+    "num_admitted": "admitted",
+    "num_first_block": "first_block",
+    "num_finished": "finished",
+    "num_failed": "failed",
+}
 
 
 class EngineLog(RequestLog):
@@ -34,52 +43,41 @@ class EngineLog(RequestLog):
         super().__init__(ordered, REQUEST_COLUMNS)
         self._gen_lengths = {request.request_id: request.generation.gen_length for request in ordered}
         self.table["gen_length"] = list(self._gen_lengths.values())
-        self.steps: list[tuple[StepRecord, float, float]] = []
+        self._steps: list[tuple[object, ...]] = []
+        """A row a step, in the order of _STEP and _OUTCOME. Kept instead of records, whose parts a long run pays for."""
+        self._parts: dict[int, Mapping[str, float]] = {}
+        """By number of step, of those profiled."""
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
-        self.steps.append((step, start, end))
-        for request_id in step.plan.admitted:
+        number, duration_s, plan, outcome, done, occupancy = step
+        committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, _ = outcome
+        self._steps.append(
+            (number, start, end, duration_s, *plan, *done, *occupancy)
+            + (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
+        )
+        if parts is not None:
+            self._parts[number] = parts
+        for request_id in plan.admitted:
             self.set_once("admitted_s", request_id, start)
-        for request_id in step.done.first_block:
+        for request_id in done.first_block:
             self.set_once("first_output_s", request_id, end)
-        stopped = dict(step.done.stopped)
-        for request_id in step.done.finished:
-            output_len = stopped.get(request_id, self._gen_lengths.get(request_id))
+        for request_id in done.finished:
+            output_len = dict(done.stopped).get(request_id, self._gen_lengths.get(request_id))
             self.close(request_id, "ok", finished_s=end, output_len=output_len)
-        for request_id, reason in step.done.failed:
+        for request_id, reason in done.failed:
             self.close(request_id, "failed", error=reason)
 
-
-_LENGTHS = {
-    "num_admitted": "plan.admitted",
-    "num_first_block": "done.first_block",
-    "num_finished": "done.finished",
-    "num_failed": "done.failed",
-}
-_PLACES = {
-    **dict.fromkeys(("num_refresh", "num_reuse", "scheduled_tokens"), "plan"),
-    **dict.fromkeys(("forward_s", "logit_rows", "committed_tokens", "graph", "bound_s"), "outcome"),
-    **dict.fromkeys(("kv_rows_used", "kv_rows_total", "num_running", "num_waiting"), "occupancy"),
-}
-_PATHS = {
-    **_LENGTHS,
-    **{name: f"{part}.{name}" for name, part in _PLACES.items()},
-    "query_tokens": "outcome.query_rows",
-}
-_STAMPS = ("start_s", "end_s")
-_READ = [column.name for column in STEP_COLUMNS if column.name not in (*_STAMPS, *PART_COLUMNS)]
-_read_step = attrgetter(*(_PATHS.get(name, name) for name in _READ))
-"""A step's columns but for its stamps and parts, the lengths still as tuples; one call for all of them."""
-
-
-def _step_table(steps: Sequence[tuple[StepRecord, float, float]]) -> Table:
-    records, starts, ends = zip(*steps, strict=True) if steps else ((), (), ())
-    read = list(zip(*map(_read_step, records), strict=True)) or [()] * len(_READ)
-    columns = {
-        name: list(map(len, values)) if name in _LENGTHS else list(values)
-        for name, values in zip(_READ, read, strict=True)
-    }
-    parts = [record.outcome.parts for record in records]
-    columns |= {name: [None if own is None else own[part] for own in parts] for name, part in PART_COLUMNS.items()}
-    columns |= {"start_s": list(starts), "end_s": list(ends)}
-    return {column.name: columns[column.name] for column in STEP_COLUMNS}
+    def step_table(self, late: Mapping[int, StepTimes]) -> Table:
+        """``late``: by number of step, what the device said of it afterwards."""
+        names = (*_STEP, *_OUTCOME)
+        read = dict(zip(names, zip(*self._steps, strict=True), strict=True)) if self._steps else dict.fromkeys(names, ())
+        columns = {name: list(map(len, read[of])) for name, of in _LENGTHS.items()}
+        columns |= {column.name: list(read[column.name]) for column in STEP_COLUMNS if column.name in read}
+        parts = self._parts | {number: times.parts for number, times in late.items()}
+        if late:
+            known = zip(columns["step"], columns["forward_s"], strict=True)
+            columns["forward_s"] = [late[number].forward_s if number in late else seconds for number, seconds in known]
+        for name, part in PART_COLUMNS.items():
+            own = map(parts.get, columns["step"])
+            columns[name] = [None if seconds is None else seconds[part] for seconds in own]
+        return {column.name: columns[column.name] for column in STEP_COLUMNS}

@@ -1,11 +1,9 @@
 """What the driver of a diffusion-LLM engine writes down of its steps."""
 
-from collections.abc import Sequence
-
 from support.driven import FakeEngine, make_requests
 
 from engines.dllm.plan import StepRecord
-from engines.runtime.step_timer import STEP_PARTS
+from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.drivers.steps import VirtualClock
 from repro.systems.dllm.log import drive_engine
 
@@ -19,13 +17,9 @@ class LaggingEngine(FakeEngine):
             return None
         return record._replace(outcome=record.outcome._replace(forward_s=None, graph=record.step > 0, bound_s=0.25))
 
-    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-        assert all(record.outcome.forward_s is None for record in records)
+    def times(self) -> dict[int, StepTimes]:
         parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
-        return [
-            r._replace(outcome=r.outcome._replace(forward_s=0.5 + r.step, parts=None if r.step % 2 else parts))
-            for r in records
-        ]
+        return {step: StepTimes(0.5 + step, None if step % 2 else parts) for step in range(self._step)}
 
 
 def test_what_is_known_late_is_in_the_record():
