@@ -68,15 +68,16 @@ class Ledger:
             raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
             raise self._fault("plans a step without requests")
-        items, running = plan.items, self.running
+        items, running, new = plan.items, self.running, []
         for item in items:
             if type(item) is not PlanItem:
                 raise self._fault("plans a step whose items are no PlanItem")
             if tuple(map(type, item)) != _KINDS:
                 raise self._fault("plans a step with an item whose fields are of another kind than PlanItem's")
+            if item.request_id not in running:
+                new.append(item)
         if len(items) > 1 and len({item.request_id for item in items}) < len(items):
             raise self._fault("runs a request twice in one step")
-        new = [item for item in items if item.request_id not in running]
         if new or plan.admitted:
             self._admit(new, plan)
         for item in items:
@@ -95,6 +96,8 @@ class Ledger:
         due = booked(self.running, plan, outcome.committed, outcome.stops)
         for request_id in due.finished:
             self.drop(request_id)
+        if reported is due:
+            return
         if not isinstance(reported, Completion):
             raise self._fault(f"reports {reported!r} of a step, which is no Completion")
         if reported != due:
@@ -152,7 +155,7 @@ class Engine:
         self._outputs: dict[int, tuple[int, ...] | None] = {}
         self._num_executed = 0
         self._executed: dict[int, int] = {}
-        """Number of execution -> number of step, of those since ``times`` was called last."""
+        """Number of execution -> number of step, of those since ``times`` was called last whose outcome leaves ``forward_s`` open."""
 
     def submit(self, request: Request) -> None:
         self.executor.validate(request)
@@ -192,14 +195,17 @@ class Engine:
         ledger.begin(plan)
         # A static batch reserves more than its members need.
         num_running, kv_rows_used = len(ledger.running), max(pool.used_rows, ledger.kv_rows_used)
-        num_refresh, num_ran = sum([item.phase.is_refresh for item in plan.items]), len(plan.items)
+        num_refresh, num_ran = 0, len(plan.items)
+        for item in plan.items:
+            num_refresh += item.phase.is_refresh
         try:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
             num_refresh = num_ran = 0
             outcome, done = NOTHING_RUN, self._fail(plan, str(error))
         else:
-            self._executed[self._num_executed] = self.num_steps
+            if outcome.forward_s is None:
+                self._executed[self._num_executed] = self.num_steps
             self._num_executed += 1
             done = self._complete(plan, outcome)
         duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
@@ -208,18 +214,14 @@ class Engine:
             idle = outcome.parts["idle"] + max(0.0, duration - sum(outcome.parts.values()))
             outcome = outcome._replace(parts={**outcome.parts, "idle": idle})
         self.num_steps += 1
+        admitted = tuple([request.request_id for request in plan.admitted]) if plan.admitted else ()
         return StepRecord(
-            step=self.num_steps - 1,
-            duration_s=duration,
-            plan=PlanFacts(
-                num_refresh=num_refresh,
-                num_reuse=num_ran - num_refresh,
-                scheduled_tokens=plan.scheduled_tokens,
-                admitted=tuple([request.request_id for request in plan.admitted]),
-            ),
-            outcome=outcome,
-            done=done,
-            occupancy=Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
+            self.num_steps - 1,
+            duration,
+            PlanFacts(num_refresh, num_ran - num_refresh, plan.scheduled_tokens, admitted),
+            outcome,
+            done,
+            Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:

@@ -94,8 +94,7 @@ class PlanItem(NamedTuple):
         return self.total_len if self.phase.is_refresh else self.kept_rows + self.window_len
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     items: tuple[PlanItem, ...]
     admitted: tuple[Request, ...]
     scheduled_tokens: int

@@ -53,6 +53,7 @@ class Sequence:
 
     __slots__ = (
         "block",
+        "block_steps",
         "block_end",
         "block_start",
         "decode",
@@ -70,6 +71,7 @@ class Sequence:
         "quota_steps",
         "request",
         "rule",
+        "runs_all_steps",
         "sparsity",
         "step_in_block",
         "stop",
@@ -92,6 +94,7 @@ class Sequence:
         self.decode = DecodeConfig() if decode is None else decode
         self.exact_steps = exact_steps
         self.is_open_ended = is_open_ended(request.generation, self.decode)
+        self.runs_all_steps = exact_steps and not request.generation.is_parallel
         self.quota_steps = steps_per_block(request.generation)
         self.total_len = request.total_len
         self.num_blocks = request.generation.num_blocks
@@ -109,6 +112,7 @@ class Sequence:
     def _enter(self, block: int) -> None:
         generation = self.request.generation
         self.block = block
+        self.block_steps = self.quota_steps[block]
         self.step_in_block = 0
         self.phase: Phase = self.rule.phase(0)
         self.block_start = self.request.prompt_len + block * generation.block_length
@@ -144,16 +148,15 @@ class Sequence:
             return 1
         if self.is_open_ended:
             return 0 if self.decode.quota == "origin" else 1
-        num_steps = self.quota_steps[self.block]
         if self.decode.quota == "timestep":
-            return timestep.quota(self.masks_left, self.step_in_block, num_steps)
-        return -(-self.masks_left // (num_steps - self.step_in_block))
+            return timestep.quota(self.masks_left, self.step_in_block, self.block_steps)
+        return -(-self.masks_left // (self.block_steps - self.step_in_block))
 
     @property
     def commit_probability(self) -> float:
         if self.decode.quota != "origin":
             return 0.0
-        return float(timestep.commit_share(self.step_in_block, self.quota_steps[self.block]))
+        return float(timestep.commit_share(self.step_in_block, self.block_steps))
 
     def trajectory(self) -> Iterator[tuple[Phase, int]]:
         """Phase and query tokens of this and every later step, which is certain unless ``is_open_ended``.
@@ -173,11 +176,8 @@ class Sequence:
         self.masks_left -= committed
         self.step_in_block += 1
         if not self.is_idle:
-            if self.exact_steps and not self.request.generation.is_parallel:
-                block_done = self.step_in_block == self.quota_steps[self.block]
-            else:
-                # A sampler that commits the mask token commits that position again, and so more than the block holds.
-                block_done = self.masks_left <= 0
+            # A sampler that commits the mask token commits that position again, and so more than the block holds.
+            block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
                 self.phase = self.rule.phase(self.step_in_block)
                 return

@@ -51,17 +51,17 @@ class _Changes(PhaseScheduler):
 
 class Twice(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, items=made.items + made.items[:1])
+        return made._replace(items=made.items + made.items[:1])
 
 
 class Empty(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, items=(), admitted=())
+        return made._replace(items=(), admitted=())
 
 
 class _Items(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, items=tuple(self.item(item) for item in made.items))
+        return made._replace(items=tuple(self.item(item) for item in made.items))
 
     def item(self, item: PlanItem) -> PlanItem:
         raise NotImplementedError
@@ -89,12 +89,12 @@ class Stranger(_Items):
 
 class Pads(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, pad_to=1)
+        return made._replace(pad_to=1)
 
 
 class AdmitsAll(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, admitted=(*made.admitted, *(each.request for each in self.waiting)))
+        return made._replace(admitted=(*made.admitted, *(each.request for each in self.waiting)))
 
 
 class Crowds(PhaseScheduler):
@@ -147,7 +147,7 @@ class Subclassed(_Changes):
 
 class Listed(_Changes):
     def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return replace(made, items=list(made.items))
+        return made._replace(items=list(made.items))
 
 
 class Floats(_Items):

@@ -93,7 +93,6 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
     # A padded batch attends over as many keys for every member as the longest has.
     padded_keys = 0 if plan.pad_to is None else max([item.key_tokens for item in plan.items])
     for item in plan.items:
-        block = item.block_end - item.block_start
         window = item.window_end - item.block_start
         if item.phase is Phase.REUSE:
             rows, keys = window, padded_keys or item.kept_rows + window
@@ -106,20 +105,12 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
                 written += item.kept_rows
         query_rows += rows
         pairs += rows * keys
-        wanted += item.masks_left if config.suppress_mask_token else block
+        wanted += item.masks_left if config.suppress_mask_token else item.block_end - item.block_start
     if plan.pad_to is None and config.logit_rows == "decomposed":
         logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
     else:
         logit_rows, chunks = query_rows, 1
-    return StepWork(
-        query_rows=query_rows,
-        attention_pairs=pairs,
-        logit_rows=logit_rows,
-        kv_read_rows=read,
-        kv_written_rows=written,
-        num_sequences=len(plan.items),
-        logit_chunks=chunks,
-    )
+    return StepWork(query_rows, pairs, logit_rows, read, written, len(plan.items), chunks)
 
 
 DATA = ("confidences", "ids")

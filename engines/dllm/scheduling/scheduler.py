@@ -215,16 +215,25 @@ def booked(
     """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
     first_block, finished, stopped = [], [], []
     for item, count in zip(plan.items, committed, strict=True):
-        sequence = sequences[item.request_id]
-        was_first = sequence.block == 0
-        sequence.advance(count, stops.get(item.request_id))
-        if was_first and sequence.block > 0:
-            first_block.append(item.request_id)
+        request_id = item.request_id
+        sequence = sequences[request_id]
+        block = sequence.block
+        sequence.advance(count, stops.get(request_id))
+        if sequence.block == block:
+            continue
+        if block == 0:
+            first_block.append(request_id)
         if sequence.is_finished:
-            finished.append(item.request_id)
+            finished.append(request_id)
             if sequence.stop is not None:
-                stopped.append((item.request_id, sequence.output_len))
+                stopped.append((request_id, sequence.output_len))
+    if not first_block and not finished:
+        return _NOTHING
     return Completion(tuple(first_block), tuple(finished), tuple(stopped))
+
+
+_NOTHING = Completion()
+"""What becomes of requests in most steps; one, so that whoever compares two has nothing to look at."""
 
 
 _ASKED = {"request_id": "request.request_id", "commit": "quota"}
@@ -233,7 +242,7 @@ due_fields = attrgetter(*(_ASKED.get(name, name) for name in PlanItem._fields))
 
 
 def plan_item(sequence: Sequence) -> PlanItem:
-    return PlanItem._make(due_fields(sequence))
+    return PlanItem(*due_fields(sequence))
 
 
 class PhaseScheduler(Scheduler):

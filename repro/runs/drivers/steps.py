@@ -148,16 +148,15 @@ def drive_steps(
     """Submit ``ordered`` (``in_arrival_order``) and step until all are closed, or ``should_stop`` says so."""
     pending = deque(ordered)
     clock.start()
-    while pending or engine.has_work:
-        if should_stop is not None and should_stop():
-            break
+    while should_stop is None or not should_stop():
         while pending and pending[0].arrival_s <= (now := clock.now()):
             request = pending.popleft()
             log.submit(request.request_id, now)
             engine.submit(request)
         if not engine.has_work:
-            if pending:
-                clock.sleep_until(pending[0].arrival_s)
+            if not pending:
+                break
+            clock.sleep_until(pending[0].arrival_s)
             continue
 
         start = clock.now()

@@ -51,10 +51,8 @@ class EngineLog(RequestLog):
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         number, duration_s, plan, outcome, done, occupancy = step
         committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, _ = outcome
-        self._steps.append(
-            (number, start, end, duration_s, *plan, *done, *occupancy)
-            + (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
-        )
+        told = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
+        self._steps.append((number, start, end, duration_s, *plan, *done, *occupancy, *told))
         if parts is not None:
             self._parts[number] = parts
         for request_id in plan.admitted:
@@ -70,8 +68,10 @@ class EngineLog(RequestLog):
     def step_table(self, late: Mapping[int, StepTimes]) -> Table:
         """``late``: by number of step, what the device said of it afterwards."""
         names = (*_STEP, *_OUTCOME)
-        read = dict(zip(names, zip(*self._steps, strict=True), strict=True)) if self._steps else dict.fromkeys(names, ())
-        columns = {name: list(map(len, read[of])) for name, of in _LENGTHS.items()}
+        read = (
+            dict(zip(names, zip(*self._steps, strict=True), strict=True)) if self._steps else dict.fromkeys(names, ())
+        )
+        columns: Table = {name: list(map(len, read[of])) for name, of in _LENGTHS.items()}
         columns |= {column.name: list(read[column.name]) for column in STEP_COLUMNS if column.name in read}
         parts = self._parts | {number: times.parts for number, times in late.items()}
         if late:

@@ -5,7 +5,7 @@ from support.engine_runs import engine_for, run_together
 from support.tiny_models import GQA, prompt_of
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.plan import Request
+from engines.dllm.plan import DelegatingExecutor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.server.dllm.engine import FORGET_EVERY, ServedDllm
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
@@ -98,9 +98,17 @@ def test_giving_up_costs_what_runs_and_leaves_what_waits():
     assert engine.status().pool_used == 0
 
 
+class Lagging(DelegatingExecutor):
+    """Does not know yet what a step took."""
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        return self.executor.execute(plan)._replace(forward_s=None)
+
+
 def test_a_server_keeps_nothing_of_steps_that_are_over():
     engine = served()
     inner, most = engine._engine, 0
+    inner.executor = Lagging(inner.executor)
     for i in range(FORGET_EVERY // 12 + 2):
         engine.submit(submission(i, wants_tokens=False))
         while engine.has_work:
