@@ -34,32 +34,41 @@ class _WorkModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReserveConfig(Checked):
-    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
-    """TTFT objective; None: no deadlines, hence no late requests."""
-    share: Proportion | None = None
-    """Share of a step's budget for late requests; by default the least that keeps longest_wait_s."""
-    longest_wait_s: Seconds | None = None
-    """Longest wait of a request that finds one objective's worth of work ahead of it; ten objectives by default."""
+class StepSize(Checked):
+    """How much work a step takes."""
+
     min_step_s: Step = 0.05
     """Least seconds of a step's budget."""
     max_step_s: Step = 0.15
     """Most seconds of a step's budget: long steps amortise, short ones respond."""
     backlog_share: Annotated[float, Range(0, 1e6)] = 0.15
     """A step's budget as a share of all waiting work, between the two."""
+    max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.min_step_s <= self.max_step_s,
+            f"min_step_s={self.min_step_s} must not be above max_step_s={self.max_step_s}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveConfig(StepSize):
+    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
+    """TTFT objective; None: no deadlines, hence no late requests."""
+    share: Proportion | None = None
+    """Share of a step's budget for late requests; by default the least that keeps longest_wait_s."""
+    longest_wait_s: Seconds | None = None
+    """Longest wait of a request that finds one objective's worth of work ahead of it; ten objectives by default."""
     aging: Annotated[float, Range(0, 1e6)] = 0.05
     """Seconds of remaining work a second of waiting is worth in the order."""
-    max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             self.share is None or self.longest_wait_s is None,
             f"share={self.share} and longest_wait_s={self.longest_wait_s}: give one, each implies the other",
-        )
-        require(
-            self.min_step_s <= self.max_step_s,
-            f"min_step_s={self.min_step_s} must not be above max_step_s={self.max_step_s}",
         )
 
 

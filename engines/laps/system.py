@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import BATCHES, Graphs, WithGraphs, graph_choice
-from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.reserve import Reserve, ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig
@@ -81,6 +81,17 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
         work_s=model.work_s,
         spatial=config.spatial,
     )
+
+
+def srpt(
+    model: StepModel, size: StepSize | None = None, *, graphs: Graphs = "ladder", name: str = "srpt"
+) -> PrefillSystem:
+    """Shortest remaining prefill first: Reserve's steps where no deadline and no wait counts, so that only the order differs."""
+    size = size or StepSize()
+    config = ReserveConfig(
+        slo_s=None, aging=0.0, **{field.name: getattr(size, field.name) for field in fields(StepSize)}
+    )
+    return reserve(model, config, graphs=graphs, name=name)
 
 
 def reserve(

@@ -1,6 +1,7 @@
 """Temporal disaggregation: one instance, two queues, every step of one class alone (LAPS §3.2).
 
-While short requests wait for company, a long chunk may run: the instance never idles with a long request queued.
+While short requests wait for company, a long chunk may run: the instance never idles with a long request queued, unless
+``while_waiting`` says that it does.
 Short requests go first; a long one that has waited ``max_long_wait_s`` gets every other step. From then on at most
 one short batch runs between two long steps, so it starts after at most as many short batches as long steps are
 ahead of it.
@@ -15,7 +16,7 @@ from typing import Literal
 
 from engines.errors import UserError
 from engines.knobs import Checked, Seconds, Tokens
-from engines.laps.waiting import AdaptiveWait, ClassQueue
+from engines.laps.waiting import AdaptiveWait, ClassQueue, Joins
 from engines.policies.step import Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
 
@@ -35,6 +36,11 @@ class TemporalConfig(Checked):
     """Seconds after which a long request gets every other step."""
     short_tokens: Tokens = 8192
     """M: most tokens of a short batch."""
+    joins: Joins = "all"
+    """Which short prompts join the oldest one's batch: those of the same bucket of length alone, as printed (§3.1); shorter ones too,
+    which pad no further; or all, whatever a graph then pads."""
+    while_waiting: Literal["long", "idle"] = "long"
+    """What an instance does while short prompts wait for company: a step of long ones, or nothing."""
 
 
 @dataclass(slots=True)
@@ -59,7 +65,8 @@ class TemporalDisaggregation:
         if shares:
             self._was_long = False
             return StepPlan(shares)
-        shares = self._long_shares(at, queue, now)
+        is_held = short is not None and short.wake_s is not None and self.config.while_waiting == "idle"
+        shares = [] if is_held else self._long_shares(at, queue, now)
         if shares:
             self._was_long = True
             return StepPlan(shares)
@@ -91,7 +98,7 @@ class TemporalDisaggregation:
         """Bucket first, within the token budget (Algorithm 1, line 5)."""
         budget, room = self.config.short_tokens, at.room
         chosen: list[PrefillTask] = []
-        for task in queue.shorts_by_bucket():
+        for task in queue.shorts_by_bucket(self.config.joins):
             need = at.need_of(task)
             if len(chosen) == depth or need > room or (chosen and task.tokens > budget):
                 break

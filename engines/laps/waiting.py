@@ -24,6 +24,8 @@ from engines.laps.graphs import LENGTHS
 from engines.policies.task import OpenQueue, PrefillTask
 
 _age = attrgetter("ready_s", "task_id")
+Joins = Literal["all", "shorter", "same"]
+"""Which buckets join that of the oldest short request."""
 _RATE_WEIGHT = 0.1
 """Weight of the newest gap between arrivals in their moving average."""
 
@@ -83,13 +85,15 @@ class ClassQueue(OpenQueue):
     def oldest_short(self) -> PrefillTask | None:
         return min((next(iter(bucket.values())) for bucket in self.buckets if bucket), key=_age, default=None)
 
-    def shorts_by_bucket(self) -> Iterator[PrefillTask]:
+    def shorts_by_bucket(self, joins: Joins = "all") -> Iterator[PrefillTask]:
         """The oldest one's bucket first, then shorter ones (no more padding), then longer ones; oldest first in each."""
         oldest = self.oldest_short()
         if oldest is None:
             return iter(())
         home = bisect_left(LENGTHS, oldest.tokens)
-        order = [*range(home, -1, -1), *range(home + 1, len(self.buckets))]
+        order = [*range(home, -1 if joins != "same" else home - 1, -1)]
+        if joins == "all":
+            order += range(home + 1, len(self.buckets))
         return chain.from_iterable(self.buckets[index].values() for index in order)
 
 

@@ -70,6 +70,7 @@ _LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "laps-graphs-only": ("#56B4E9", "v"),
         "laps-disaggregation-only": ("#CC79A7", "<"),
         "reserve": ("#000000", "P"),
+        "srpt": ("#56B4E9", "X"),
         "sglang-pd": ("#D55E00", "s"),
         "sglang-pd-router": ("#D55E00", "D"),
         "vllm-pd": ("#009E73", "^"),

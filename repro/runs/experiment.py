@@ -18,6 +18,7 @@ from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, Deployment
+from repro.runs.tuning import prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def prepare(cell: Cell) -> Experiment:
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
-        deployment, workload = system.prepare(cell.without(COMPARISON))
+        deployment, workload = prepared(system, cell.without(COMPARISON))
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     except BaseException as error:
         if (said := fault_of(cell, error)) is error:

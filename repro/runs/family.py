@@ -87,6 +87,8 @@ def late_submissions(record: RunRecord, earliest: Floats | None = None) -> Itera
         )
 
 
+Score = tuple[float, ...]
+"""How badly a run served what it was given: the first number decides, the next one between equals."""
 CHECKS = (request_counts, request_stamps)
 """What is checked of every run that serves requests."""
 Check = Callable[[RunRecord], Iterator[str]]
@@ -121,6 +123,10 @@ class Family:
     """What tables of runs show besides what every run has."""
     serves: bool = True
     """Whether runs serve requests; the harness's own metrics and checks are about them."""
+    score: Callable[[RunRecord], Score] | None = None
+    """What a search for the best settings makes least (repro.runs.tuning); None: nothing is tuned."""
+    score_said: str = ""
+    """In words."""
 
     @cached_property
     def columns(self) -> Mapping[str, tuple[Column, ...]]:

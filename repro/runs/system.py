@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from repro.registry import Registry
+from repro.runs.free import Free, TuneKnobs
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
@@ -58,8 +59,9 @@ class Deployment(Protocol):
 
 class System(Protocol):
     """One may have besides: ``knobs``, the settings whose fields are its cells' knobs; ``default_dataset(platform)``, the data set where
-    none is named; ``implied(given)``, what the knobs that a user gave say of others; and, where cells can ask for a device,
-    ``check_device(cell)``, which raises UserError where this machine lacks it, before the cell's requests are looked at."""
+    none is named; ``implied(given)``, what the knobs that a user gave say of others; ``free``, which of its settings no source prints
+    (repro.runs.free); and, where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
+    before the cell's requests are looked at."""
 
     @property
     def name(self) -> str: ...
@@ -110,6 +112,7 @@ _SYSTEMS: Mapping[str, tuple[str, str]] = {
         f"{_LAPS}:RESERVE",
         "shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
     ),
+    "srpt": (f"{_LAPS}:SRPT", "shortest remaining prefill first, Reserve's steps without a share or aging; simulated"),
     "sglang-pd": (f"{_LAPS}:SGLANG_PD", "token-budget batches, first come, first served, instances in turn; simulated"),
     "sglang-pd-router": (
         f"{_LAPS}:SGLANG_PD_ROUTER",
@@ -138,7 +141,12 @@ SUMMARIES: Mapping[str, str] = MappingProxyType({name: what for name, (_, what) 
 
 def settings_of(name: str) -> tuple[type, ...]:
     """The settings whose fields are the knobs of a system's cells; none where it does not say."""
-    return tuple(getattr(SYSTEMS.get(name), "knobs", ()))
+    return (*getattr(SYSTEMS.get(name), "knobs", ()), *((TuneKnobs,) if free_of(name) else ()))
+
+
+def free_of(name: str) -> tuple[Free, ...]:
+    """What no source prints of a system; nothing where it does not say."""
+    return getattr(SYSTEMS.get(name), "free", ())
 
 
 def default_dataset(name: str, platform: Any) -> str:

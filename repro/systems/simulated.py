@@ -10,6 +10,7 @@ from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.shape import SHAPES, ModelShape, model_shape
 from repro.runs.cell import Cell
+from repro.runs.free import Free
 from repro.runs.record import Obtained, RunRecord, Table
 
 DIFFUSION = ("llada", "dream")
@@ -29,6 +30,8 @@ class PolicySystem(Generic[Build]):
     """Settings whose fields are the system's own knobs."""
     build: Build
     """Makes the policies, of settings and the system's own knobs."""
+    free: tuple[Free, ...] = ()
+    """What no source prints of it."""
 
     def options_of(self, cell: Cell) -> Options:
         own = knobs_of(self.own)

@@ -55,12 +55,14 @@ def _cell(system: str, dataset: str, where: str, rate: float | None, knobs: Mapp
 CELLS = (
     *(
         prefill(name)
-        for name in ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd", "vllm-pd")
+        for name in ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "srpt", "sglang-pd", "vllm-pd")
     ),
     *(prefill("laps", wait=wait) for wait in ("off", "guarded", "printed")),
     *(prefill("laps", graphs=graphs, kappa=0.1) for graphs in ("none", "nearest", "ladder")),
     *(prefill("laps", 90.0, **LATE, **own) for own in ({"long_dispatch": "single"}, {"class_rule": "urgency"}, {})),
     prefill("laps", deadlines=False, max_window_s=0.05),
+    *(prefill("laps", graphs="nearest", joins=joins) for joins in ("same", "shorter")),
+    prefill("laps", 90.0, while_waiting="idle", **LATE),
     prefill("laps", 70.0, graph_budget_gb=2.0, min_window_s=0.002, chunk_tokens=700, max_long_wait_s=0.1, boundary=100),
     prefill("laps", None, clients=12, decode="mixed", answer_tokens=20, overlap="add"),
     prefill("laps", None, clients=12, decode="apart", kappa=0.3, think_s=0.1),

@@ -9,6 +9,7 @@ are over all steps. A turn that never had its first token misses the objective.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import fsum
 from typing import Any, NamedTuple
@@ -339,12 +340,23 @@ def _keeps_up(record: RunRecord) -> Iterator[str]:
         )
 
 
+def score(record: RunRecord) -> tuple[float, ...]:
+    """At a rate the share of late turns, then their mean TTFT; without one turns/s, the same number as the mean where no one thinks."""
+    if record.facts["closed_loops"]:
+        return (-(rps.compute(record) or 0.0),)
+    times = ttft_of(record, counted(record))
+    late = violations(record, counted(record))
+    return 1.0 if late is None else late, float(times.mean()) if times.size else math.inf
+
+
 PREFILL = Family(
     name="prefill",
     request_columns=REQUEST_COLUMNS,
     tables=TABLES,
     metrics=PREFILL_METRICS,
     checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
+    score=score,
+    score_said="late turns, then mean TTFT; in a closed loop most turns/s",
     shown=(
         *WAITS,
         Shown("turns/s", "rps"),

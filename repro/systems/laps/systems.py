@@ -13,15 +13,16 @@ from engines.errors import require
 from engines.knobs import Count, Only, Range, given_to, knobs_of
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import Graphs
-from engines.laps.reserve import ReserveConfig
+from engines.laps.reserve import ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
-from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve
+from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve, srpt
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
+from repro.systems.laps import free
 from repro.systems.laps.settings import SIMULATED, Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
-Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig)
+Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig, StepSize)
 _SHORT_SHARE = 0.25
 """Share of the instances for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
 
@@ -79,6 +80,18 @@ def _build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSyst
     model, graphs = _captured(settings, options, "cheapest")
     budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
     return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SrptKnobs(GraphKnobs):
+    size: StepSize = field(default_factory=StepSize)
+
+
+def _build_srpt(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
+    usual = _in_time(settings.part.time_scale, StepSize(), "min_step_s", "max_step_s")
+    size = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
+    return srpt(model, size, graphs=graphs)
 
 
 def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
@@ -170,7 +183,7 @@ def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any])
     return replace(config, spatial=spatial)
 
 
-LAPS = PrefillSystemEntry(name="laps", title="LAPS", own=LapsKnobs, build=_build_laps)
+LAPS = PrefillSystemEntry(name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, free=free.LAPS)
 LAPS_GRAPHS = PrefillSystemEntry(
     name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs
 )
@@ -179,10 +192,18 @@ LAPS_DISAGGREGATION = PrefillSystemEntry(
     title="LAPS, disaggregation only",
     own=DisaggregationKnobs,
     build=_build_disaggregation,
+    free=free.LAPS_DISAGGREGATION,
 )
-RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve)
-SGLANG_PD = PrefillSystemEntry(name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang)
+RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, free=free.RESERVE)
+SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, free=free.SRPT)
+SGLANG_PD = PrefillSystemEntry(
+    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, free=free.SGLANG
+)
 SGLANG_PD_ROUTER = PrefillSystemEntry(
-    name="sglang-pd-router", title="SGLang PD + router", own=SglangConfig, build=_build_sglang_router
+    name="sglang-pd-router",
+    title="SGLang PD + router",
+    own=SglangConfig,
+    build=_build_sglang_router,
+    free=free.SGLANG_ROUTER,
 )
-VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm)
+VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, free=free.VLLM)

@@ -80,6 +80,19 @@ def test_a_long_chunk_runs_while_short_requests_wait_for_company():
     assert kinds(ask(batching, queue, 0.09, execute(plan))) == {"short"}
 
 
+@pytest.mark.parametrize("variant", ["guarded", "repaired"])
+def test_an_instance_that_idles_in_the_window_begins_no_long_chunk(variant):
+    batching, queue = temporal(variant, while_waiting="idle"), ClassQueue(BOUNDARY)
+    queue.push(task(0, 50))
+    queue.push(task(1, 5000))
+    plan = ask(batching, queue, 0.0)
+    assert not plan.shares
+    assert plan.wake_s == pytest.approx(0.005)
+    assert kinds(ask(batching, queue, 0.005)) == {"short"}
+    # No window is open where no short one waits.
+    assert kinds(ask(batching, queue, 0.01)) == {"long"}
+
+
 def test_one_long_request_a_step_as_printed_or_several_packed():
     for long_dispatch, expected in (("single", [(0, 300)]), ("pack", [(0, 300), (1, 400), (2, 300)])):
         queue = ClassQueue(BOUNDARY)
@@ -95,6 +108,12 @@ def test_short_requests_are_grouped_by_length():
     for index, tokens in enumerate((50, 200, 10, 60, 100, 30)):
         queue.push(task(index, tokens))
     assert [each.task_id for each in queue.shorts_by_bucket()] == [0, 3, 5, 2, 4, 1]
+    for joins, expected in (("same", [0, 3]), ("shorter", [0, 3, 5, 2]), ("all", [0, 3, 5, 2, 4, 1])):
+        queue = ClassQueue(BOUNDARY)
+        for index, tokens in enumerate((50, 200, 10, 60, 100, 30)):
+            queue.push(task(index, tokens))
+        plan = ask(temporal(joins=joins), queue, 0.0)
+        assert [share.task.task_id for share in plan.shares] == expected
 
 
 def test_the_nearer_deadline_goes_first_by_urgency():
