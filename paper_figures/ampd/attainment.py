@@ -14,7 +14,7 @@ from paper_figures.ampd.contenders import CONTENDERS
 from paper_figures.ampd.panels import TracePanel
 from paper_figures.common.runs import Measure, Of, Runs
 from repro.reports.figures import Knobs, View
-from repro.runs.statistics import Interval, student_t_two_sided
+from repro.runs.statistics import Interval, as_percent, from_logarithms, student_t_two_sided
 from repro.systems.ar.platforms import ArPart
 
 Floats = npt.NDArray[np.float64]
@@ -124,7 +124,8 @@ def gains(means: Means, ours: str, theirs: str, floor: float) -> Floats:
 
 def cell_interval(table: Attainments, ours: str, theirs: str, row: int, column: int, floor: float) -> Interval:
     """The interval of one cell's gain, in percent."""
-    return table.interval(lambda means: 100 * (float(gains(means, ours, theirs, floor)[row, column]) - 1))
+    logs = table.interval(lambda means: math.log(float(gains(means, ours, theirs, floor)[row, column])))
+    return as_percent(from_logarithms(logs))
 
 
 def printed(panels: Sequence[TracePanel], rates: Sequence[float], baseline: str) -> Floats:

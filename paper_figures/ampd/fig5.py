@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paper_figures.ampd.attainment import Attainments, Means, floor_of, tabulate
+from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, grid
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of
@@ -80,12 +80,7 @@ def shares_of(runs: Runs) -> Attainments:
 
 def gain_of(ladder: Attainments, name: str, base: str, trace: str, floor: float) -> Interval:
     """Percent."""
-    row = ABLATED.index(trace)
-
-    def percent(means: Means) -> float:
-        return 100 * float(max(means[name][row, 0], floor) / max(means[base][row, 0], floor) - 1)
-
-    return ladder.interval(percent)
+    return cell_interval(ladder, name, base, ABLATED.index(trace), 0, floor)
 
 
 def printed() -> dict[tuple[str, str], float]:

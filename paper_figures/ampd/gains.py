@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paper_figures.ampd.attainment import Attainments, Means, floor_of, gains
+from paper_figures.ampd.attainment import Attainments, Means, cell_interval, floor_of, gains
 from paper_figures.ampd.contenders import CONTENDERS, TUNED_BASELINES
 from paper_figures.common.words import is_below, said
 from repro.reports.figures import View
@@ -33,7 +33,7 @@ def gain_over(table: Attainments, ours: str, theirs: str, floor: float) -> Gain:
     return Gain(
         mean=table.interval(lambda means: float(np.nanmean(percent(means)))),
         median=table.interval(lambda means: float(np.nanmedian(percent(means)))),
-        largest=table.interval(lambda means: float(percent(means)[row, column])),
+        largest=cell_interval(table, ours, theirs, int(row), int(column), floor),
         where=table.place(int(row), int(column)),
     )
 

@@ -35,12 +35,11 @@ class Line:
     capsize: float = 2
     zorder: float | None = None
     spread: Sequence[tuple[float, float]] | None = None
-    """Below and above each mean, in place of the interval's half width."""
+    """Below and above each mean, in place of the interval's ends."""
 
     def draw(self, axes: Axes) -> None:
         means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
-        half = [self.scale * (each.half_width or 0.0) for each in self.at]
-        errors = (half if any(half) else None) if self.spread is None else list(zip(*self.spread, strict=True))
+        errors = _errors(self.at, self.scale) if self.spread is None else list(zip(*self.spread, strict=True))
         extra = _given(zorder=self.zorder)
         axes.errorbar(
             self.places, means, yerr=errors, capsize=self.capsize, label=self.label, **self.look.line, **extra
@@ -81,12 +80,11 @@ class Bars:
     """Each with its number below the axis."""
 
     def draw(self, axes: Axes) -> None:
-        half = [each.half_width or 0.0 for each in self.at]
         axes.bar(
             self.places,
             [each.mean or 0.0 for each in self.at],
             self.width,
-            yerr=half if any(half) else None,
+            yerr=_errors(self.at),
             capsize=self.capsize,
             color=self.color,
             hatch=self.hatch,
@@ -229,6 +227,12 @@ class Panel:
             layer.draw(axes)
         self.x.draw(axes, "x")
         self.y.draw(axes, "y")
+
+
+def _errors(at: Sequence[Interval], scale: float = 1.0) -> list[list[float]] | None:
+    """Below and above each mean; None where nothing has an interval."""
+    below, above = zip(*(each.arms for each in at), strict=True) if at else ((), ())
+    return [[scale * arm for arm in arms] for arms in (below, above)] if any((*below, *above)) else None
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from repro.reports.claims import Finding, How
 from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.statistics import Interval, mean_interval
+from repro.runs.statistics import Interval, mean_interval, paired_ratio
 from repro.runs.store import StoredRun
 
 Of = Callable[[StoredRun], float | None]
@@ -75,12 +75,9 @@ class Runs:
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float], how: Against) -> Interval:
-    both = [(value, theirs[seed]) for seed, value in ours.items() if seed in theirs]
     if how == "points":
-        return mean_interval([a - b for a, b in both])
-    if how == "ratio":
-        return mean_interval([a / b for a, b in both if b])
-    return mean_interval([100 * (a / b - 1) for a, b in both if b])
+        return mean_interval([value - theirs[seed] for seed, value in ours.items() if seed in theirs])
+    return paired_ratio(ours, theirs, percent=how == "percent")
 
 
 def _question(cell: Cell) -> Hashable:

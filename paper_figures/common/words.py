@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 
-from repro.runs.statistics import Interval
+from repro.runs.statistics import Interval, decimals
 
 
 def said(interval: Interval, unit: str = "", digits: int = 1) -> str:
-    """``12.3 ± 4.5 %``; without an interval the number alone."""
+    """``12.3 ± 4.5 %``, or ``1.35 [1.29, 1.42]`` where it is not symmetric, with no more decimals than the interval has; without an
+    interval the number alone."""
     if interval.mean is None:
         return "-"
-    spread = "" if interval.half_width is None else f" ± {interval.half_width:.{digits}f}"
-    return f"{interval.mean:.{digits}f}{spread}{f' {unit}' if unit else ''}"
+    shown_digits = decimals(interval, digits)
+    text, behind = f"{interval.mean:.{shown_digits}f}", f" {unit}" if unit else ""
+    if unit == "x":
+        text, behind = f"{text}x", ""
+    if interval.bounds is not None:
+        text += f" [{', '.join(f'{end:.{shown_digits}f}' for end in interval.bounds)}]"
+    elif interval.half_width is not None:
+        text += f" ± {interval.half_width:.{shown_digits}f}"
+    return text + behind
+
+
+def ends(interval: Interval) -> tuple[float | None, float | None, float | None]:
+    """Mean, low and high, as a CSV has them."""
+    return interval.mean, interval.low, interval.high
 
 
 def number(interval: Interval) -> float:
@@ -21,11 +34,11 @@ def number(interval: Interval) -> float:
 
 def is_above(interval: Interval, least: float = 0.0) -> bool:
     """Outside noise."""
-    return interval.mean is not None and interval.mean - (interval.half_width or 0.0) > least
+    return interval.mean is not None and interval.mean - interval.arms[0] > least
 
 
 def is_below(interval: Interval, most: float = 0.0) -> bool:
-    return interval.mean is not None and interval.mean + (interval.half_width or 0.0) < most
+    return interval.mean is not None and interval.mean + interval.arms[1] < most
 
 
 def shown(value: float | None, form: str = ".4g", unit: str = "") -> str:

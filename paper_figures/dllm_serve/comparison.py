@@ -59,12 +59,6 @@ def labels(view: View) -> dict[str, str]:
     return {dataset: f"{view.platform.name}/{dataset}" for dataset in DATASETS}
 
 
-def gains_of(throughput: Throughputs) -> dict[str, float]:
-    """dLLM-Serve's throughput over the best baseline's, by data set."""
-    best = {dataset: max(throughput[dataset, system] for system in BASELINES) for dataset in DATASETS}
-    return {dataset: throughput[dataset, OURS] / best[dataset] for dataset in DATASETS}
-
-
 def ranks_of(throughput: Throughputs) -> dict[str, float]:
     """1 where no baseline is faster."""
     return {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.errors import UserError
 from paper_figures.common.caption import dataset_title, how_obtained
-from paper_figures.common.runs import Measure, Of, Runs
+from paper_figures.common.runs import Against, Measure, Of, Runs, paired
 from paper_figures.common.style import Look, system_look
-from paper_figures.dllm_serve.comparison import DATASETS, SYSTEMS
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
 
@@ -48,10 +48,13 @@ class Curve:
         """Repeats at the highest rate."""
         return self.by_rate[max(self.by_rate)]
 
-    def at(self, rate: float, of: Of) -> Interval:
-        """Over the valid repeats that have a value."""
+    def values(self, rate: float, of: Of) -> dict[int, float]:
+        """By seed, of the valid repeats that have one."""
         runs = [run for run in self.by_rate.get(rate, ()) if run.validity.valid]
-        return mean_interval([value for run in runs if (value := of(run)) is not None])
+        return {run.cell.seed: value for run in runs if (value := of(run)) is not None}
+
+    def at(self, rate: float, of: Of) -> Interval:
+        return mean_interval(list(self.values(rate, of).values()))
 
     def last(self, of: Of) -> Interval:
         return self.at(max(self.by_rate), of)
@@ -66,6 +69,10 @@ class Curve:
         """(rate, throughput) of the highest point; the lowest such rate."""
         means = [(rate, interval.mean or 0.0) for rate, interval in self.usable(THROUGHPUT).items()]
         return max(means, key=lambda pair: (pair[1], -pair[0]), default=None)
+
+    @property
+    def peak_rate(self) -> float:
+        return max(self.by_rate) if self.peak is None else self.peak[0]
 
     def gen_length(self, rate: float) -> float:
         """Mean tokens asked for per request."""
@@ -106,6 +113,26 @@ class Curves:
 
     def of(self, dataset: str) -> list[Curve]:
         return [curve for curve in self.all if curve.dataset == dataset]
+
+    def versus(
+        self, dataset: str, one: str, other: str, of: Of, rate: float | None = None, how: Against = "ratio"
+    ) -> Interval:
+        """One system's repeats over another's, paired by seed, at a rate, or each at its own peak."""
+
+        def values(system: str) -> dict[int, float]:
+            curve = self.by_name.get((dataset, system))
+            return {} if curve is None else curve.values(curve.peak_rate if rate is None else rate, of)
+
+        return paired(values(one), values(other), how)
+
+    def best_of(self, dataset: str, systems: Sequence[str], of: Of, rate: float | None = None) -> str | None:
+        """The system with the highest mean of all; None where one is missing."""
+        means = {}
+        for system in systems:
+            curve = self.by_name.get((dataset, system))
+            means[system] = None if curve is None else curve.at(curve.peak_rate if rate is None else rate, of).mean
+        known = {system: mean for system, mean in means.items() if mean is not None}
+        return max(known, key=known.__getitem__) if known and len(known) == len(means) else None
 
     def at(self, dataset: str, system: str, rate: float, of: Of) -> Interval:
         curve = self.by_name.get((dataset, system))
@@ -161,3 +188,14 @@ def batch_sentence(curves: Curves) -> list[str]:
         if own:
             texts.append(f"{own[0].label} {', '.join(dict.fromkeys(sizes))}")
     return [f"Static batches: {'; '.join(texts)}."] if texts else []
+
+
+def gains_of(curves: Curves, rate: float | None = None) -> dict[str, Interval]:
+    """dLLM-Serve's throughput over that of the baseline with the highest mean, by data set, where all are known."""
+    best = {dataset: curves.best_of(dataset, BASELINES, THROUGHPUT, rate) for dataset in DATASETS}
+    found = {
+        dataset: curves.versus(dataset, OURS, system, THROUGHPUT, rate)
+        for dataset, system in best.items()
+        if system is not None
+    }
+    return {dataset: gain for dataset, gain in found.items() if gain.mean is not None}

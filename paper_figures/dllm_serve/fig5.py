@@ -10,11 +10,11 @@ from paper_figures.common.figure import Page, Picture, Table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
 from paper_figures.common.style import WIDE_INCHES, system_look
-from paper_figures.common.words import shown
+from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
 from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_obtained, curves_of
 from paper_figures.dllm_serve.fig3 import CARD
-from paper_figures.dllm_serve.layout import PAPER, PRINTED, all_valid, dllm_figure, printed_in
+from paper_figures.dllm_serve.layout import PAPER, PRINTED, SIMULATED_RUNS, all_valid, dllm_figure, printed_in
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -105,12 +105,12 @@ def page(runs: Runs) -> Page:
     measured = [
         (
             *(name, runs.view.reading, gain.dataset, gain.measure.column, gain.ours_s, gain.best, gain.best_s),
-            *(gain.gain.mean, gain.gain.half_width, obtained, all_valid(runs.all)),
+            *(*ends(gain.gain), obtained, all_valid(runs.all)),
         )
         for gain in gains
     ]
     printed = [
-        (name, None, dataset, measure.column, None, None, None, value, None, "paper", None)
+        (name, None, dataset, measure.column, None, None, None, value, None, None, "paper", None)
         for (dataset, measure), value in paper.items()
     ]
     return Page(
@@ -124,7 +124,7 @@ def page(runs: Runs) -> Page:
         csv=Table(
             columns=(
                 *("platform", "reading", "dataset", "measure", "dllm_serve_s", "best_baseline", "best_baseline_s"),
-                *("gain", "gain_half_width", "obtained", "valid"),
+                *("gain", "gain_low", "gain_high", "obtained", "valid"),
             ),
             rows=[*measured, *printed],
         ),
@@ -160,7 +160,7 @@ def table_row(gain: SpreadGain) -> tuple[str, ...]:
         shown(gain.ours_s),
         "-" if gain.best is None else system_look(gain.best).title,
         shown(gain.best_s),
-        shown(gain.gain.mean, ".2f", "x"),
+        said(gain.gain, "x", 2),
         shown(gain.reduction_percent, ".0f", " %"),
         shown(gain.paper, ".2f", "x"),
     )
@@ -193,4 +193,13 @@ def findings(runs: Runs) -> list[Finding]:
     return found
 
 
-FIGURE = dllm_figure("fig5", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD)
+FIGURE = dllm_figure(
+    "fig5",
+    SOURCE,
+    platforms=("cpu-tiny", CARD),
+    page=page,
+    cells=cells,
+    findings=findings,
+    card=CARD,
+    num_runs=SIMULATED_RUNS,
+)

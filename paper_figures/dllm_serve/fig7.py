@@ -9,7 +9,7 @@ from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_c
 from paper_figures.common.panel import Axis, Guide, Line, Mark, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
-from paper_figures.common.words import shown
+from paper_figures.common.words import said, shown
 from paper_figures.dllm_serve.comparison import OURS, baseline_knobs, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, printed_in, simulation_note
@@ -135,7 +135,7 @@ def top(runs: Runs) -> float:
         ends = [1.0, *(printed[length] for length in lengths if length in printed)]
         for found in (relative(runs, length) for length in lengths):
             if found.mean is not None:
-                ends += [found.mean - (found.half_width or 0.0), found.mean + (found.half_width or 0.0)]
+                ends += [found.mean - found.arms[0], found.mean + found.arms[1]]
         tops.append(max(ends) + 0.12 * (max(ends) - min(ends)))
     return max(tops)
 
@@ -165,7 +165,7 @@ def table_row(runs: Runs, length: Length, paper: float | None) -> tuple[str, ...
         length.axis,
         str(scaled(runs.view, length.value)),
         *(shown(runs.at(cell, THROUGHPUT).mean, ".1f") for cell in both),
-        shown(relative(runs, length).mean, ".2f", "x"),
+        said(relative(runs, length), "x", 2),
         shown(paper, ".2f", "x"),
         obtained_text(own),
         validity_text(own),

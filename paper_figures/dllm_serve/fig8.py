@@ -21,11 +21,19 @@ from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import WIDE_INCHES
-from paper_figures.common.words import shown
+from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import CARD
-from paper_figures.dllm_serve.layout import PAPER, PRINTED, all_valid, dllm_figure, printed_in, simulation_note
+from paper_figures.dllm_serve.layout import (
+    PAPER,
+    PRINTED,
+    SIMULATED_RUNS,
+    all_valid,
+    dllm_figure,
+    printed_in,
+    simulation_note,
+)
 from repro.reports.ablation import LADDER, Variant
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -99,7 +107,7 @@ def page(runs: Runs) -> Page:
         ),
         csv=Table(
             columns=(
-                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "half_width"),
+                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "low", "high"),
                 *("throughput_tok_s", "mean_latency_s", "p99_latency_s", "mean_running", "kv_rows"),
                 *("paper_relative_throughput", "obtained", "valid"),
             ),
@@ -153,7 +161,7 @@ def csv_row(runs: Runs, dataset: str, rung: Variant) -> tuple[object, ...]:
     own = runs.of(asked)
     return (
         *(view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours),
-        *(gain.mean, gain.half_width),
+        *ends(gain),
         *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, P99, RUNNING)),
         own[0].facts.get("kv_rows") if own else None,
         paper_ladder(view).get((dataset, rung)),
@@ -169,7 +177,7 @@ def table_row(runs: Runs, dataset: str, rung: Variant) -> tuple[str, ...]:
         dataset_title(dataset),
         rung.label + (" (ours)" if rung.is_ours else ""),
         throughput,
-        shown(relative(runs, dataset, rung).mean, ".2f", "x"),
+        said(relative(runs, dataset, rung), "x", 2),
         shown(paper_ladder(runs.view).get((dataset, rung)), ".2f", "x"),
         latency,
         running,
@@ -217,4 +225,13 @@ def findings(runs: Runs) -> list[Finding]:
     return [*found, runs.finding("dllm-abl-engine-largest", engines, how, holds=largest)]
 
 
-FIGURE = dllm_figure("fig8", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD)
+FIGURE = dllm_figure(
+    "fig8",
+    SOURCE,
+    platforms=("cpu-tiny", CARD),
+    page=page,
+    cells=cells,
+    findings=findings,
+    card=CARD,
+    num_runs=SIMULATED_RUNS,
+)

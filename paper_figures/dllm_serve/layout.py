@@ -23,6 +23,9 @@ PRINTED = Look(color="black", marker="D")
 """Look of the paper's values in bars."""
 
 
+SIMULATED_RUNS = 5
+"""Repeats of a simulated ratio: over fewer, other arrivals and lengths move its second decimal and nothing says by how much."""
+
 dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True)
 
 

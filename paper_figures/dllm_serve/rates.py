@@ -102,8 +102,8 @@ def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperVal
     ends = [value.value for value in paper]
     for curve in curves:
         for interval in curve.usable(measure).values():
-            mean, half = interval.mean or 0.0, interval.half_width or 0.0
-            ends += [mean - half, mean, mean + half]
+            mean, (below, above) = interval.mean or 0.0, interval.arms
+            ends += [mean - below, mean, mean + above]
     positive = [end for end in ends if end > 0]
     if is_log and positive:
         return Axis(scale="plain log", limits=(min(positive) / 1.4, 1.6 * max(positive)))

@@ -19,15 +19,16 @@ from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Layer, Mark, Panel, Points
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
-from paper_figures.common.words import shown
+from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import paper_peaks
-from paper_figures.dllm_serve.layout import all_valid, dllm_figure
+from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figure
 from paper_figures.dllm_serve.table4 import CARD as TABLE_4_CARD
 from paper_figures.dllm_serve.table4 import paper_rows
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
+from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
 
 
@@ -45,6 +46,7 @@ class Setting:
         return PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
 
 
+RATIO_COLUMNS = ("of_dllm_serve", "of_single_refresh")
 PUBLISHED: Knobs = (("reading", "published"),)
 ENGINES = (
     Setting(label="dLLM-Serve, two refreshes per block (as published)"),
@@ -92,12 +94,25 @@ def throughput(runs: Runs, dataset: str, system: str, how: Setting) -> float | N
     return runs.at(cell(runs.view, dataset, system, how), THROUGHPUT).mean if is_asked else None
 
 
-def gain(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> float | None:
-    """Throughput of dLLM-Serve over that of the fastest baseline."""
-    values = [throughput(runs, dataset, system, setting) for system in BASELINES]
-    best = max((value for value in values if value is not None), default=None)
-    own = throughput(runs, dataset, OURS, engine)
-    return own / best if own is not None and best else None
+def gain(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> Interval:
+    """Throughput of dLLM-Serve over that of the baseline with the highest mean."""
+    values = {system: throughput(runs, dataset, system, setting) for system in BASELINES}
+    known = {system: value for system, value in values.items() if value is not None}
+    return over(runs, dataset, engine, max(known, key=known.__getitem__), setting) if known else mean_interval([])
+
+
+def over(runs: Runs, dataset: str, engine: Setting, system: str, setting: Setting) -> Interval:
+    ours, theirs = cell(runs.view, dataset, OURS, engine), cell(runs.view, dataset, system, setting)
+    return runs.versus(ours, theirs, THROUGHPUT, "ratio")
+
+
+def gain_text(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> str:
+    """With ``at least`` where the arrivals hold dLLM-Serve back."""
+    found = gain(runs, dataset, engine, setting)
+    if found.mean is None:
+        return "-"
+    is_held = is_unsaturated(runs, dataset, OURS, engine)
+    return f"{'at least ' if is_held else ''}{said(found, 'x', 2)}"
 
 
 def paper_throughputs(view: View) -> dict[tuple[str, str], float]:
@@ -128,7 +143,8 @@ def page(runs: Runs) -> Page:
         csv=Table(
             columns=(
                 *("platform", "dataset", "system", "setting", "batch_size", "rate_req_s", "throughput_tok_s"),
-                *("mean_latency_s", "of_dllm_serve", "of_single_refresh", "paper_throughput_tok_s", "num_runs"),
+                *("mean_latency_s", *(f"{name}{end}" for name in RATIO_COLUMNS for end in ("", "_low", "_high"))),
+                *("paper_throughput_tok_s", "num_runs", "is_saturated"),
                 *("obtained", "valid"),
             ),
             rows=[csv_row(runs, *place) for place in asked],
@@ -160,7 +176,7 @@ def gain_notes(runs: Runs) -> list[str]:
     for engine in ENGINES:
         texts = []
         for setting in SETTINGS:
-            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, engine, setting)) is not None]
+            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, engine, setting).mean) is not None]
             if gains:
                 texts.append(f"{min(gains):.2f} to {max(gains):.2f}x ({setting.label})")
         if texts:
@@ -173,13 +189,17 @@ def offered_tok_s(view: View) -> float:
     return max(view.dllm.rates) * view.dllm.gen_length
 
 
+def is_unsaturated(runs: Runs, dataset: str, system: str, how: Setting) -> bool:
+    return (throughput(runs, dataset, system, how) or 0.0) >= FOLLOWS_LOAD * offered_tok_s(runs.view)
+
+
 def load_notes(runs: Runs) -> list[str]:
     """Names the points that are not saturated: the arrivals hold them back, and they would be ahead by more."""
     offered = offered_tok_s(runs.view)
     points = [
         f"{dataset_title(dataset)} {how.label if system == OURS else f'{system_look(system).title} {how.label}'}"
         for dataset, system, how in places(runs.view)
-        if (throughput(runs, dataset, system, how) or 0.0) >= FOLLOWS_LOAD * offered
+        if is_unsaturated(runs, dataset, system, how)
     ]
     if not points:
         return []
@@ -243,7 +263,7 @@ def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
         baselines.append(shown(value, ".1f") + (f" ({sizes})" if sizes and value is not None else ""))
     for engine in ENGINES:
         texts.append(shown(throughput(runs, dataset, OURS, engine), ".1f"))
-        texts.append(shown(gain(runs, dataset, engine, setting), ".2f", "x"))
+        texts.append(gain_text(runs, dataset, engine, setting))
     return (dataset_title(dataset), setting.label, *baselines, *texts, validity_text(own))
 
 
@@ -254,13 +274,28 @@ def batch_sizes(runs: Sequence[StoredRun]) -> str:
 def csv_row(runs: Runs, dataset: str, system: str, how: Setting) -> tuple[object, ...]:
     view, asked = runs.view, cell(runs.view, dataset, system, how)
     own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
-    ours = [throughput(runs, dataset, OURS, engine) for engine in ENGINES]
+    ratios = [as_ours(over(runs, dataset, engine, system, how)) for engine in ENGINES]
     return (
         *(view.platform.name, dataset, system, how.label, batch_sizes(own), max(view.dllm.rates), value),
         runs.at(asked, MEAN_LATENCY).mean,
-        *(value / each if value is not None and each else None for each in ours),
-        *(paper_throughputs(view).get((dataset, system)), len(own), obtained_text(own), all_valid(own)),
+        *(part for each in ratios for part in each),
+        *(paper_throughputs(view).get((dataset, system)), len(own)),
+        *(not is_unsaturated(runs, dataset, system, how), obtained_text(own), all_valid(own)),
     )
 
 
-FIGURE = dllm_figure("readings", "this project", platforms=("rtx4090", "l40s"), page=page, cells=cells, decides_on=())
+def as_ours(over: Interval) -> tuple[float | None, float | None, float | None]:
+    """The ratio the other way round."""
+    mean, low, high = ends(over)
+    return 1 / mean if mean else None, 1 / high if high else None, 1 / low if low else None
+
+
+FIGURE = dllm_figure(
+    "readings",
+    "this project",
+    platforms=("rtx4090", "l40s"),
+    page=page,
+    cells=cells,
+    decides_on=(),
+    num_runs=SIMULATED_RUNS,
+)

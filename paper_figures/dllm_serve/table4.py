@@ -8,21 +8,12 @@ from paper_figures.common.caption import dataset_title, obtained_text, prompt_so
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import system_look
-from paper_figures.common.words import shown
+from paper_figures.common.words import ends, number, said, shown
 from paper_figures.dllm_serve import rates
-from paper_figures.dllm_serve.comparison import (
-    DATASETS,
-    OURS,
-    SYSTEMS,
-    gains_of,
-    labels,
-    ranks_of,
-    reading_sentence,
-    token_cap,
-)
-from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_of
+from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS, labels, ranks_of, reading_sentence, token_cap
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_of, gains_of
 from paper_figures.dllm_serve.fig5 import cells
-from paper_figures.dllm_serve.layout import PAPER, all_valid, dllm_figure
+from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, all_valid, dllm_figure
 from repro.reports.claims import Finding
 from repro.reports.paper import load_table
 from repro.runs.statistics import Interval
@@ -58,13 +49,16 @@ def page(runs: Runs) -> Page:
         ),
         csv=Table(
             columns=(
-                *("platform", "reading", "dataset", "system", "mean_latency_s", "throughput_tok_s", "speedup"),
+                *("platform", "reading", "dataset", "system", "mean_latency_s", "throughput_tok_s"),
+                *("speedup", "speedup_low", "speedup_high"),
                 *("paper_mean_latency_s", "paper_throughput_tok_s", "paper_speedup", "num_runs", "obtained", "valid"),
             ),
             rows=[
                 (
                     *(view.platform.name, None if curve.system == OURS else view.reading, curve.dataset, curve.system),
-                    *(curve.last(MEAN_LATENCY).mean, curve.last(THROUGHPUT).mean, speedup(curve, curves), *paper),
+                    *(curve.last(MEAN_LATENCY).mean, curve.last(THROUGHPUT).mean),
+                    *ends(speedup(curve, curves)),
+                    *paper,
                     *(len(curve.last_runs), obtained_text(curve.last_runs), all_valid(curve.last_runs)),
                 )
                 for curve, paper in found
@@ -90,19 +84,18 @@ def table_row(curve: Curve, curves: Curves, paper: list[Any]) -> tuple[str, ...]
         shown(latency, "g"),
         mean_text(curve.last(THROUGHPUT)),
         shown(throughput, "g"),
-        shown(speedup(curve, curves), ".2f", "x"),
+        "-" if (ratio_now := speedup(curve, curves)).mean is None else said(ratio_now, "x", 2),
         shown(ratio, "g", "x"),
         validity_text(curve.last_runs),
     )
 
 
 def mean_text(interval: Interval) -> str:
-    return shown(interval.mean, ".2f") + (f" ± {interval.half_width:.2f}" if interval.half_width else "")
+    return said(interval, digits=2)
 
 
-def speedup(curve: Curve, curves: Curves) -> float | None:
-    own, base = curve.last(THROUGHPUT).mean, curves.last(curve.dataset, BASE, THROUGHPUT).mean
-    return own / base if own is not None and base else None
+def speedup(curve: Curve, curves: Curves) -> Interval:
+    return curves.versus(curve.dataset, curve.system, BASE, THROUGHPUT, max(curve.by_rate))
 
 
 def paper_rows() -> dict[tuple[str, str], dict[str, Any]]:
@@ -133,7 +126,11 @@ def entries(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     """The table's own numbers."""
     found = []
     for curve in curves.all:
-        latency, throughput, ratio = curve.last(MEAN_LATENCY).mean, curve.last(THROUGHPUT).mean, speedup(curve, curves)
+        latency, throughput, ratio = (
+            curve.last(MEAN_LATENCY).mean,
+            curve.last(THROUGHPUT).mean,
+            speedup(curve, curves).mean,
+        )
         if throughput is None or latency is None or ratio is None:
             continue
         claim = f"dllm-t4-{curve.dataset}-{'serve' if curve.system == OURS else curve.system}"
@@ -152,7 +149,10 @@ def comparisons(runs: Runs, curves: Curves, at: str) -> list[Finding]:
         return []
     of, ours = labels(runs.view), {dataset: throughput[dataset, OURS] for dataset in DATASETS}
     order, by_data = sorted(DATASETS, key=lambda dataset: -ours[dataset]), tuple(of.values())
-    gains, ranks = tuple(gains_of(throughput).values()), tuple(ranks_of(throughput).values())
+    gains, ranks = (
+        tuple(map(number, gains_of(curves, max(runs.view.dllm.rates)).values())),
+        tuple(ranks_of(throughput).values()),
+    )
     return [
         runs.finding("dllm-abs-tput-l40s", gains, f"over the best baseline, by data set{at}", of=by_data),
         runs.finding("dllm-serve-best-tput", ranks, f"rank of dLLM-Serve's throughput, by data set{at}", of=by_data),
@@ -176,12 +176,19 @@ def latencies(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     )
     found = []
     for claim, dataset, other, of, what, where in rows:
-        ours, theirs = curves.last(dataset, OURS, of).mean, curves.last(dataset, other, of).mean
-        if ours and theirs:
-            found.append(runs.finding(claim, theirs / ours, f"{what} over dLLM-Serve's on {where}{at}"))
+        ratio = curves.versus(dataset, other, OURS, of, max(runs.view.dllm.rates)).mean
+        if ratio is not None:
+            found.append(runs.finding(claim, ratio, f"{what} over dLLM-Serve's on {where}{at}"))
     return found
 
 
 FIGURE = dllm_figure(
-    "table4", f"{PAPER}, Table 4, §6.2", platforms=(CARD,), page=page, cells=cells, findings=findings, card=CARD
+    "table4",
+    f"{PAPER}, Table 4, §6.2",
+    platforms=(CARD,),
+    page=page,
+    cells=cells,
+    findings=findings,
+    card=CARD,
+    num_runs=SIMULATED_RUNS,
 )

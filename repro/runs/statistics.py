@@ -1,11 +1,12 @@
-"""Intervals: of means over repeats, of shares of right answers, and whether two runs on the same problems differ."""
+"""Intervals: of means over repeats, of ratios paired by seed, of shares of right answers, and whether two runs on the same
+problems differ."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,8 +55,30 @@ class Interval:
 
     mean: float | None
     half_width: float | None
+    """Half its length, where it is not symmetric."""
     n: int
     confidence: float
+    bounds: tuple[float, float] | None = None
+    """Its ends, where it is not symmetric."""
+
+    @property
+    def low(self) -> float | None:
+        if self.bounds is not None:
+            return self.bounds[0]
+        return None if self.mean is None or self.half_width is None else self.mean - self.half_width
+
+    @property
+    def high(self) -> float | None:
+        if self.bounds is not None:
+            return self.bounds[1]
+        return None if self.mean is None or self.half_width is None else self.mean + self.half_width
+
+    @property
+    def arms(self) -> tuple[float, float]:
+        """The distance to either end, below and above the mean; 0 where there is no interval."""
+        if self.mean is None or self.low is None or self.high is None:
+            return 0.0, 0.0
+        return self.mean - self.low, self.high - self.mean
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -71,6 +94,51 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
         return Interval(mean=mean, half_width=None, n=n, confidence=confidence)
     quantile = student_t_two_sided(confidence, n - 1)
     return Interval(mean=mean, half_width=quantile * float(data.std(ddof=1)) / math.sqrt(n), n=n, confidence=confidence)
+
+
+def paired_ratio(
+    ours: Mapping[int, float], theirs: Mapping[int, float], *, confidence: float = 0.95, percent: bool = False
+) -> Interval:
+    """Ours over theirs where both have a seed, or by how many percent ours exceed theirs: Student's interval of the mean logarithm, back
+    in ratios. Seeds that both share, arrivals and lengths, so cancel, and a half is as far from 1 as a double. Where a value
+    is not positive there is no logarithm: the ratio is that of the means, without an interval."""
+    seeds = [seed for seed in ours if seed in theirs]
+    pairs = [(ours[seed], theirs[seed]) for seed in seeds]
+    if not pairs or any(a <= 0 or b <= 0 for a, b in pairs):
+        above, below = sum(a for a, _ in pairs), sum(b for _, b in pairs)
+        found = Interval(mean=above / below if below else None, half_width=None, n=len(pairs), confidence=confidence)
+    else:
+        found = from_logarithms(mean_interval([math.log(a / b) for a, b in pairs], confidence))
+    return as_percent(found) if percent else found
+
+
+def from_logarithms(logs: Interval) -> Interval:
+    """The ratio whose logarithm lies in ``logs``."""
+    if logs.mean is None:
+        return logs
+    mean = math.exp(logs.mean)
+    if logs.low is None or logs.high is None:
+        return replace(logs, mean=mean)
+    low, high = math.exp(logs.low), math.exp(logs.high)
+    return replace(logs, mean=mean, half_width=(high - low) / 2, bounds=(low, high))
+
+
+def as_percent(ratio: Interval) -> Interval:
+    """A ratio's excess over 1, in percent."""
+    if ratio.mean is None:
+        return ratio
+    half = None if ratio.half_width is None else 100 * ratio.half_width
+    bounds = None if ratio.bounds is None else (100 * (ratio.bounds[0] - 1), 100 * (ratio.bounds[1] - 1))
+    return replace(ratio, mean=100 * (ratio.mean - 1), half_width=half, bounds=bounds)
+
+
+def decimals(interval: Interval, most: int = 2) -> int:
+    """How many a number may have that is no finer than its interval: the first digit of the half width, and the second where the first is 3 or less."""
+    half = interval.half_width
+    if not half or not math.isfinite(half):
+        return most
+    place = math.floor(math.log10(half))
+    return min(most, max(0, (1 if half / 10**place < 4 else 0) - place))
 
 
 @functools.cache

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.errors import UserError
-from repro.runs.statistics import discordance, mean_interval, student_t_two_sided, wilson_interval
+from repro.runs.statistics import (
+    Interval,
+    decimals,
+    discordance,
+    mean_interval,
+    paired_ratio,
+    student_t_two_sided,
+    wilson_interval,
+)
 
 
 def test_wilson_interval():
@@ -90,3 +98,44 @@ def test_interval_covers_as_often_as_it_says():
 def test_an_interval_of_what_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="finite"):
         mean_interval([1.0, float("inf")])
+
+
+def test_a_paired_ratio_is_of_logarithms():
+    """By hand: logs of 2 and 8 are log 4 -+ log 2, s = log 2 * sqrt(2), t(1) = 12.706; what the seeds share cancels."""
+    found = paired_ratio({0: 2.0, 1: 80.0, 2: 7.0}, {1: 10.0, 0: 1.0})
+    assert (found.mean, found.n) == (pytest.approx(4.0), 2)
+    assert found.bounds == (pytest.approx(4 / 2**12.706, rel=1e-3), pytest.approx(4 * 2**12.706, rel=1e-3))
+    other_way = paired_ratio({1: 10.0, 0: 1.0}, {0: 2.0, 1: 80.0})
+    assert other_way.mean == pytest.approx(1 / 4)
+    assert other_way.low == pytest.approx(1 / found.bounds[1])
+    percent = paired_ratio({0: 3.0, 1: 3.3}, {0: 2.0, 1: 2.2}, percent=True)
+    assert (percent.mean, percent.low, percent.high) == tuple(pytest.approx(50.0) for _ in range(3))
+
+
+def test_a_ratio_of_what_is_not_positive_has_no_interval():
+    found = paired_ratio({0: 0.0, 1: 4.0}, {0: 2.0, 1: 2.0})
+    assert (found.mean, found.half_width, found.low, found.arms) == (1.0, None, None, (0.0, 0.0))
+    assert paired_ratio({0: 1.0}, {0: 0.0}).mean is None
+    assert paired_ratio({0: 1.0}, {1: 1.0}).mean is None
+    alone = paired_ratio({0: 3.0}, {0: 2.0})
+    assert (alone.mean, alone.low, alone.n) == (pytest.approx(1.5), None, 1)
+
+
+def test_a_paired_ratio_covers_as_often_as_it_says():
+    """Where the load of a seed moves both alike; unpaired, the same numbers say nothing."""
+    rng, covered, unpaired = np.random.default_rng(5), 0, 0
+    for load, noise in zip(rng.normal(0, 0.5, (1000, 5)), rng.normal(0, 0.02, (1000, 5)), strict=True):
+        theirs = dict(enumerate(np.exp(load)))
+        ours = {seed: 1.1 * value * np.exp(noise[seed]) for seed, value in theirs.items()}
+        found = paired_ratio(ours, theirs)
+        covered += found.low <= 1.1 <= found.high
+        unpaired += mean_interval(list(ours.values())).low > mean_interval(list(theirs.values())).high
+    assert abs(covered - 950) < 4 * 6.9
+    assert unpaired < 10
+
+
+@pytest.mark.parametrize(
+    ("half", "most", "expected"), [(0.066, 2, 2), (0.34, 2, 2), (0.5, 2, 1), (12.8, 1, 0), (4.3, 1, 0), (0.0, 2, 2)]
+)
+def test_decimals_are_no_finer_than_the_interval(half, most, expected):
+    assert decimals(Interval(mean=1.0, half_width=half, n=3, confidence=0.95), most) == expected
