@@ -14,12 +14,15 @@ from paper_figures.ampd.contenders import CONTENDERS
 from paper_figures.ampd.panels import TracePanel
 from paper_figures.common.runs import Measure, Of, Runs
 from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, as_percent, from_logarithms, student_t_two_sided
 from repro.systems.ar.platforms import ArPart
 
 Floats = npt.NDArray[np.float64]
 Means = Mapping[str, Floats]
 """Mean over seeds [panel, rate] of each contender."""
+
+Ask = Callable[[str, TracePanel, float], Cell]
 
 HALF_A_SESSION = 0.5
 """Over the number of sessions: what an attainment of 0 counts as in a ratio."""
@@ -92,13 +95,15 @@ def tabulate(
     *,
     of: Of = ATTAINED,
     knobs: Knobs = (),
+    ask: Ask | None = None,
 ) -> Attainments:
+    """``ask`` makes the cell of a contender, a panel and a rate, where the rate alone does not."""
     seeds, values = runs.view.seeds, {}
     for name in names:
         found = np.full((len(panels), len(rates), len(seeds)), np.nan)
         for row, panel in enumerate(panels):
             for column, rate in enumerate(rates):
-                cell = CONTENDERS[name].on(runs.view, panel, rate, knobs)
+                cell = CONTENDERS[name].on(runs.view, panel, rate, knobs) if ask is None else ask(name, panel, rate)
                 for seed, value in runs.values(cell, of).items():
                     if seed in seeds:
                         found[row, column, seeds.index(seed)] = value

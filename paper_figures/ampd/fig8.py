@@ -19,7 +19,7 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 
-SHOWN = ("ampd", "ours", "dynamo", "vllm-tuned", "continuum-tuned")
+SHOWN = ("ampd", "ours", "dynamo", "vllm-tuned")
 
 
 def cells(view: View) -> list[Cell]:

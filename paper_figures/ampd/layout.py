@@ -62,8 +62,11 @@ def over_rates(
     y: Axis,
     *,
     more: Sequence[Layer] = (),
+    rates: Sequence[Sequence[float]] | None = None,
 ) -> list[Panel]:
-    """A panel each of the table's: lines of contenders over the rates, ``at`` name, row and column."""
+    """A panel each of the table's: lines of contenders over the rates, ``at`` name, row and column; each a little beside the one
+    before, so that equal ones are told apart. ``rates`` are the panels' own, on a logarithmic axis."""
+    own = rates or [table.rates] * len(table.panels)
     return [
         Panel(
             title=panel.title,
@@ -71,19 +74,26 @@ def over_rates(
                 *(
                     Line(
                         label=CONTENDERS[name].title,
-                        places=table.rates,
+                        places=_beside(own[row], place - (len(names) - 1) / 2, is_log=rates is not None),
                         at=[at(name, row, column) for column in range(len(table.rates))],
                         look=CONTENDERS[name].look,
                     )
-                    for name in names
+                    for place, name in enumerate(names)
                 ),
                 *more,
             ],
-            x=Axis(ticks=table.rates),
+            x=Axis(ticks=own[row]) if rates is None else Axis(ticks=own[row][::2], scale="log"),
             y=y if row % WIDE == 0 else replace(y, label=None),
         )
         for row, panel in enumerate(table.panels)
     ]
+
+
+def _beside(rates: Sequence[float], place: float, *, is_log: bool) -> list[float]:
+    """The rates, moved by so many hundredths of their range."""
+    if is_log:
+        return [rate * (rates[-1] / rates[0]) ** (0.008 * place) for rate in rates]
+    return [rate + 0.01 * place * (rates[-1] - rates[0]) for rate in rates]
 
 
 def seeds_text(view: View) -> str:

@@ -6,11 +6,13 @@ a signal that lags. Both switches are off by default.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, SAME_BASELINES, TUNED_BASELINES, grid
-from paper_figures.ampd.gains import behind, count_not_behind
+from paper_figures.ampd.gains import standing
 from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text
 from paper_figures.ampd.panels import panels
 from paper_figures.common.figure import Page, Table
@@ -46,7 +48,9 @@ def page(runs: Runs) -> Page:
         return (*where, name, table.at(name, row, column).mean, at.mean, at.half_width, runs.view.obtained)
 
     found = conclusions(table)
-    points = Axis(label="attainment added (points)")
+    # One scale for all panels: a fortieth of a point is not to look like forty.
+    ends = [sign * (at.half_width or 0.0) + (at.mean or 0.0) for at in _all(table, added) for sign in (-1, 1)]
+    points = Axis(label="attainment added (points)", limits=(min(ends) - 2, max(ends) + 2))
     return ampd_page(
         runs,
         panels=over_rates(table, SWITCHED, added, points, more=[Guide(value=0, label="AMPD as printed")]),
@@ -74,6 +78,10 @@ def page(runs: Runs) -> Page:
     )
 
 
+def _all(table: Attainments, added: Callable[[str, int, int], Interval]) -> list[Interval]:
+    return [added(name, row, column) for name in SWITCHED for row, column in table.cells]
+
+
 def shown(table: Attainments, row: int, column: int) -> tuple[str, ...]:
     best = max(TUNED_BASELINES, key=lambda name: table.means[name][row, column])
     return (
@@ -90,11 +98,9 @@ def shown(table: Attainments, row: int, column: int) -> tuple[str, ...]:
 def conclusions(table: Attainments) -> list[str]:
     found = [added_by(table, name) for name in SWITCHED]
     for ours, others, text in COMPARED:
-        worse = behind(table, ours, others)
-        found.append(
-            f"{CONTENDERS[ours].title}, {text}: not behind any baseline outside noise in {count_not_behind(table, worse)} of "
-            f"{table.num_cells} cells" + (f"; behind: {'; '.join(worse)}." if worse else ".")
-        )
+        at = standing(table, ours, others)
+        worse = f"; behind: {'; '.join(at.texts)}" if at.texts else ""
+        found.append(f"{CONTENDERS[ours].title} beside the baselines, {text}: {at}{worse}.")
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.session_runs import planner_run, session_run, session_runs
 
-from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, length, readings, switches, table1, table2
+from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, readings, switches, table1, table2
 from paper_figures.ampd import gains as gains_of
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
@@ -158,10 +158,27 @@ def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):
         return 0.9 if is_there and cell.system == "dynamo-sim" else share(cell)
 
     table = fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), worse), VIEW))
-    (text,) = gains_of.behind(table, "ours-tuned", ("dynamo-tuned",))
+    found = gains_of.standing(table, "ours-tuned", ("dynamo-tuned",))
+    (text,) = found.texts
     assert text.startswith("Qwen3-32B GAIA 2/s: -")
     assert text.endswith("points behind Dynamo, tuned")
-    assert gains_of.count_ahead(table, "ours-tuned", ("dynamo-tuned",)) == 59
+    assert (found.contested, found.ahead, found.behind) == (60, 59, 1)
+
+
+def test_cells_in_which_all_are_at_the_ceiling_do_not_count():
+    """Ahead of one and not of the other is not ahead; behind two of them in one cell is once."""
+    panel = panels()[0]
+
+    def standing(**shares: float) -> tuple[int, int, int]:
+        values = {name.replace("_", "-"): np.full((1, 1, 3), share) for name, share in shares.items()}
+        found = gains_of.standing(Attainments(panels=(panel,), rates=(0.8,), values=values), "ampd", ("dynamo", "vllm"))
+        return found.contested, found.ahead, found.behind
+
+    assert standing(ampd=0.98, dynamo=0.97, vllm=0.975) == (0, 0, 0)
+    assert standing(ampd=0.98, dynamo=0.97, vllm=0.969) == (1, 1, 0)
+    assert standing(ampd=0.98, dynamo=0.99, vllm=0.5) == (1, 0, 1)
+    assert standing(ampd=0.98, dynamo=0.98, vllm=0.5) == (1, 0, 0)
+    assert standing(ampd=0.5, dynamo=0.98, vllm=0.6) == (1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +197,15 @@ def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):
     ],
 )
 def test_behind_is_what_lies_below_by_more_than_the_interval(ours, said):
-    found = gains_of.behind(table({"ampd": ours, "dynamo": [0.5] * len(ours)}), "ampd", ("dynamo",))
-    assert [text.partition(": ")[2] for text in found] == said
+    found = gains_of.standing(table({"ampd": ours, "dynamo": [0.5] * len(ours)}), "ampd", ("dynamo",))
+    assert [text.partition(": ")[2] for text in found.texts] == said
 
 
 def test_notes_say_the_gains_of_each_over_each_and_where_it_is_not_ahead():
     notes = gains_of.summary_notes(fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), share), VIEW)), VIEW)
-    assert len(notes) == 8 + 3
-    assert all(" over " in note and "largest" in note for note in notes[:8])
-    assert all(note.endswith(" in 60 of 60 cells.") for note in notes[8:])
+    assert len(notes) == 10 + 8
+    assert all(" over " in note and "largest" in note for note in notes[:10])
+    assert all("ahead of all outside noise in 60 and behind one in 0 of the 60 cells" in note for note in notes[10:])
 
 
 def test_figure_5_takes_gains_over_both_bases(tmp_path):
@@ -275,6 +292,67 @@ def test_switches_say_what_they_add_in_every_cell(tmp_path):
     assert len(rendered.rows) == 60
     assert rendered.rows[0][3:6] == ("10 ± 0", "5 ± 0", "15 ± 0")
     assert "gains in 60 and loses in 0 of 60 cells" in rendered.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "rate"),
+    [
+        ([1.0, 0.95, 0.85, 0.5], 2 * 2**0.5),
+        ([1.0, 1.0, 0.9, 0.5], 4.0),
+        ([0.95, 0.85, 0.99, 0.99], 2**0.5),
+        ([0.89, 0.8, 0.5, 0.1], 1.0),
+        ([1.0, 1.0, 1.0, 0.95], 8.0),
+        ([math.nan, 1.0, 1.0, 1.0], 1.0),
+    ],
+)
+def test_attainment_falls_between_two_rates_by_their_logarithms(shares, rate):
+    """The first time; beyond the rates that were run it is at their end."""
+    assert knee.crossing((1.0, 2.0, 4.0, 8.0), shares) == pytest.approx(rate)
+
+
+def test_rates_of_the_knee_are_multiples_of_what_the_prefill_workers_of_the_plan_keep_up_with():
+    cells = knee.FIGURE.cells(VIEW)
+    assert len(cells) == len(set(cells)) == 12 * len(knee.MULTIPLES) * len(knee.SHOWN) * 3
+    panel = panel_of("Llama-3.1-70B", "gaia")
+    rate = knee.keeps_up(VIEW, panel)
+    own = [cell for cell in cells if (cell.dataset, cell.knob_values["model"]) == ("gaia", panel.model)]
+    assert sorted({cell.rate for cell in own}) == [float(f"{each * rate:.2g}") for each in knee.MULTIPLES]
+    assert {cell.knob_values.get("planning_rate") for cell in own if cell.knob_values["deployment"] == "search"} == {
+        rate
+    }
+    # At that rate prefills ask for all the time of the workers: as the run of a cell counts it.
+    load = prepare(knee.cell_of(VIEW, "dynamo", panel, 1.0)).run().facts["prefill_load"]
+    assert load == pytest.approx(1.0, rel=0.3)
+
+
+def test_a_knee_says_who_holds_out_longer(tmp_path):
+    """AMPD's attainment falls through 90 % one rate later, tuned Dynamo's never does."""
+
+    def falls(cell: Cell) -> float:
+        panel = panel_of(str(cell.knob_values["model"]), cell.dataset)
+        rates = [knee.rate_of(VIEW, panel, each) for each in knee.MULTIPLES]
+        if cell.system == "dynamo-sim" and cell.knob_values["deployment"] == "search":
+            return 0.95
+        return 1.0 if rates.index(cell.rate) < (4 if cell.system == "ampd" else 3) else 0.8
+
+    runs = session_runs(knee.FIGURE.cells(VIEW), falls)
+    found = knee.knees_of(Runs(runs, VIEW))
+    first = found.rates[0]
+    assert math.exp(found.at("ampd", 0).mean) == pytest.approx((first[3] * first[4]) ** 0.5)
+    assert math.exp(found.ratio("ampd", "dynamo", 0).mean) == pytest.approx((first[4] / first[2]) ** 0.5)
+    assert found.said("dynamo-tuned", 0) == f"> {first[-1]:g}"
+    rendered = knee.FIGURE.render(runs, VIEW, tmp_path)
+    assert len(rendered.rows) == 12
+    assert "ahead outside noise in 12, behind in 0" in rendered.notes[0]
+    assert "Dynamo, tuned in 12 panels" in rendered.notes[-1]
+    (csv_file,) = (path for path in rendered.files if path.suffix == ".csv")
+    with csv_file.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 12 * len(knee.SHOWN) * len(knee.MULTIPLES)
+
+
+def test_switches_are_drawn_on_one_scale():
+    page = switches.page(Runs(session_runs(switches.FIGURE.cells(VIEW), share), VIEW))
+    assert len({panel.y.limits for panel in page.picture.panels}) == 1
 
 
 def test_length_and_tables(tmp_path):

@@ -22,6 +22,8 @@ def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float =
         "attainment_by_reading": {str(reading): share for reading in READINGS},
         "ttft_initial_s": times,
         "ttft_incremental_s": times,
+        "ttft_rounds_s": {**times, "p99": e2el_s / 2},
+        "ttft_longest_s": e2el_s,
         "itl_s": {"mean": 0.02, "p50": 0.02},
         "e2el_s": {"mean": e2el_s, "p50": e2el_s},
         "local_share": local,

@@ -74,7 +74,7 @@ class ClusterKnobs(SessionKnobs, Checked):
     meets_totals: bool | None = None
     """Scale sessions to the means of the trace's card: its own are by default, those of a file are not."""
     planning_rate: Rate | None = None
-    """Sessions/s that the planner expects; the cell's own rate by default."""
+    """Sessions/s that the planner, or a search, expects; the cell's own rate by default."""
     slo_scope: Scope | None = None
     """Whether rounds or sessions meet the objectives."""
     ttft_rule: TtftRule | None = None
@@ -111,11 +111,13 @@ class Ground:
         """What policies know of the hardware's speed."""
         return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
 
+    def expecting(self, rate: float) -> Ground:
+        """For sessions at another rate than the run's."""
+        return replace(self, workload=replace(self.workload, arrivals=ArrivalConfig(kind="poisson", rate=rate)))
+
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
-        config = replace(self.workload, seed=OTHER_SEED + turn)
-        if rate is not None:
-            config = replace(config, arrivals=ArrivalConfig(kind="poisson", rate=rate))
-        return sessions_of(config)
+        ground = self if rate is None else self.expecting(rate)
+        return sessions_of(replace(ground.workload, seed=OTHER_SEED + turn))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,8 @@ class Settings:
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
     planning_rate: float
+    expected_rate: float | None
+    """Sessions/s that a search is for, where it is not the run's own."""
     charged: CostKnobs
     basis: str
     """Digest of the constants and objectives behind the numbers."""
@@ -211,6 +215,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         is_transient=knobs.transient,
         workload=workload,
         planning_rate=knobs.planning_rate or cell.rate or PLANNING_RATE,
+        expected_rate=knobs.planning_rate,
         charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )

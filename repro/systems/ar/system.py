@@ -92,6 +92,8 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
     def placed(self) -> Placed:
         ground, options = self.settings.ground, dict(self.options)
         if self.how == SEARCH:
+            expected = self.settings.expected_rate
+            ground = ground if expected is None else ground.expecting(expected)
             tried = {tuple(sorted({**dict(each), **options}.items())) for each in self.tried}
             return searched(ground, self.build, self.is_disaggregated, tuple(sorted(tried, key=repr)))
         if self.how == PLANNER:

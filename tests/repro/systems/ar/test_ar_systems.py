@@ -188,6 +188,16 @@ def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions():
     assert AR.summarize(record)["slo_attainment"] >= min(shares)
 
 
+@pytest.mark.parametrize("affinity", ["prefix", "cost", "none"])
+def test_prefill_workers_with_a_cache_of_their_own_make_a_valid_run(affinity):
+    """It sends back what its home lacks; what a run of another kind would have sent is a fault."""
+    _, record = ran(cell("dynamo-sim", history_read="own-cache", affinity=affinity, rate=2.0, transient=True))
+    assert AR.assess(record).reasons == ()
+    assert sum(record.tables["tasks"]["computed_tokens"]) > sum(record.tables["tasks"]["tokens"])
+    record.tables["transfers"]["tokens"][0] -= 1
+    assert AR.assess(record).reasons == ("1 remote prefills sent back other K/V than they computed",)
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_searches_of_all_systems_are_of_one_size(system):
     """Where there are GPUs to split: deployments times free knobs; a given knob leaves more deployments."""

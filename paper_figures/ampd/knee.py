@@ -1,0 +1,286 @@
+"""Where attainment falls: the rate at which each system still attains 90 %, in the twelve panels of Figure 4 (ours).
+
+Figure 4's rates leave most systems at 100 % and say nothing of them there. Here the rates of a panel are multiples of what the prefill
+workers of Table 2's plan keep up with, up to where all fall. A tuned deployment is searched once a panel, for that very rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from baselines.ar.dynamo import DynamoConfig
+from engines.policies.step import Chunk
+from paper_figures.ampd.attainment import ATTAINED, Attainments, Floats, Means, tabulate
+from paper_figures.ampd.contenders import CONTENDERS
+from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text
+from paper_figures.ampd.panels import MODELS, TRACES, TracePanel, panel_of, panels
+from paper_figures.common.figure import Page, Table, seed_by_seed
+from paper_figures.common.panel import Axis, Guide, Line, Panel
+from paper_figures.common.runs import Measure, Of, Runs
+from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
+from repro.runs.statistics import Interval
+from repro.systems.ar.settings import resolve
+from repro.workloads.sessions.workload import load_session_card
+
+ON_PLAN = ("ampd", "ours", "dynamo", "dynamo-own", "vllm")
+TUNED = ("ampd-tuned", "ours-tuned", "dynamo-tuned", "vllm-tuned")
+SHOWN = (*ON_PLAN, *TUNED)
+DRAWN = ("ampd", "ampd-tuned", "ours-tuned", "dynamo", "dynamo-tuned", "vllm-tuned")
+COMPARED = (
+    ("ampd", "dynamo"),
+    ("ampd", "dynamo-own"),
+    ("ours", "dynamo"),
+    ("ampd-tuned", "dynamo-tuned"),
+    ("ours-tuned", "dynamo-tuned"),
+    ("ours-tuned", "ampd-tuned"),
+    ("ampd-tuned", "vllm-tuned"),
+)
+LEVEL = 0.9
+MULTIPLES = (0.2, 0.3, 0.45, 0.65, 0.85, 1.1, 1.4, 1.8, 2.3)
+SEEDS = 5
+P99 = Measure(path="ttft_rounds_s/p99")
+LONGEST = Measure(path="ttft_longest_s")
+
+
+@cache
+def _keeps_up(platform: str, knobs: Knobs, model: str, trace: str) -> float:
+    panel = panel_of(model, trace)
+    plan = panel.plans[0]
+    asked = (*knobs, ("model", panel.model))
+    cell = Cell(
+        system="dynamo-sim", dataset=panel.trace, platform=platform, executor="roofline", rate=1.0, seed=0, knobs=asked
+    )
+    ground = resolve(cell, "dynamo-sim", DynamoConfig).ground
+    (pool,) = plan.prefill
+    cost, sessions = ground.hardware.cost(pool.degree, is_remote=True), ground.sampled().sessions
+    total_s = 0.0
+    for session in sessions:
+        history = 0
+        for each in session.rounds:
+            total_s += cost.step_s([Chunk(history, each.prefill_tokens)], 0, 0)
+            history += each.prefill_tokens + each.decode_tokens
+    return _short(pool.replicas * len(sessions) / total_s)
+
+
+def _short(rate: float) -> float:
+    """Two digits of it."""
+    return float(f"{rate:.2g}")
+
+
+def keeps_up(view: View, panel: TracePanel) -> float:
+    """Sessions/s that take all the time of the prefill workers of Table 2's first plan."""
+    return _keeps_up(view.platform.name, view.knobs, panel.model, panel.trace)
+
+
+def multiples_of(view: View) -> tuple[float, ...]:
+    """Those of what ``keeps_up``; rates that are asked for take their place in every panel."""
+    return view.rates or MULTIPLES
+
+
+def rate_of(view: View, panel: TracePanel, multiple: float) -> float:
+    return multiple if view.rates else _short(multiple * keeps_up(view, panel))
+
+
+def cell_of(view: View, name: str, panel: TracePanel, multiple: float) -> Cell:
+    contender = CONTENDERS[name]
+    knobs = (("planning_rate", keeps_up(view, panel)),) if contender.is_tuned else ()
+    return contender.on(view, panel, rate_of(view, panel, multiple), knobs)
+
+
+def cells(view: View) -> list[Cell]:
+    asked = (
+        cell_of(view, name, panel, multiple) for panel in panels() for multiple in multiples_of(view) for name in SHOWN
+    )
+    return seed_by_seed(asked, view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knees:
+    """Attainments at multiples of a rate, and where they fall below ``LEVEL``."""
+
+    table: Attainments
+    rates: tuple[tuple[float, ...], ...]
+    """Sessions/s [panel][multiple]."""
+
+    def log_rate(self, means: Means, name: str, row: int) -> float:
+        return math.log(crossing(self.rates[row], means[name][row]))
+
+    def at(self, name: str, row: int) -> Interval:
+        """Its logarithm."""
+        return self.table.interval(lambda means: self.log_rate(means, name, row))
+
+    def ratio(self, ours: str, theirs: str, row: int) -> Interval:
+        """The ratio's logarithm, paired."""
+        return self.table.interval(lambda means: self.log_rate(means, ours, row) - self.log_rate(means, theirs, row))
+
+    def mean_ratio(self, ours: str, theirs: str) -> Interval:
+        """Over all panels."""
+        rows = range(len(self.table.panels))
+        return self.table.interval(
+            lambda means: (
+                sum(self.log_rate(means, ours, row) - self.log_rate(means, theirs, row) for row in rows) / len(rows)
+            )
+        )
+
+    def said(self, name: str, row: int) -> str:
+        found, own = self.at(name, row), self.rates[row]
+        assert found.mean is not None
+        rate = math.exp(found.mean)
+        if rate <= own[0] * (1 + 1e-9):
+            return f"< {own[0]:g}"
+        if rate >= own[-1] * (1 - 1e-9):
+            return f"> {own[-1]:g}"
+        low, high = (math.exp(found.mean + sign * (found.half_width or 0.0)) for sign in (-1, 1))
+        return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: float = LEVEL) -> float:
+    """The first rate, between those that were run, at which the share is down to ``level``: linear in the rate's logarithm.
+    The lowest or the highest where it lies beyond."""
+    if math.isnan(shares[0]) or shares[0] < level:
+        return rates[0]
+    for index in range(1, len(rates)):
+        if shares[index] < level:
+            part = (shares[index - 1] - level) / (shares[index - 1] - shares[index])
+            return float(rates[index - 1] * (rates[index] / rates[index - 1]) ** part)
+    return rates[-1]
+
+
+def knees_of(runs: Runs, of: Of = ATTAINED) -> Knees:
+    view = runs.view
+    ask = partial(cell_of, view)
+    rates = tuple(tuple(rate_of(view, panel, each) for each in multiples_of(view)) for panel in panels())
+    return Knees(table=tabulate(runs, SHOWN, panels(), multiples_of(view), of=of, ask=ask), rates=rates)
+
+
+def page(runs: Runs) -> Page:
+    found, view = knees_of(runs), runs.view
+    table = found.table
+    notes = conclusions(found)
+    p99, longest = (knees_of(runs, of).table.means for of in (P99, LONGEST))
+    return ampd_page(
+        runs,
+        panels=[*curves(found), *(summary(found, trace) for trace in TRACES)],
+        columns=WIDE,
+        after_title="; x: sessions/s",
+        conclusions=notes[:4],
+        about=[
+            f"SLO attainment in {DEFAULT}; {seeds_text(view)}: mean, and bars for its 95 % interval (jackknife over seeds). Below: the rate at "
+            f"which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were run; at an end of them it lies beyond.",
+            "Tuned systems are on the best deployment of one search a panel, all of the same size, for the rate that the prefill workers of "
+            "Table 2's plan just keep up with. Continuum is within a point of vLLM and left out.",
+        ],
+        table=Table(
+            columns=("panel", *(CONTENDERS[name].title for name in SHOWN)),
+            rows=[(panel.title, *(found.said(name, row) for name in SHOWN)) for row, panel in enumerate(table.panels)],
+        ),
+        csv=Table(
+            columns=(
+                *(
+                    "panel",
+                    "contender",
+                    "rate_sessions_s",
+                    "attainment_percent",
+                    "half_width",
+                    "ttft_p99_s",
+                    "ttft_longest_s",
+                ),
+                *("knee_sessions_s", "knee_low", "knee_high", "obtained"),
+            ),
+            rows=[
+                line
+                for row, panel in enumerate(table.panels)
+                for name in SHOWN
+                for line in _lines(found, panel, name, row, p99, longest, str(view.obtained))
+            ],
+        ),
+        notes=notes,
+    )
+
+
+def _lines(
+    found: Knees, panel: TracePanel, name: str, row: int, p99: Means, longest: Means, obtained: str
+) -> list[tuple[Any, ...]]:
+    knee = found.at(name, row)
+    assert knee.mean is not None
+    ends = [math.exp(knee.mean + sign * (knee.half_width or 0.0)) for sign in (0, -1, 1)]
+    lines = []
+    for column, rate in enumerate(found.rates[row]):
+        share = found.table.at(name, row, column)
+        waits = (float(each[name][row, column]) for each in (p99, longest))
+        lines.append((panel.title, name, rate, share.mean, share.half_width, *waits, *ends, obtained))
+    return lines
+
+
+def curves(found: Knees) -> list[Panel]:
+    return over_rates(
+        found.table,
+        DRAWN,
+        found.table.at,
+        Axis(label="SLO attainment (%)", limits=(0, 105)),
+        more=[Guide(value=100 * LEVEL, linestyle=":")],
+        rates=found.rates,
+    )
+
+
+def summary(found: Knees, trace: str) -> Panel:
+    """By model; the bars are intervals of the logarithm."""
+    rows = [found.table.panels.index(panel_of(model, trace)) for model in MODELS]
+    layers = []
+    for place, name in enumerate(DRAWN):
+        logs = [found.at(name, row) for row in rows]
+        means = [math.exp(each.mean or 0.0) for each in logs]
+        factors = [math.exp(each.half_width or 0.0) for each in logs]
+        layers.append(
+            Line(
+                label=CONTENDERS[name].title,
+                places=[model + 0.12 * (place - (len(DRAWN) - 1) / 2) for model in range(len(MODELS))],
+                at=[Interval(mean=mean, half_width=None, n=SEEDS, confidence=0.95) for mean in means],
+                look=replace(CONTENDERS[name].look, linestyle="none"),
+                spread=[(mean - mean / by, mean * by - mean) for mean, by in zip(means, factors, strict=True)],
+            )
+        )
+    return Panel(
+        title=f"{load_session_card(trace).title}: {100 * LEVEL:.0f} % at",
+        layers=layers,
+        x=Axis(ticks=range(len(MODELS)), names=MODELS, limits=(-0.5, len(MODELS) - 0.5)),
+        y=Axis(label=None if TRACES.index(trace) else "sessions/s", scale="plain log"),
+    )
+
+
+def conclusions(found: Knees) -> list[str]:
+    rows = range(len(found.table.panels))
+    said = []
+    for ours, theirs in COMPARED:
+        whole = found.mean_ratio(ours, theirs)
+        each = [found.ratio(ours, theirs, row) for row in rows]
+        ahead, behind = (
+            sum(sign * (at.mean or 0.0) > (at.half_width or 0.0) + 1e-9 for at in each) for sign in (1, -1)
+        )
+        low, mean, high = (math.exp((whole.mean or 0.0) + sign * (whole.half_width or 0.0)) for sign in (-1, 0, 1))
+        said.append(
+            f"{CONTENDERS[ours].title} attains {100 * LEVEL:.0f} % at {mean:.2f} [{low:.2f}, {high:.2f}] times the rate of "
+            f"{CONTENDERS[theirs].title}, the geometric mean of {len(rows)} panels: ahead outside noise in {ahead}, behind in {behind}."
+        )
+    beyond = {
+        name: int(
+            np.sum([crossing(found.rates[row], found.table.means[name][row]) >= found.rates[row][-1] for row in rows])
+        )
+        for name in SHOWN
+    }
+    texts = [f"{CONTENDERS[name].title} in {count}" for name, count in beyond.items() if count]
+    if texts:
+        said.append(
+            f"Above {100 * LEVEL:.0f} % at the highest rate, which stands for the unknown: {', '.join(texts)} panels."
+        )
+    return said
+
+
+FIGURE = ampd_figure("knee", "AMPD, Figure 4, §7.2", page=page, cells=cells, num_runs=SEEDS)
