@@ -68,7 +68,7 @@ class Ledger:
             raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
             raise self._fault("plans a step without requests")
-        items, running, new = plan.items, self.running, []
+        items, running, pad_to, new = plan.items, self.running, plan.pad_to, []
         for item in items:
             if type(item) is not PlanItem:
                 raise self._fault("plans a step whose items are no PlanItem")
@@ -88,8 +88,8 @@ class Ledger:
                 raise self._fault(
                     f"runs request {item.request_id} with {name}={getattr(item, name)!r}, where {getattr(due, name)!r} is due"
                 )
-        if plan.pad_to is not None and plan.pad_to < max([item.total_len for item in items]):
-            raise self._fault(f"pads a batch to {plan.pad_to} tokens, fewer than a member has")
+            if pad_to is not None and pad_to < item.total_len:
+                raise self._fault(f"pads a batch to {pad_to} tokens, fewer than a member has")
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: Completion) -> None:
         """Book an executed plan; raise RunError where the scheduler reports something else of it."""

@@ -74,7 +74,7 @@ class StaticBatchScheduler(Scheduler):
         if not running[0].phase.is_refresh:
             rows = max([sequence.window_end - sequence.block_start for sequence in running])
         return StepPlan(
-            items=tuple([plan_item(sequence) for sequence in running]),
+            items=tuple(map(plan_item, running)),
             admitted=tuple(admitted),
             scheduled_tokens=rows * len(running),
             pad_to=self._pad_to,

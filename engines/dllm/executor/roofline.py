@@ -53,11 +53,11 @@ class RooflineExecutor:
             priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
         duration, bound = priced
         return StepOutcome(
-            committed=tuple([item.commit for item in plan.items]),
-            query_rows=work.query_rows,
-            logit_rows=work.logit_rows,
-            forward_s=duration,
-            duration_s=duration,
+            tuple([item.commit for item in plan.items]),
+            work.query_rows,
+            work.logit_rows,
+            duration,
+            duration,
             bound_s=bound,
         )
 

@@ -116,7 +116,7 @@ class LookaheadScheduler(PhaseScheduler):
         if not self.running:
             return None
         return StepPlan(
-            items=tuple([plan_item(sequence) for sequence in self.running]),
+            items=tuple(map(plan_item, self.running)),
             admitted=tuple(admitted),
             scheduled_tokens=int(self._demand.ahead(1)[0]),
         )

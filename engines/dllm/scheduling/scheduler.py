@@ -170,7 +170,7 @@ class Scheduler(ABC):
         if not chosen:
             return None
         return StepPlan(
-            items=tuple([plan_item(sequence) for sequence in chosen]),
+            items=tuple(map(plan_item, chosen)),
             admitted=tuple(admitted),
             scheduled_tokens=self.config.max_num_batched_tokens - budget,
         )

@@ -36,6 +36,8 @@ _LENGTHS = {
     "num_finished": "finished",
     "num_failed": "failed",
 }
+_MOST_ROWS = 1024
+"""That wait for the columns: taken over one by one they would cost twice as much."""
 
 
 class EngineLog(RequestLog):
@@ -43,8 +45,9 @@ class EngineLog(RequestLog):
         super().__init__(ordered, REQUEST_COLUMNS)
         self._gen_lengths = {request.request_id: request.generation.gen_length for request in ordered}
         self.table["gen_length"] = list(self._gen_lengths.values())
-        self._steps: list[tuple[object, ...]] = []
-        """A row a step, in the order of _STEP and _OUTCOME. Kept instead of records, whose parts a long run pays for."""
+        self._steps: Table = {name: [] for name in (*_STEP, *_OUTCOME)}
+        self._rows: list[tuple[object, ...]] = []
+        """The last steps, not in the columns yet. A row kept of every step would be an object more for the collector."""
         self._parts: dict[int, Mapping[str, float]] = {}
         """By number of step, of those profiled."""
 
@@ -52,7 +55,9 @@ class EngineLog(RequestLog):
         number, duration_s, plan, outcome, done, occupancy = step
         committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, _ = outcome
         told = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
-        self._steps.append((number, start, end, duration_s, *plan, *done, *occupancy, *told))
+        self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *told))
+        if len(self._rows) == _MOST_ROWS:
+            self._flush()
         if parts is not None:
             self._parts[number] = parts
         for request_id in plan.admitted:
@@ -65,14 +70,16 @@ class EngineLog(RequestLog):
         for request_id, reason in done.failed:
             self.close(request_id, "failed", error=reason)
 
+    def _flush(self) -> None:
+        if self._rows:
+            for column, values in zip(self._steps.values(), zip(*self._rows, strict=True), strict=True):
+                column.extend(values)
+            self._rows.clear()
+
     def step_table(self, late: Mapping[int, StepTimes]) -> Table:
         """``late``: by number of step, what the device said of it afterwards."""
-        names = (*_STEP, *_OUTCOME)
-        read = (
-            dict(zip(names, zip(*self._steps, strict=True), strict=True)) if self._steps else dict.fromkeys(names, ())
-        )
-        columns: Table = {name: list(map(len, read[of])) for name, of in _LENGTHS.items()}
-        columns |= {column.name: list(read[column.name]) for column in STEP_COLUMNS if column.name in read}
+        self._flush()
+        columns = self._steps | {name: list(map(len, self._steps[of])) for name, of in _LENGTHS.items()}
         parts = self._parts | {number: times.parts for number, times in late.items()}
         if late:
             known = zip(columns["step"], columns["forward_s"], strict=True)
