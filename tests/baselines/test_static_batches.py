@@ -47,6 +47,20 @@ def test_members_stay_in_step(rule, other, together):
     assert [waiting.request.request_id for waiting in scheduler.waiting] == [i for i in range(3) if i not in together]
 
 
+def test_each_batch_has_room_for_its_own_longest():
+    """Room for 100 tokens: three of 26, then a long one alone, though it waited before the third."""
+
+    def room(longest: int, members: int) -> bool:
+        return longest * members <= 100
+
+    scheduler = StaticBatchScheduler(EngineConfig(), KvPool(10_000), CACHE, batch_size=8, room=room)
+    for i, prompt_len in enumerate((10, 10, 10, 80, 10)):
+        scheduler.submit(Request(request_id=i, prompt_len=prompt_len, generation=PLAIN))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert ([item.request_id for item in plan.items], plan.pad_to) == ([0, 1, 2], 26)
+
+
 def test_of_one_length_alone_where_the_method_cannot_mix_them():
     scheduler = StaticBatchScheduler(EngineConfig(), KvPool(0), NoCache(), batch_size=8, mixes_lengths=False)
     for i, gen_length in enumerate((16, 32, 16)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -30,7 +31,8 @@ def check_in_step(generation: GenerationConfig, decode: DecodeConfig, batch_size
 class StaticBatchScheduler(Scheduler):
     """Forms a batch only when nothing runs: the oldest waiting request and the next ones that can go with it, at most
     ``batch_size``. All members are in the same phase at every step and end together, with the longest: one that has all its
-    tokens is computed on. ``mixes_lengths``: whether requests of several gen_lengths can be members of one batch."""
+    tokens is computed on. ``mixes_lengths``: whether requests of several gen_lengths can be members of one batch.
+    ``room``: whether a batch of a longest length and a number of members fits in memory, where ``batch_size`` alone does not say."""
 
     def __init__(
         self,
@@ -41,10 +43,11 @@ class StaticBatchScheduler(Scheduler):
         batch_size: int,
         exact_steps: bool = True,
         mixes_lengths: bool = True,
+        room: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__(config, pool, rule, exact_steps=exact_steps)
         require(batch_size >= 1, f"batch_size={batch_size} must be at least 1")
-        self.batch_size, self._mixes_lengths = batch_size, mixes_lengths
+        self.batch_size, self._mixes_lengths, self._room = batch_size, mixes_lengths, room
         self._pad_to = 0
         self._known: dict[GenerationConfig, Phases] = {}
 
@@ -98,6 +101,9 @@ class StaticBatchScheduler(Scheduler):
             if short != long[: len(short)]:
                 continue
             if max(member.kv_rows for member in (*members, sequence)) * (len(members) + 1) > self.pool.num_rows:
+                break
+            longest = max(member.request.total_len for member in (*members, sequence))
+            if self._room is not None and not self._room(longest, len(members) + 1):
                 break
             members.append(sequence)
             phases = long

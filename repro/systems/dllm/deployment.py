@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -51,7 +51,9 @@ class Deployment:
     """Tokens of the workload's longest request."""
     kv_rows: int = 0
     batch_size: int | None = None
-    """Requests of a static batch; None where steps are packed."""
+    """Most requests of a static batch; None where steps are packed."""
+    room: Callable[[int, int], bool] | None = None
+    """Whether requests as long as the longest of them and so many fit in memory, where each batch is sized by its own."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
@@ -115,6 +117,7 @@ class Deployment:
             batch_size=self.batch_size,
             exact_steps=exact,
             mixes_lengths=getattr(self.method, "mixes_lengths", True),
+            room=self.room,
         )
 
     @contextmanager

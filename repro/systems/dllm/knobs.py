@@ -13,7 +13,7 @@ from repro.systems.dllm.part import Dtype
 from repro.workloads.knobs import RequestKnobs
 
 ReadingName = Literal["published", "efficient", "policy"]
-BatchRule = Literal["one", "workload", "max_model_len"]
+BatchRule = Literal["one", "workload", "batch", "max_model_len"]
 STATIC = Only(reading=("published", "efficient"))
 """What continuous batching does not heed."""
 SIMULATED_READING: ReadingName = "published"
@@ -70,8 +70,8 @@ class BaselineKnobs(Checked):
     batch_size: Annotated[int, Range(1, 2**14), STATIC] | None = None
     """Static batch of a baseline; what batch_rule says by default."""
     batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
-    """Static batch of a baseline: one, or the largest that holds the workload's longest request or one of max_model_len: workload
-    or max_model_len."""
+    """Static batch of a baseline: one, or the largest that holds the workload's longest request (workload), its own longest one (batch,
+    simulated) or one of max_model_len tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ BATCH_RULES: Mapping[BatchRule, str] = MappingProxyType(
     {
         "one": "one request at a time",
         "workload": "largest that holds the workload's longest request",
+        "batch": "each the largest that holds its own longest request",
         "max_model_len": "largest that holds requests of max_model_len tokens",
     }
 )
@@ -98,19 +99,28 @@ BATCH_RULES: Mapping[BatchRule, str] = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     text: str
+    title: str
+    """What a figure's title says of it."""
     batching: Batching
 
 
 READINGS: Mapping[ReadingName, Reading] = MappingProxyType(
     {
         "published": Reading(
+            title="baselines as published",
             text="baselines as published: batches that published code's memory holds, and its copies of logits",
             batching=Batching(kind="static", is_upstream=True),
         ),
         "efficient": Reading(
-            text="baselines in our implementation, largest static batch", batching=Batching(kind="static")
+            title="baselines in our code",
+            text="baselines in our implementation, largest static batch",
+            batching=Batching(kind="static"),
         ),
-        "policy": Reading(text="baselines' cache policies under continuous batching", batching=PACKED_STEPS),
+        "policy": Reading(
+            title="baselines' policies, batched alike",
+            text="baselines' cache policies under continuous batching",
+            batching=PACKED_STEPS,
+        ),
     }
 )
 """What a baseline stands for in a comparison. Only the first can be held against the paper; the last isolates the policy:

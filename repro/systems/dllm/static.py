@@ -1,7 +1,7 @@
 """How large a static batch is, and on what evidence (dLLM-Serve §6.1).
 
 The paper gives no sizes, only that they are the largest that fit, found beforehand. ``batch_rule`` says what has to fit:
-the workload's longest request or one of ``max_model_len`` tokens; or it says one request. What fits is known by the
+the workload's longest request, one of ``max_model_len`` tokens, or of each batch its own longest; or it says one request. What fits is known by the
 memory model where a card is simulated, by the measured peak where the model runs ("preliminary profiling"). A batch that
 was asked for is held to the same.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from baselines.dllm.static.scheduler import check_in_step
@@ -22,6 +22,18 @@ from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_ba
 from engines.errors import UserError, require
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Whether requests are a batch that fits in memory, padded to the longest of them."""
+
+    deployment: Deployment
+    is_upstream: bool
+
+    def __call__(self, longest: int, members: int) -> bool:
+        footprint = _footprint(self.deployment, longest, is_upstream=self.is_upstream)
+        return footprint.peak_bytes(members) <= self.deployment.settings.memory_limit
 
 
 def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
@@ -34,6 +46,9 @@ def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
     )
     _check_rule(deployment)
     deployment = replace(deployment, longest=max(lengths))
+    if settings.baseline.batch_rule == "batch":
+        room = Room(deployment=deployment, is_upstream=deployment.batching.is_upstream)
+        deployment = replace(deployment, room=room)
     most = most_members(deployment)
     check_in_step(settings.generation, deployment.sampler.decode, most)
     facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))
@@ -51,10 +66,19 @@ def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
 
 def sized(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
     """The deployment with a batch of ``facts['batch_size']``."""
-    batch_size, settings = facts["batch_size"], deployment.settings
+    batch_size, settings = facts["batch_size"] or most_members(deployment), deployment.settings
     # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
     config = replace(deployment.config, max_num_batched_tokens=batch_size * settings.engine.max_model_len)
     rows = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
+    if deployment.room is not None:
+        free = settings.memory_limit - _footprint(deployment, deployment.longest).fixed_bytes
+        return replace(
+            deployment,
+            config=config,
+            kv_rows=max(rows, min(batch_size * rows, free // settings.shape.kv_bytes_per_token)),
+            batch_size=batch_size,
+            facts=facts,
+        )
     return replace(deployment, config=config, kv_rows=batch_size * rows, batch_size=batch_size, facts=facts)
 
 
@@ -70,6 +94,8 @@ def most_members(deployment: Deployment) -> int:
         return most
     if not deployment.published.batches_upstream:
         return 1
+    if deployment.room is not None:
+        return most
     footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
     return min(most, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
 
@@ -96,7 +122,12 @@ def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
         if not deployment.published.batches_upstream:
             return {"batch_size": most, "batch_obtained": "one request at a time, as published code serves"}
         rule = BATCH_RULES[settings.baseline.batch_rule]
+        if deployment.room is not None:
+            return {"batch_size": None, "batch_obtained": f"{rule}, in published code's memory"}
         return {"batch_size": most, "batch_obtained": f"{rule}, in published code's memory"}
+    if deployment.room is not None:
+        rule = BATCH_RULES[settings.baseline.batch_rule]
+        return {"batch_size": None, "batch_obtained": f"{rule}, by the memory model"}
     footprint = _footprint(deployment, member_tokens(deployment))
     found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
     return _largest(found, deployment, "by the memory model")
@@ -138,6 +169,10 @@ def _check_rule(deployment: Deployment) -> None:
     method, baseline = deployment.published, deployment.settings.baseline
     if baseline.batch_rule == DEFAULT_BATCH_RULE:
         return
+    require(
+        baseline.batch_rule != "batch" or deployment.settings.is_simulated,
+        "batch_rule='batch' needs executor='roofline', as batches of a measured run are found once: use workload or max_model_len",
+    )
     given = f"batch_rule={baseline.batch_rule!r} has no effect with"
     require(baseline.batch_size is None, f"{given} batch_size={baseline.batch_size}: leave one of them out")
     require(
