@@ -9,6 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 DATA = ("datasets", "results/paper", "results/calibration")
+FILES = ("results/cpu-tiny/accuracy-cpu-tiny.csv",)
 """Copied to ``repro/data``, where repro/paths.py looks first."""
 
 
@@ -19,6 +20,10 @@ class BuildWithData(build_py):
             return
         for folder in DATA:
             shutil.copytree(folder, Path(self.build_lib, "repro", "data", folder), dirs_exist_ok=True)
+        for file in FILES:
+            place = Path(self.build_lib, "repro", "data", file)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 setup(cmdclass={"build_py": BuildWithData})

@@ -14,6 +14,8 @@ _DATA = _PACKAGED if IS_INSTALLED else REPO
 DATASETS = _DATA / "datasets"
 PAPER = _DATA / "results" / "paper"
 CALIBRATION = _DATA / "results" / "calibration"
+ACCURACY = _DATA / "results" / "cpu-tiny" / "accuracy-cpu-tiny.csv"
+"""What every compared configuration solves; figures at equal accuracy choose by it."""
 
 RESULTS = Path("results") if IS_INSTALLED else REPO / "results"
 LOCAL = RESULTS / "local"

@@ -8,7 +8,7 @@ from paper_figures.common.caption import how_obtained, invalid_notes, missing_no
 from paper_figures.common.figure import Columns, Page, Table, cell_by_cell
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import said, shown
-from paper_figures.dllm_serve.comparison import OURS, baseline_knobs
+from paper_figures.dllm_serve.comparison import OURS, system_knobs
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.layout import dllm_figure
 from repro.reports.figures import Knobs, View
@@ -32,7 +32,7 @@ class SamplerCase:
         limit: Knobs = (("max_num_seqs" if self.system == OURS else "batch_size", 1),)
         alone = limit if batching == "alone" else ()
         knobs = (("num_prompts", NUM_REQUESTS), *self.options, *alone, *view.together("baselines"))
-        return view.cell(None, self.system, DATASET, knobs=(*knobs, *baseline_knobs(view, self.system)))
+        return view.cell(None, self.system, DATASET, knobs=(*knobs, *system_knobs(view, self.system)))
 
 
 SAMPLERS = (

@@ -15,6 +15,7 @@ DATASETS = ("livebench", "burst", "osc")
 OURS = "dllm-serve"
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 SYSTEMS = (OURS, *BASELINES)
+DENSE_SENTENCE = " Every system keeps the least with which the embedded model answers as it does without a cache."
 Throughputs = Mapping[tuple[str, str], float]
 """(data set, system) -> tok/s, saturated."""
 
@@ -27,7 +28,7 @@ def rate_cells(view: View, rates: Sequence[float]) -> list[Cell]:
             system,
             dataset,
             rate=rate,
-            knobs=(*requests_at(view, rate), *baseline_knobs(view, system), *view.together("rates")),
+            knobs=(*requests_at(view, rate), *system_knobs(view, system), *view.together("rates")),
         )
         for dataset in DATASETS
         for system in SYSTEMS
@@ -42,8 +43,9 @@ def requests_at(view: View, rate: float) -> Knobs:
     return () if number is None or "num_prompts" in dict(view.knobs) else (("num_prompts", number),)
 
 
-def baseline_knobs(view: View, system: str) -> Knobs:
-    return () if system == OURS else view.baseline_knobs()
+def system_knobs(view: View, system: str) -> Knobs:
+    """What the view's reading of baselines and its accuracy make of a system."""
+    return (*(() if system == OURS else view.baseline_knobs()), *view.accuracy_knobs(system))
 
 
 def reading_sentence(view: View) -> str:
@@ -51,7 +53,7 @@ def reading_sentence(view: View) -> str:
     text = READINGS[view.reading].text.capitalize()
     if view.reading == "published" and view.platform.executor != "roofline":
         text += " (here its batches only: our code makes no such copies)"
-    return f"{text}."
+    return f"{text}.{DENSE_SENTENCE if view.accuracy == 'dense' else ''}"
 
 
 def labels(view: View) -> dict[str, str]:

@@ -11,6 +11,7 @@ from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
 from paper_figures.common.style import WIDE_INCHES, system_look
 from paper_figures.common.words import ends, said, shown
+from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
 from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_obtained, curves_of
 from paper_figures.dllm_serve.fig3 import CARD
@@ -99,6 +100,7 @@ def page(runs: Runs) -> Page:
         seeds_sentence(curves.runs),
         *([f"The paper's reductions are stated in {SOURCE}."] if paper else []),
         prompt_sources(curves.runs),
+        *answer_notes(curves.runs),
         *curves_obtained(curves),
         *batch_sentence(curves),
     ]
@@ -129,7 +131,7 @@ def page(runs: Runs) -> Page:
             rows=[*measured, *printed],
         ),
         picture=Picture(panels=[panel(gains, max(curves.rates))], caption=caption, width_inches=WIDE_INCHES),
-        notes=[*invalid_notes(runs.all), *curves_obtained(curves), reading],
+        notes=[*invalid_notes(runs.all), *answer_notes(runs.all), *curves_obtained(curves), reading],
     )
 
 

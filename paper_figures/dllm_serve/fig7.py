@@ -10,7 +10,8 @@ from paper_figures.common.panel import Axis, Guide, Line, Mark, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
 from paper_figures.common.words import said, shown
-from paper_figures.dllm_serve.comparison import OURS, baseline_knobs, reading_sentence
+from paper_figures.dllm_serve.answers import answer_notes
+from paper_figures.dllm_serve.comparison import OURS, reading_sentence, system_knobs
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, printed_in, simulation_note
 from repro.reports.claims import Finding
@@ -52,7 +53,7 @@ class Length:
             ("num_prompts", NUM_REQUESTS[view.platform.executor]),
             *view.together("fig7"),
         )
-        return view.cell(None, system, DATASET, knobs=(*knobs, *baseline_knobs(view, system)))
+        return view.cell(None, system, DATASET, knobs=(*knobs, *system_knobs(view, system)))
 
 
 INPUTS = [Length(axis="input", input_len=n, output_len=FIXED_OUTPUT) for n in (100, 200, 300, 400, 500, 600)]
@@ -104,6 +105,7 @@ def page(runs: Runs) -> Page:
         f"tokens generated, (b) prompts of {scaled(view, FIXED_INPUT)} tokens. {seeds_sentence(runs.all)}",
         *([f"Lengths are the paper's x {view.dllm.length_scale:g}."] if view.dllm.length_scale != 1 else []),
         *([f"The paper's values are those of {SOURCE}."] if printed else []),
+        *answer_notes(runs.all),
         *how_obtained(runs.all),
     ]
     return Page(

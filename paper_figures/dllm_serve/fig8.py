@@ -1,10 +1,12 @@
 """dLLM-Serve Figure 8 (§6.6): features added one by one, throughput relative to Sparse-dLLM.
 
-The paper's ladder, then two rungs of our own: look-ahead admission and a single Refresh per block.
+The paper's ladder and three rungs of our own: static batching, which published Sparse-dLLM lacks, before the paper's; a single
+Refresh per block and look-ahead admission after them.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from paper_figures.common.caption import (
@@ -22,6 +24,7 @@ from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import WIDE_INCHES
 from paper_figures.common.words import ends, said, shown
+from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import CARD
@@ -34,7 +37,7 @@ from paper_figures.dllm_serve.layout import (
     printed_in,
     simulation_note,
 )
-from repro.reports.ablation import LADDER, Variant
+from repro.reports.ablation import LADDER, Variant, rungs
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -42,9 +45,11 @@ from repro.runs.statistics import Interval
 
 SOURCE = f"{PAPER}, Figure 8, §6.6"
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
-COLORS = dict(zip(LADDER, ("#D55E00", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
-BAR_WIDTH = 0.14
-PLACES = [(dataset, rung) for dataset in DATASETS for rung in LADDER]
+COLORS = dict(zip(LADDER, ("#D55E00", "#F5B27A", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
+GROUP_WIDTH = 0.84
+"""What the bars of a data set take together."""
+PRINTED_RUNGS = tuple(rung for rung in LADDER if not rung.is_ours)
+"""Sparse-dLLM, + engine, + scheduler, + budgeting: the last is dLLM-Serve as published."""
 P99, RUNNING = Measure(path="e2el_s/p99"), Measure(path="mean_running")
 PRINTED_STEPS = {
     "osc/scheduler": (1, 2),
@@ -56,6 +61,10 @@ PRINTED_STEPS = {
 """Data set and what is added: from rung, to rung; the gains that follow from printed numbers."""
 
 
+def places(view: View) -> list[tuple[str, Variant]]:
+    return [(dataset, rung) for dataset in DATASETS for rung in rungs(view)]
+
+
 def cell(view: View, dataset: str, rung: Variant) -> Cell:
     return rung.cell(view, dataset, max(view.dllm.rates), 0, "fig8")
 
@@ -63,7 +72,7 @@ def cell(view: View, dataset: str, rung: Variant) -> Cell:
 def cells(view: View) -> list[Cell]:
     """Every rung at the platform's highest rate. Simulated, Figure 3 has the first rung and the full system already;
     measured, all rungs are made together."""
-    return cell_by_cell((cell(view, *place) for place in PLACES), view)
+    return cell_by_cell((cell(view, *place) for place in places(view)), view)
 
 
 def relative(runs: Runs, dataset: str, rung: Variant) -> Interval:
@@ -76,17 +85,17 @@ def paper_ladder(view: View) -> dict[tuple[str, Variant], float]:
     return {
         (dataset, rung): float(value)
         for dataset in DATASETS
-        for rung, value in zip(LADDER, values.get(dataset_title(dataset), ()), strict=False)
+        for rung, value in zip(PRINTED_RUNGS, values.get(dataset_title(dataset), ()), strict=False)
         if value is not None
     }
 
 
 def page(runs: Runs) -> Page:
     printed, reading = paper_ladder(runs.view), reading_sentence(runs.view)
-    obtained = how_obtained(runs.all)
+    obtained, asked, answers = how_obtained(runs.all), places(runs.view), answer_notes(runs.all)
     missing = [
         f"{dataset_title(dataset)} {rung.label}"
-        for dataset, rung in PLACES
+        for dataset, rung in asked
         if not runs.of(cell(runs.view, dataset, rung))
     ]
     caption = [
@@ -96,28 +105,32 @@ def page(runs: Runs) -> Page:
         seeds_sentence(runs.all),
         *([f"The paper's values are those of {SOURCE}."] if printed else []),
         prompt_sources(runs.all),
+        *answers,
         *obtained,
     ]
     return Page(
         table=Table(
             columns=(
-                *("dataset", "rung", "tok/s", "relative", "paper", "mean latency s", "running", "obtained", "valid"),
+                *("dataset", "rung", "tok/s", "relative", "share of the gain", "paper", "mean latency s", "running"),
+                *("obtained", "valid"),
             ),
-            rows=[table_row(runs, *place) for place in PLACES if runs.of(cell(runs.view, *place))],
+            rows=[table_row(runs, *place) for place in asked if runs.of(cell(runs.view, *place))],
         ),
         csv=Table(
             columns=(
-                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "low", "high"),
+                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "low", "high", "log_share"),
                 *("throughput_tok_s", "mean_latency_s", "p99_latency_s", "mean_running", "kv_rows"),
                 *("paper_relative_throughput", "obtained", "valid"),
             ),
-            rows=[csv_row(runs, *place) for place in PLACES],
+            rows=[csv_row(runs, *place) for place in asked],
         ),
         picture=Picture(panels=[panel(runs)], caption=caption, width_inches=WIDE_INCHES),
         notes=[
+            *share_notes(runs),
             *monotone_notes(runs),
             *invalid_notes(runs.all),
-            *missing_note(missing, len(PLACES)),
+            *missing_note(missing, len(asked)),
+            *answers,
             *obtained,
             reading,
             *simulation_note(runs),
@@ -128,14 +141,16 @@ def page(runs: Runs) -> Page:
 def panel(runs: Runs) -> Panel:
     layers: list[Layer] = []
     printed = paper_ladder(runs.view)
-    for index, rung in enumerate(LADDER):
-        places = [place + (index - (len(LADDER) - 1) / 2) * BAR_WIDTH for place in range(len(DATASETS))]
+    ladder = rungs(runs.view)
+    width = GROUP_WIDTH / len(ladder)
+    for index, rung in enumerate(ladder):
+        at = [place + (index - (len(ladder) - 1) / 2) * width for place in range(len(DATASETS))]
         layers.append(
             Bars(
                 label=rung.label,
-                places=places,
+                places=at,
                 at=[relative(runs, dataset, rung) for dataset in DATASETS],
-                width=BAR_WIDTH,
+                width=width,
                 capsize=2,
                 color=COLORS[rung],
                 hatch="///" if rung.is_ours else None,
@@ -145,7 +160,7 @@ def panel(runs: Runs) -> Panel:
         )
         layers += [
             Mark(label="paper", place=place, value=printed[dataset, rung], look=PRINTED, size=5)
-            for place, dataset in zip(places, DATASETS, strict=True)
+            for place, dataset in zip(at, DATASETS, strict=True)
             if (dataset, rung) in printed
         ]
     return Panel(
@@ -162,6 +177,7 @@ def csv_row(runs: Runs, dataset: str, rung: Variant) -> tuple[object, ...]:
     return (
         *(view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours),
         *ends(gain),
+        shares(runs, dataset).get(rung),
         *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, P99, RUNNING)),
         own[0].facts.get("kv_rows") if own else None,
         paper_ladder(view).get((dataset, rung)),
@@ -178,6 +194,7 @@ def table_row(runs: Runs, dataset: str, rung: Variant) -> tuple[str, ...]:
         rung.label + (" (ours)" if rung.is_ours else ""),
         throughput,
         said(relative(runs, dataset, rung), "x", 2),
+        shown(shares(runs, dataset).get(rung), ".0%"),
         shown(paper_ladder(runs.view).get((dataset, rung)), ".2f", "x"),
         latency,
         running,
@@ -186,10 +203,32 @@ def table_row(runs: Runs, dataset: str, rung: Variant) -> tuple[str, ...]:
     )
 
 
+def shares(runs: Runs, dataset: str) -> dict[Variant, float]:
+    """Share of each rung in dLLM-Serve's gain over the first, in logarithms, so that they add up to one; none without a gain."""
+    means = {rung: relative(runs, dataset, rung).mean for rung in rungs(runs.view)}
+    ladder = [rung for rung in means if rung in PRINTED_RUNGS or "reading" in dict(rung.knobs)]
+    known = [math.log(mean) for rung in ladder if (mean := means[rung])]
+    if len(known) < len(ladder) or known[-1] <= 0:
+        return {}
+    steps = [after - before for before, after in pairwise(known)]
+    return {rung: step / known[-1] for rung, step in zip(ladder[1:], steps, strict=True)}
+
+
+def share_notes(runs: Runs) -> list[str]:
+    texts: dict[str, list[str]] = {}
+    for dataset in DATASETS:
+        for rung, share in shares(runs, dataset).items():
+            texts.setdefault(rung.label[2:], []).append(f"{100 * share:.0f} % ({dataset_title(dataset)})")
+    if not texts:
+        return []
+    whole = "; ".join(f"{label} {', '.join(own)}" for label, own in texts.items())
+    return [f"Of dLLM-Serve's gain over Sparse-dLLM, in logarithms: {whole}."]
+
+
 def monotone_notes(runs: Runs) -> list[str]:
     notes = []
     for dataset in DATASETS:
-        gains = [(rung, relative(runs, dataset, rung).mean) for rung in LADDER]
+        gains = [(rung, relative(runs, dataset, rung).mean) for rung in rungs(runs.view)]
         falls = [
             f"{after.label[2:]} ({later / earlier:.3f}x)"
             for (_, earlier), (after, later) in pairwise(gains)
@@ -201,7 +240,7 @@ def monotone_notes(runs: Runs) -> list[str]:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    means = {place: relative(runs, *place).mean for place in PLACES}
+    means = {place: relative(runs, *place).mean for place in places(runs.view)}
     known = {place: mean for place, mean in means.items() if mean is not None}
     if len(known) < len(means):
         return []
@@ -209,16 +248,16 @@ def findings(runs: Runs) -> list[Finding]:
     found = [
         runs.finding(f"dllm-abl-{name}-{dataset}", known[dataset, rung], how)
         for dataset in DATASETS
-        for name, rung in zip(("engine", "scheduler", "full"), LADDER[1:4], strict=True)
+        for name, rung in zip(("engine", "scheduler", "full"), PRINTED_RUNGS[1:], strict=True)
     ]
     increments = tuple(
-        known[name.partition("/")[0], LADDER[last]] / known[name.partition("/")[0], LADDER[first]]
+        known[name.partition("/")[0], PRINTED_RUNGS[last]] / known[name.partition("/")[0], PRINTED_RUNGS[first]]
         for name, (first, last) in PRINTED_STEPS.items()
     )
     how = "a rung's throughput over that of the rung before, or of the engine alone where none is printed between"
     found.append(runs.finding("dllm-abl-increments", increments, how, of=tuple(PRINTED_STEPS)))
-    rungs = [[1.0, *(known[dataset, rung] for rung in LADDER[1:4])] for dataset in DATASETS]
-    steps = [[later - earlier for earlier, later in pairwise(own)] for own in rungs]
+    ladders = [[1.0, *(known[dataset, rung] for rung in PRINTED_RUNGS[1:])] for dataset in DATASETS]
+    steps = [[later - earlier for earlier, later in pairwise(own)] for own in ladders]
     engines = tuple(engine for engine, *_ in steps)
     largest = all(engine > max(later) for engine, *later in steps)
     how = "gain of the engine alone, per data set"

@@ -9,12 +9,14 @@ from typing import Any
 from engines.dllm.config import GenerationConfig
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.common.caption import held_out_note
+from paper_figures.common.caption import basis_of, held_out_note
 from paper_figures.common.figure import figure
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look
+from paper_figures.dllm_serve.comparison import BASELINES
 from repro.reports.paper import load_figures
 from repro.runs.store import StoredRun
+from repro.systems.dllm.knobs import READINGS
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
@@ -26,7 +28,18 @@ PRINTED = Look(color="black", marker="D")
 SIMULATED_RUNS = 5
 """Repeats of a simulated ratio: over fewer, other arrivals and lengths move its second decimal and nothing says by how much."""
 
-dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True)
+
+def basis_and_reading(runs: Runs) -> str:
+    """Under a title: how it was obtained, and what baselines stand for where there are any."""
+    texts = [basis_of(runs)]
+    if any(run.cell.system in BASELINES for run in runs.all):
+        texts.append(READINGS[runs.view.reading].title)
+    if runs.view.accuracy == "dense":
+        texts.append("all at the accuracy of no cache")
+    return "; ".join(texts)
+
+
+dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True, under_title=basis_and_reading)
 
 
 def printed_in(figure: str) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from paper_figures.common.figure import Columns, Table
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Points, Text
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import system_look
+from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_obtained
 from paper_figures.dllm_serve.layout import simulation_note
@@ -143,6 +144,7 @@ def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> li
         *rest,
         prompt_sources(curves.runs),
         f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request.",
+        *answer_notes(curves.runs),
         *curves_obtained(curves),
         *batch_sentence(curves),
     ]
@@ -177,6 +179,7 @@ def notes(runs: Runs, curves: Curves, rates: Sequence[float]) -> list[str]:
     return [
         *invalid_notes(runs.all),
         *missing_note(missing, len(asked)),
+        *answer_notes(curves.runs),
         *curves_obtained(curves),
         *simulation_note(runs),
     ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paper_figures.common.caption import (
+    basis_of,
     dataset_title,
     how_obtained,
     invalid_notes,
@@ -20,12 +21,14 @@ from paper_figures.common.panel import Axis, Guide, Layer, Mark, Panel, Points
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
 from paper_figures.common.words import ends, said, shown
+from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import paper_peaks
 from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figure
 from paper_figures.dllm_serve.table4 import CARD as TABLE_4_CARD
 from paper_figures.dllm_serve.table4 import paper_rows
+from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
@@ -34,33 +37,50 @@ from repro.runs.store import StoredRun
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a system runs as: one of the two settings of dLLM-Serve, which everything is held against, or a reading of a baseline
+    """What a system runs as: one of the settings of dLLM-Serve, which everything is held against, or a reading of a baseline
     and within it a rule of batching."""
 
     label: str
     knobs: Knobs = ()
     line: str = "-"
+    contender: str = OURS
+    """Whose accuracy it has, of a setting of dLLM-Serve."""
+    is_dense: bool = False
+    """Whether a system keeps the least with which it answers as the model without a cache does."""
 
     def knobs_of(self, system: str) -> Knobs:
         """Published Sparse-dLLM serves one request at a time and heeds no rule."""
-        return PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
+        own = PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
+        kept = at_dense_accuracy(self.contender if system == OURS else system).knobs if self.is_dense else ()
+        return tuple({**dict(own), **dict(kept)}.items())
 
 
 RATIO_COLUMNS = ("of_dllm_serve", "of_single_refresh")
 PUBLISHED: Knobs = (("reading", "published"),)
 ENGINES = (
     Setting(label="dLLM-Serve, two refreshes per block (as published)"),
-    Setting(label="dLLM-Serve, one refresh per block", line="--", knobs=(("refresh_delay", 0),)),
+    Setting(
+        label="dLLM-Serve, one refresh per block", line="--", contender=SINGLE_REFRESH, knobs=(("refresh_delay", 0),)
+    ),
 )
+DENSE_ENGINES = tuple(
+    replace(engine, label=f"dLLM-Serve, {refreshes}, as accurate as no cache", is_dense=True)
+    for engine, refreshes in zip(ENGINES, ("two refreshes", "one refresh"), strict=True)
+)
+"""The same at the accuracy of no cache."""
 SETTINGS = (
     Setting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
     Setting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
     Setting(label="published, for the workload", knobs=PUBLISHED),
+    Setting(label="published, each for its own", knobs=(*PUBLISHED, ("batch_rule", "batch"))),
     Setting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
+    Setting(label="efficient, each for its own", knobs=(("reading", "efficient"), ("batch_rule", "batch"))),
     Setting(label="policy, packed", knobs=(("reading", "policy"),)),
+    Setting(label="policy, all as accurate as no cache", knobs=(("reading", "policy"),), is_dense=True),
 )
 """Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
 PAPER = "as the paper prints"
+DENSE = SETTINGS[-1]
 Place = tuple[str, str, Setting]
 """Data set, system, and what it runs as."""
 
@@ -69,14 +89,20 @@ def places(view: View) -> list[Place]:
     """Every system in every setting on every data set; dLLM-Cache's policy can only be simulated."""
     found: list[Place] = []
     for dataset in DATASETS:
-        found += [(dataset, OURS, engine) for engine in ENGINES]
+        found += [(dataset, OURS, engine) for engine in (*ENGINES, *DENSE_ENGINES)]
         found += [
             (dataset, system, setting)
             for system in BASELINES
             for setting in SETTINGS
-            if view.is_simulated or system != "dllm-cache" or ("reading", "policy") not in setting.knobs
+            if view.is_simulated or can_be_measured(system, setting)
         ]
     return found
+
+
+def can_be_measured(system: str, setting: Setting) -> bool:
+    return ("batch_rule", "batch") not in setting.knobs and (
+        system != "dllm-cache" or ("reading", "policy") not in setting.knobs
+    )
 
 
 def cell(view: View, dataset: str, system: str, how: Setting) -> Cell:
@@ -92,6 +118,11 @@ def throughput(runs: Runs, dataset: str, system: str, how: Setting) -> float | N
     """Mean over repeats."""
     is_asked = (dataset, system, how) in places(runs.view)
     return runs.at(cell(runs.view, dataset, system, how), THROUGHPUT).mean if is_asked else None
+
+
+def engines_beside(setting: Setting) -> tuple[Setting, ...]:
+    """The settings of dLLM-Serve that a setting of the baselines is held against."""
+    return DENSE_ENGINES if setting.is_dense else ENGINES
 
 
 def gain(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> Interval:
@@ -151,7 +182,7 @@ def page(runs: Runs) -> Page:
         ),
         picture=Picture(
             panels=[panel(runs, dataset) for dataset in DATASETS],
-            caption=[*obtained, f"{prompts} {seeds}"],
+            caption=[*obtained, f"{prompts} {seeds}", *answer_notes(runs.all)],
             after_title=f", {rate}",
         ),
         notes=[
@@ -159,10 +190,12 @@ def page(runs: Runs) -> Page:
             *load_notes(runs),
             *invalid_notes(runs.all),
             *missing_note(missing, len(asked)),
+            *answer_notes(runs.all),
             *obtained,
             f"All at {rate}. In brackets: members of a static batch; without, packed steps. "
             "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static "
-            "batches; policy: the baseline's cache policy on dLLM-Serve's engine.",
+            "batches; policy: the baseline's cache policy on dLLM-Serve's engine; as accurate as no cache: each system, dLLM-Serve "
+            "too, keeps the least with which the embedded model answers as it does without a cache.",
             prompts,
             seeds,
         ],
@@ -173,10 +206,11 @@ def page(runs: Runs) -> Page:
 def gain_notes(runs: Runs) -> list[str]:
     """What the view shows, in words: the range over the data sets, by setting."""
     notes = []
-    for engine in ENGINES:
+    for index, engine in enumerate(ENGINES):
         texts = []
         for setting in SETTINGS:
-            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, engine, setting).mean) is not None]
+            beside = engines_beside(setting)[index]
+            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, beside, setting).mean) is not None]
             if gains:
                 texts.append(f"{min(gains):.2f} to {max(gains):.2f}x ({setting.label})")
         if texts:
@@ -239,6 +273,14 @@ def panel(runs: Runs, dataset: str) -> Panel:
         if (value := printed.get((dataset, system))) is not None:
             look = system_look(system)
             layers.append(Mark(label=f"{look.title} (paper)", place=value, value=rows.index(PAPER), look=look))
+    for engine, dense in zip(ENGINES, DENSE_ENGINES, strict=True):
+        if (value := throughput(runs, dataset, OURS, dense)) is not None:
+            look = replace(system_look(OURS), marker="o" if engine is ENGINES[0] else "P")
+            places = [value]
+            layers.append(
+                Points(label=dense.label, places=places, values=[rows.index(DENSE.label)], look=look, width=0)
+            )
+            shown_values.append(value)
     layers += [Guide(value=row, linestyle="-", width=0.4, opacity=0.5, zorder=0) for row in range(len(rows))]
     if 1.05 * max(shown_values, default=0.0) > offered:
         layers.append(Guide(value=offered, label="offered load", is_upright=True, linestyle=":", zorder=1))
@@ -252,7 +294,9 @@ def panel(runs: Runs, dataset: str) -> Panel:
 
 
 def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
-    asked = [place for place in places(runs.view) if place[0] == dataset and place[2] in (setting, *ENGINES)]
+    asked = [
+        place for place in places(runs.view) if place[0] == dataset and place[2] in (setting, *engines_beside(setting))
+    ]
     own = [run for place in asked for run in runs.of(cell(runs.view, *place))]
     baselines, texts = [], []
     for system in BASELINES:
@@ -261,20 +305,25 @@ def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
             batch_sizes(runs.of(cell(runs.view, dataset, system, setting))),
         )
         baselines.append(shown(value, ".1f") + (f" ({sizes})" if sizes and value is not None else ""))
-    for engine in ENGINES:
+    for engine in engines_beside(setting):
         texts.append(shown(throughput(runs, dataset, OURS, engine), ".1f"))
         texts.append(gain_text(runs, dataset, engine, setting))
     return (dataset_title(dataset), setting.label, *baselines, *texts, validity_text(own))
 
 
 def batch_sizes(runs: Sequence[StoredRun]) -> str:
-    return " or ".join(map(str, sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})))
+    """Sizes of batches that all hold the same; the mean of those that differ."""
+    sizes = sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})
+    own = [run.facts["batch_ran"]["mean"] for run in runs if run.facts.get("batch_ran")]
+    is_by_rule = any(run.cell.knob_values.get("batch_rule") == "batch" for run in runs)
+    return f"mean {sum(own) / len(own):.0f}" if is_by_rule and own and not sizes else " or ".join(map(str, sizes))
 
 
 def csv_row(runs: Runs, dataset: str, system: str, how: Setting) -> tuple[object, ...]:
     view, asked = runs.view, cell(runs.view, dataset, system, how)
     own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
-    ratios = [as_ours(over(runs, dataset, engine, system, how)) for engine in ENGINES]
+    beside = DENSE_ENGINES if how is DENSE or how in DENSE_ENGINES else ENGINES
+    ratios = [as_ours(over(runs, dataset, engine, system, how)) for engine in beside]
     return (
         *(view.platform.name, dataset, system, how.label, batch_sizes(own), max(view.dllm.rates), value),
         runs.at(asked, MEAN_LATENCY).mean,
@@ -298,4 +347,5 @@ FIGURE = dllm_figure(
     cells=cells,
     decides_on=(),
     num_runs=SIMULATED_RUNS,
+    under_title=basis_of,
 )

@@ -135,6 +135,8 @@ def _command(entry: FigureEntry, view: View, folder: Path) -> str:
         words += ["--executor", where.executor]
     if view.reading != default_reading(where):
         words += ["--reading", view.reading]
+    if view.accuracy != "usual":
+        words += ["--accuracy", view.accuracy]
     if view.num_runs != entry.load().default_num_runs(where):
         words += ["--num-runs", str(view.num_runs)]
     words += [f"--request-rate {rate:g}" for rate in view.rates]
@@ -149,6 +151,7 @@ def _view(stamp: Mapping[str, Any]) -> View:
     return View(
         platform=replace(platform(stamp["platform"]), executor=stamp["executor"]),
         reading=stamp["reading"],
+        accuracy=stamp.get("accuracy", "usual"),
         num_runs=stamp["num_runs"],
         knobs=tuple(stamp["knobs"].items()),
         rates=tuple(stamp["rates"]),

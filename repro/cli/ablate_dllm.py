@@ -39,16 +39,17 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
 
     asked.refuse("model")
     where = platform_of(asked.platform or "cpu-tiny")
-    part, variants = where.part(DllmPart), variants_of(asked.component)
-    has_baseline = any(variant.system == BASE for variant in variants)
-    if not has_baseline:
-        asked.refuse("reading", why=", which compares with no baseline")
+    part = where.part(DllmPart)
     view = View(
         platform=where,
         reading=default_reading(where) if asked.reading is None else asked.reading,  # type: ignore[arg-type]
         num_runs=len(asked.seeds(MEASURED_RUNS if where.executor != "roofline" else 1)),
         knobs=tuple(knobs.items()),
     )
+    variants = variants_of(asked.component, view)
+    has_baseline = any(variant.system == BASE for variant in variants)
+    if not has_baseline:
+        asked.refuse("reading", why=", which compares with no baseline")
     rate = asked.rate(max(part.rates))
     tasks = _tasks(asked, where)
     datasets = dict.fromkeys([*(asked.dataset or part.num_requests), *tasks])

@@ -17,6 +17,7 @@ from engines.errors import UserError
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table, say
+from repro.reports.accuracy import Accuracy
 
 if TYPE_CHECKING:
     from repro.reports.figures import Figure, Rendered, View
@@ -35,6 +36,9 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     reading: list[str] | None = None
     """Reading of the baselines: published, efficient or policy; several times [default: published where simulated, else
     efficient]."""
+    accuracy: Accuracy = "usual"
+    """Each system at its usual retention; or dense: at the least with which it answers as the model without a cache does
+    ('repro figure accuracy')."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
     """Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what the figure's claims
     take, 1 to 10]."""
@@ -75,6 +79,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
                 num_runs=figure.default_num_runs(where) if self.num_runs is None else self.num_runs,
                 knobs=knobs,
                 rates=rates,
+                accuracy=self.accuracy,
             )
             for where in places
             for reading in self.reading or [default_reading(where)]
@@ -87,7 +92,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
             value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
             if value is True:
                 words.append(option)
-            elif value not in (None, False):
+            elif value not in (None, False, "usual"):
                 words += [
                     word for one in (value if isinstance(value, list) else [value]) for word in (option, str(one))
                 ]
@@ -150,6 +155,18 @@ def check_knobs(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None
             raise UserError(f"{option}={value!r} has no effect on {name}, which {own}: leave it out")
 
 
+def check_accuracy(name: str, drawing: Figure, views: Sequence[View], grids: Sequence[Sequence[Cell]]) -> None:
+    """Refuse an accuracy where every run of a figure has its own retention."""
+    for view, cells in zip(views, grids, strict=True):
+        usual = replace(view, accuracy="usual")
+        if view.accuracy != "usual" and {cell.key for cell in cells} == {
+            usual.applied(cell).key for cell in drawing.cells(usual)
+        }:
+            raise UserError(
+                f"accuracy={view.accuracy!r} has no effect on {name}, whose runs keep the same at either: leave it out"
+            )
+
+
 def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> None:
     """Refuse readings where no run of a figure is of a baseline that has any."""
     from repro.runs.system import SYSTEMS
@@ -185,6 +202,7 @@ def _make(
     check_rates(name, views, cells)
     check_knobs(name, views, cells)
     check_baselines(name, asked, cells)
+    check_accuracy(name, drawing, views, grids)
     if not cells and asked.num_runs is not None:
         raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")
     if draw_only:
@@ -245,6 +263,7 @@ def _said_of(
             "figure": name,
             "platform": view.platform.name,
             "reading": view.reading,
+            "accuracy": view.accuracy,
             "lengths": lengths_json(runs),
             "files": [str(path) for path in rendered.files],
             "columns": rendered.columns,

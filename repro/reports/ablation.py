@@ -30,7 +30,8 @@ class Variant:
 
     def cell(self, view: View, dataset: str, rate: float | None, seed: int, figure: str | None = None) -> Cell:
         """``figure`` is also the comparison that a measured cell is a part of."""
-        knobs = view.baseline_knobs() if self.system == BASE else self.knobs
+        reading = view.baseline_knobs() if self.system == BASE else ()
+        knobs: Knobs = tuple({**dict(reading), **dict(self.knobs)}.items())
         if figure is not None:
             knobs += view.together(figure)
         return view.cell(figure, self.system, dataset, rate=rate, seed=seed, knobs=knobs)
@@ -94,9 +95,15 @@ def system_of(component: str) -> str:
     raise UserError(f"component={component!r} is unknown: use one of {', '.join(known)}")
 
 
-def variants_of(name: str) -> tuple[Variant, ...]:
+def variants_of(name: str, view: View) -> tuple[Variant, ...]:
     """A component's, or the ladder's rungs."""
-    return LADDER if name == "ladder" else component(name).variants
+    return rungs(view) if name == "ladder" else component(name).variants
+
+
+def rungs(view: View) -> tuple[Variant, ...]:
+    """The ladder; without static batching where the first rung has batches already."""
+    has_batches = view.reading != "published"
+    return tuple(each for each in LADDER if not (has_batches and "reading" in dict(each.knobs)))
 
 
 def changes_tokens(name: str) -> bool:

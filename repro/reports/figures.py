@@ -13,6 +13,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
 from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
+from repro.reports.accuracy import Accuracy, at_dense_accuracy
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.systems.cost import CostKnobs
 from repro.systems.dllm import knobs as dllm_knobs
@@ -40,7 +41,8 @@ class View(Checked):
     """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
     rates: tuple[float, ...] = ()
     """Arrival rates in place of the platform's, requests/s."""
-
+    accuracy: Accuracy = "usual"
+    """Each system at its usual retention; or at the least at which it answers as the model without a cache (dense)."""
     is_grouped: bool = True
     """Whether measured cells that are compared are made in one sitting; a suite on a machine of its own need not."""
 
@@ -82,6 +84,8 @@ class View(Checked):
         parts += [str(value) for name, value in self.knobs if name in knobs_of(CostKnobs)]
         if self.reading != default_reading(where):
             parts.append(self.reading)
+        if self.accuracy != "usual":
+            parts.append(self.accuracy)
         return "-".join(parts)
 
     def cell(
@@ -114,13 +118,18 @@ class View(Checked):
         """The knob that makes a measured cell a part of a comparison, whose cells are measured in one sitting."""
         if self.is_simulated or not self.is_grouped:
             return ()
-        is_default = self.reading == default_reading(self.platform)
-        return ((COMPARISON, comparison if is_default else f"{comparison}-{self.reading}"),)
+        apart: list[str] = [] if self.reading == default_reading(self.platform) else [self.reading]
+        apart += [] if self.accuracy == "usual" else [self.accuracy]
+        return ((COMPARISON, "-".join([comparison, *apart])),)
 
     def baseline_knobs(self) -> Knobs:
         """The knob that puts a baseline's cell into this reading; none for what a measured one is by default."""
         is_default = self.obtained == "measured" and self.reading == default_reading(self.platform)
         return () if is_default else (("reading", self.reading),)
+
+    def accuracy_knobs(self, contender: str) -> Knobs:
+        """What a contender keeps at this accuracy; none of its usual one."""
+        return () if self.accuracy == "usual" else at_dense_accuracy(contender).knobs
 
 
 def default_reading(platform: Platform) -> ReadingName:
@@ -232,6 +241,7 @@ DLLM_SERVE = Paper(
         "table4": "Table 4: latency and throughput at a high rate",
         "readings": "readings: every baseline in every reading and batch rule",
         "baselines": "baselines: every sampler alone and batched",
+        "accuracy": "accuracy: problems solved in every configuration that is compared",
         "growth": "growth: throughput and memory by concurrency, length, retention and logit budget",
     },
     claims=CLAIMS / "dllm_serve" / "claims.yaml",

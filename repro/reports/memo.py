@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.files import replace_text
-from repro.paths import CALIBRATION, DATASETS, PAPER, REPO
+from repro.paths import ACCURACY, CALIBRATION, DATASETS, PAPER, REPO
 from repro.runs.seal import is_whole, sealed
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def _ground() -> Iterator[bytes]:
     libraries = sorted(name for path in places for name in os.listdir(path) if name.endswith(".dist-info"))
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(("MPL", _OWN_DATA)))
     yield repr((sys.version, libraries, variables)).encode()
+    with suppress(OSError):
+        yield ACCURACY.read_bytes()
     for root in _RESTED_ON:
         for folder, inner, names in os.walk(root):
             inner[:] = sorted(name for name in inner if name != "__pycache__")

@@ -24,8 +24,8 @@ from repro.files import replace_text
 from repro.reports.fitting import STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
+from repro.systems.dllm import knobs
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.knobs import BATCH_RULES
 from repro.systems.platforms import platform
 from repro.workloads.dataset import load_card
 from repro.workloads.workload import Workload
@@ -34,6 +34,8 @@ NUM_REQUESTS = 500
 """Most requests counted of a data set; what is compared drains alike."""
 OVERHEADS_S = (0.0, 0.001, 0.002, 0.005, 0.01)
 LENGTH_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+BATCH_RULES = tuple(rule for rule in knobs.BATCH_RULES if rule != "batch")
+"""Rules by which all batches of a run have one size."""
 DATASETS = ("livebench", "burst", "osc")
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 ALONE = "sparse-dllm"

@@ -33,6 +33,7 @@ def write_stamp(entry: FigureEntry, view: View, runs: Sequence[StoredRun], rende
         "platform": view.platform.name,
         "executor": view.platform.executor,
         "reading": view.reading,
+        "accuracy": view.accuracy,
         "num_runs": view.num_runs,
         "knobs": dict(view.knobs),
         "rates": list(view.rates),

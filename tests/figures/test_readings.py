@@ -4,7 +4,7 @@ import pytest
 from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import readings, table4
-from paper_figures.dllm_serve.readings import BASELINES, DATASETS, ENGINES, SETTINGS
+from paper_figures.dllm_serve.readings import BASELINES, DATASETS, DENSE_ENGINES, ENGINES, SETTINGS
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -21,7 +21,7 @@ def speed(cell: Cell) -> float:
     """A baseline gains by its batch and more by packing; dLLM-Serve by a single refresh."""
     knobs = cell.knob_values
     if cell.system == "dllm-serve":
-        return 100.0 if "refresh_delay" in knobs else 80.0
+        return (100.0 if "refresh_delay" in knobs else 80.0) - (10.0 if "retention_ratio" in knobs else 0.0)
     reading = knobs.get("reading", "efficient")
     return SPEED[cell.system] * (2.2 if reading == "policy" else 0.5 if knobs.get("batch_rule") == "one" else 1)
 
@@ -40,7 +40,7 @@ def test_every_reading_and_every_rule_is_run(view):
     }
     assert {reading for reading, _ in asked} == set(READINGS)
     assert {rule or DEFAULT_BATCH_RULE for reading, rule in asked if reading == "published"} == set(BATCH_RULES)
-    assert len(cells) == len(DATASETS) * (len(ENGINES) + 2 * len(SETTINGS) + 3)
+    assert len(cells) == len(DATASETS) * (2 * len(ENGINES) + 2 * (len(SETTINGS) - 1) + len(SETTINGS) - 3)
     for cell in cells:
         prepare(cell)  # refuses what has no effect
 
@@ -63,13 +63,14 @@ def test_the_table_sets_every_setting_against_both_engines(view, tmp_path):
     )
     assert by_label["policy, packed"][2] == "88.0 (3)"  # of made-up runs, which all have a batch
     assert by_label["policy, packed"][5:9] == ("80.0", "0.91x", "100.0", "1.14x")
+    assert by_label["policy, all as accurate as no cache"][5:9] == ("70.0", "0.80x", "90.0", "1.02x")
     assert {row[-1] for row in rendered.rows} == {"yes"}
     assert any("0.91 to 0.91x (policy, packed)" in note for note in rendered.notes)
     assert {path.suffix for path in rendered.files} == {".png", ".pdf", ".txt", ".md", ".csv"}
 
     rows = read_csv(rendered)
-    assert len(rows) == len(DATASETS) * (len(ENGINES) + len(BASELINES) * len(SETTINGS))
-    single = next(row for row in rows if row["system"] == "dllm-serve" and "one refresh" in row["setting"])
+    assert len(rows) == len(DATASETS) * (len(ENGINES) + len(DENSE_ENGINES) + len(BASELINES) * len(SETTINGS))
+    single = next(row for row in rows if row["system"] == "dllm-serve" and "one refresh per" in row["setting"])
     assert (float(single["of_dllm_serve"]), float(single["of_single_refresh"])) == (1.25, 1.0)
     paper = {(row["dataset"], row["system"]): row["paper_throughput_tok_s"] for row in rows}
     assert float(paper["burst", "fast-dllm"]) == (61.26 if view.platform is L40S else 42.4)
@@ -92,7 +93,7 @@ def test_what_was_not_run_is_named_and_left_out(tmp_path):
     view = VIEWS[0]
     cells = [cell for cell in readings.FIGURE.cells(view) if (cell.dataset, cell.system) != ("burst", "fast-dllm")]
     rendered = readings.FIGURE.render(runs_of(cells, speed), view, tmp_path)
-    assert any("5 of 51 points are missing: Burst Fast-dLLM published, batch of one" in note for note in rendered.notes)
+    assert any("8 of 84 points are missing: Burst Fast-dLLM published, batch of one" in note for note in rendered.notes)
     assert next(row for row in rendered.rows if row[0] == "Burst")[2] == "-"
 
 

@@ -49,6 +49,6 @@ def test_budgeting_frees_cache_rows_and_a_single_refresh_is_faster(tmp_path):
 def test_the_ladder_and_its_repeats(tmp_path):
     rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2", "--knob", "num_prompts=24")["rows"]
     assert isinstance(rows, list)
-    assert [row["variant"] for row in rows][:2] == ["Sparse-dLLM", "+ inference engine"]
-    assert len(rows) == 6
+    assert [row["variant"] for row in rows][:3] == ["Sparse-dLLM", "+ static batching", "+ inference engine"]
+    assert len(rows) == 7
     assert all(len(row["run_folders"]) == 2 and row["throughput_half_width"] > 0 for row in rows)

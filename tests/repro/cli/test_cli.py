@@ -93,7 +93,7 @@ OPTIONS = {
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
-    "figure": "--accept-other-code --cost --kernels --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
+    "figure": "--accept-other-code --accuracy --cost --kernels --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
     "generate": "--alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
     "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
@@ -104,7 +104,7 @@ OPTIONS = {
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
     "plan-cluster": "--constants --cost --kernels --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
     "--trace --trace-path",
-    "reproduce": "--address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
+    "reproduce": "--accuracy --address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
     "serve": "--alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "

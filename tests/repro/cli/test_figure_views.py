@@ -95,3 +95,10 @@ def test_claims_are_judged_by_composed_steps_where_they_are_simulated():
     found = sources(DLLM_SERVE.entries, charged=(("cost", "composed"),))
     costs = {(source.view.is_simulated, cell.knob_values.get("cost")) for source in found for cell in source.cells}
     assert costs == {(True, "composed"), (False, None)}
+
+
+def test_an_accuracy_that_changes_no_run_is_refused(tmp_path):
+    for name in ("fig6", "ampd/fig8"):
+        result = CliRunner().invoke(app, ["reproduce", name, "--accuracy", "dense", "--result-dir", str(tmp_path)])
+        assert isinstance(result.exception, UserError)
+        assert f"accuracy='dense' has no effect on {name}" in str(result.exception)

@@ -1,0 +1,133 @@
+"""Problems that every system solves in every configuration that speeds are compared in; no figure of the paper."""
+
+from __future__ import annotations
+
+from engines.errors import UserError
+from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
+from paper_figures.common.figure import Page, Table, cell_by_cell
+from paper_figures.common.runs import Runs
+from paper_figures.dllm_serve.answers import title_of
+from paper_figures.dllm_serve.fig6 import GENERATION
+from paper_figures.dllm_serve.layout import all_valid, dllm_figure
+from repro.reports.accuracy import CONFIGURATIONS, DENSE, TASKS, Configuration, Solved, is_dense
+from repro.reports.accuracy import Table as Solutions
+from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
+from repro.runs.statistics import wilson_interval
+from repro.runs.store import StoredRun
+from repro.tasks.registry import task_entry
+
+NUM_PROBLEMS = 300
+STATIC: Knobs = (("stop_at_eos", False),)
+"""What dLLM-Cache runs in: batches that run to their end. Answers end at their end of text in either case."""
+PACKED: Knobs = (("reading", "policy"),)
+"""What other baselines run in: dLLM-Serve's engine, on which a policy commits the tokens that it commits in a batch of one."""
+CSV_COLUMNS = (
+    *("platform", "contender", "system", "rule", "task", "criterion", "is_strict", "accuracy", "low", "high", "n"),
+    *("is_dense", "obtained", "valid", "run_folder"),
+)
+
+
+def cell(view: View, configuration: Configuration, task: str) -> Cell:
+    system = configuration.system
+    batching: Knobs = () if system == "dllm-serve" else STATIC if system == "dllm-cache" else PACKED
+    knobs = {**dict(GENERATION), "num_prompts": NUM_PROBLEMS, **dict(batching), **dict(configuration.knobs)}
+    return view.cell(None, system, task, knobs=tuple(knobs.items()))
+
+
+def cells(view: View) -> list[Cell]:
+    if view.platform.executor != "torch":
+        raise UserError(
+            f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny"
+        )
+    return cell_by_cell((cell(view, each, task) for each in CONFIGURATIONS for task in TASKS), view)
+
+
+def share(runs: tuple[StoredRun, ...], column: str = "correct") -> Solved | None:
+    """Pools repeats; None where one was not graded."""
+    verdicts = [verdict for run in runs if run.validity.valid for verdict in run.record.requests[column]]
+    if not verdicts or None in verdicts:
+        return None
+    low, high = wilson_interval(sum(verdicts), len(verdicts))
+    return Solved(share=sum(verdicts) / len(verdicts), low=low, high=high, n=len(verdicts))
+
+
+def solutions(runs: Runs) -> Solutions:
+    found = {
+        (each.contender, each.rule, task): share(runs.of(cell(runs.view, each, task)))
+        for each in CONFIGURATIONS
+        for task in TASKS
+    }
+    return {place: solved for place, solved in found.items() if solved is not None}
+
+
+def page(runs: Runs) -> Page:
+    found, obtained = solutions(runs), how_obtained(runs.all)
+    asked = [(each, task) for each in CONFIGURATIONS for task in TASKS]
+    missing = [
+        f"{title_of(each.contender)} {each.rule} {task}"
+        for each, task in asked
+        if not runs.of(cell(runs.view, each, task))
+    ]
+    return Page(
+        table=Table(
+            columns=("system", "cache rule", *(f"{task} %" for task in TASKS), "as without a cache", "valid"),
+            rows=[table_row(runs, each, found) for each in CONFIGURATIONS],
+        ),
+        csv=Table(columns=CSV_COLUMNS, rows=[row for each, task in asked for row in csv_rows(runs, each, task, found)]),
+        notes=[
+            *first_dense_notes(found),
+            *invalid_notes(runs.all),
+            *missing_note(missing, len(asked)),
+            *obtained,
+            f"In brackets: Wilson's 95 % intervals over {NUM_PROBLEMS} held-out problems of each task (seed "
+            f"{', '.join(map(str, runs.view.seeds))}), the same for all. As without a cache: no fewer solved, of every task, "
+            "than the interval of LLaDA without a cache leaves.",
+            f"{dict(GENERATION)['gen_length']} tokens in blocks of {dict(GENERATION)['block_length']}, one token a step, temperature 0. "
+            "Fast-dLLM, Sparse-dLLM and LLaDA on dLLM-Serve's engine, dLLM-Cache in static batches.",
+        ],
+        after_heading=f" - {runs.view.platform.title}",
+    )
+
+
+def table_row(runs: Runs, configuration: Configuration, found: Solutions) -> tuple[str, ...]:
+    own = [run for task in TASKS for run in runs.of(cell(runs.view, configuration, task))]
+    solved = [found.get((configuration.contender, configuration.rule, task)) for task in TASKS]
+    return (
+        title_of(configuration.contender),
+        configuration.rule,
+        *("-" if each is None else str(each) for each in solved),
+        "-" if None in solved else "yes" if is_dense(configuration, found) else "no",
+        validity_text(own),
+    )
+
+
+def csv_rows(runs: Runs, configuration: Configuration, task: str, found: Solutions) -> list[tuple[object, ...]]:
+    """Makes one row for each criterion."""
+    own, entry, rows = runs.of(cell(runs.view, configuration, task)), task_entry(task), list[tuple[object, ...]]()
+    for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
+        solved = share(own, column)
+        numbers = (None,) * 4 if solved is None else (solved.share, solved.low, solved.high, solved.n)
+        rows.append(
+            (
+                *(runs.view.platform.name, configuration.contender, configuration.system, configuration.rule, task),
+                *(criterion, column == "correct_strict", *numbers, is_dense(configuration, found)),
+                *(obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)),
+            )
+        )
+    return rows
+
+
+def first_dense_notes(found: Solutions) -> list[str]:
+    """Names of each system the least that answers as the model without a cache does."""
+    texts = []
+    for contender in dict.fromkeys(each.contender for each in CONFIGURATIONS):
+        rules = [each.rule for each in CONFIGURATIONS if each.contender == contender and is_dense(each, found)]
+        if contender != DENSE:
+            texts.append(f"{title_of(contender)} {rules[0] if rules else 'in none'}")
+    return [f"The least that answers as the model without a cache does: {'; '.join(texts)}."]
+
+
+FIGURE = dllm_figure(
+    "accuracy", "this project", platforms=("cpu-tiny",), page=page, cells=cells, is_timed=False, decides_on=()
+)

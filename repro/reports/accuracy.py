@@ -1,0 +1,135 @@
+"""What each compared configuration solves on the embedded model, and which one of each system solves what the model itself does."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engines.errors import UserError
+from repro import paths
+from repro.runs.cell import Scalar
+
+Accuracy = Literal["usual", "dense"]
+"""What a comparison keeps: each system its usual share; or the least with which it answers as the model without a cache."""
+TASKS = ("mini-code", "mini-gsm")
+RETENTIONS = (0.5, 0.7, 0.9, 0.95, 0.98, 1.0)
+DENSE = "llada"
+"""The model without a cache: what every cache rule is held against."""
+SINGLE_REFRESH = "single-refresh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """A system with a cache rule; ``contender`` is the system's name, or that of a variant which is compared as a system."""
+
+    contender: str
+    system: str
+    rule: str
+    """The cache rule in words."""
+    knobs: tuple[tuple[str, Scalar], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """Share of ``n`` problems of a task; ``low`` and ``high`` are Wilson's 95 % interval."""
+
+    share: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+def _kept(contender: str, system: str, *knobs: tuple[str, Scalar]) -> list[Configuration]:
+    return [
+        Configuration(
+            contender=contender,
+            system=system,
+            rule=f"{100 * ratio:g} % of the context",
+            knobs=(*knobs, ("retention_ratio", ratio)),
+        )
+        for ratio in RETENTIONS
+    ]
+
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    *_kept("dllm-serve", "dllm-serve"),
+    *_kept(SINGLE_REFRESH, "dllm-serve", ("refresh_delay", 0)),
+    *_kept("sparse-dllm", "sparse-dllm"),
+    Configuration(contender="fast-dllm", system="fast-dllm", rule="dual cache"),
+    Configuration(contender="fast-dllm", system="fast-dllm", rule="prefix cache", knobs=(("cache", "prefix"),)),
+    Configuration(contender="dllm-cache", system="dllm-cache", rule="features, response every 7 steps"),
+    Configuration(contender=DENSE, system="llada", rule="no cache"),
+)
+"""By contender, the one that keeps or computes least first."""
+
+_DECIDING = frozenset(
+    (
+        *("retention_ratio", "refresh_delay", "cache", "selection", "pool_kernel", "compat", "threshold", "factor"),
+        *("prompt_interval", "gen_interval", "transfer_ratio", "temperature", "remasking", "cfg_scale"),
+    )
+)
+"""Knobs that decide which tokens are committed."""
+Table = Mapping[tuple[str, str, str], Solved]
+"""(contender, cache rule, task) -> what is solved."""
+
+
+@functools.cache
+def accuracies(path: Path = paths.ACCURACY) -> Table:
+    """Read the committed table (``repro reproduce accuracy``), by each task's usual criterion."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["is_strict"] == "false"]
+        found = {
+            (row["contender"], row["rule"], row["task"]): Solved(
+                share=float(row["accuracy"]), low=float(row["low"]), high=float(row["high"]), n=int(row["n"])
+            )
+            for row in rows
+        }
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(
+            f"{path} holds no accuracies ({type(error).__name__}): make it by 'repro reproduce accuracy --out-dir {path.parent}'"
+        ) from error
+    return found
+
+
+def solved_by(configuration: Configuration, task: str, table: Table | None = None) -> Solved | None:
+    found = accuracies() if table is None else table
+    return found.get((configuration.contender, configuration.rule, task))
+
+
+def is_dense(configuration: Configuration, table: Table | None = None) -> bool:
+    """Whether it solves, of every task, no fewer problems than dense's interval leaves."""
+    found = accuracies() if table is None else table
+    for task in TASKS:
+        own, dense = solved_by(configuration, task, found), found.get((DENSE, "no cache", task))
+        if own is None or dense is None or own.share < dense.low:
+            return False
+    return True
+
+
+def at_dense_accuracy(contender: str, table: Table | None = None) -> Configuration:
+    """The first of a contender's configurations, least kept first, that answers as the model without a cache does."""
+    own = [each for each in CONFIGURATIONS if each.contender == contender]
+    for each in own:
+        if is_dense(each, table):
+            return each
+    raise UserError(
+        f"contender={contender!r} has no configuration within the interval of dense: add one to CONFIGURATIONS"
+    )
+
+
+def configuration_of(system: str, knobs: Mapping[str, Scalar]) -> Configuration | None:
+    """The measured configuration that a run's knobs make; None where its accuracy was not measured."""
+    asked = {name: value for name, value in knobs.items() if name in _DECIDING}
+    usual: dict[str, Scalar] = {"retention_ratio": 0.5} if system in ("dllm-serve", "sparse-dllm") else {}
+    if asked.get("refresh_delay") == 1:
+        del asked["refresh_delay"]
+    wanted = {**usual, **asked}
+    return next((each for each in CONFIGURATIONS if each.system == system and dict(each.knobs) == wanted), None)
