@@ -17,10 +17,10 @@ from repro.runs.system import SYSTEMS
     ("name", "repeats"),
     [
         ("fig2", {"cpu-tiny": 1, "rtx4090": 1, "l40s": 1}),
-        ("fig3", {"cpu-tiny": MEASURED_RUNS, "rtx4090": 1}),
+        ("fig3", {"cpu-tiny": MEASURED_RUNS, "rtx4090": 5}),
         ("fig6", {"cpu-tiny": 1}),
         ("fig7", {"cpu-tiny": MEASURED_RUNS, "l40s": 1}),
-        ("fig8", {"cpu-tiny": MEASURED_RUNS, "rtx4090": 1}),
+        ("fig8", {"cpu-tiny": MEASURED_RUNS, "rtx4090": 5}),
         ("baselines", {"cpu-tiny": MEASURED_RUNS}),
     ],
 )
