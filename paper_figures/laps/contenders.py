@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from paper_figures.common.contender import Contender
 from paper_figures.common.figure import Columns, Table, table
 from paper_figures.common.runs import Measure, Runs
-from repro.runs.cell import COMPARISON
+from paper_figures.common.words import number, said
+from repro.runs.cell import COMPARISON, Cell
 from repro.runs.store import StoredRun
 from repro.systems.laps.family import BUCKETS
 from repro.systems.laps.part import MODELS
@@ -44,11 +46,20 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
             Contender(name="apart", system="laps-disaggregation-only", title="LAPS, disaggregation only"),
             Contender(name="laps", system="laps", title="LAPS"),
             Contender(name="reserve", system="reserve", title="Reserve"),
+            Contender(name="srpt", system="srpt", title="SRPT"),
         )
     }
 )
+PRICE = "late % (above 1,000 tokens) / mean / P99 / P90, P99 above 1,000 tokens ms / longest s"
+"""What ``priced`` says of a cell: beside every share of late turns what it costs, and the longest wait beside every mean."""
 SINGLE = ("sglang", "graphs", "apart", "laps", "reserve")
 EIGHT = ("sglang", "router", "graphs", "apart", "laps", "reserve")
+
+
+def tuned(name: str) -> Contender:
+    """With its free knobs set by the search that is one for all (repro.runs.tuning)."""
+    plain = CONTENDERS[name]
+    return replace(plain, name=f"{name}-tuned", title=f"{plain.title}, tuned", knobs=(*plain.knobs, ("tune", "search")))
 
 
 def rate_of(load: float, model: str = MIDDLE, instances: int = 1) -> float:
@@ -65,16 +76,32 @@ LATE = Measure(path="slo_violations", label="TTFT over 0.4 s (%)", scale=100)
 LATE_SHORT, LATE_LONG = (Measure(path=f"slo_violations_{length}", scale=100) for length in ("short", "long"))
 MEAN = Measure(path="ttft_all_s/mean", label="mean TTFT (ms)", scale=1e3)
 P90 = Measure(path="ttft_all_s/p90", scale=1e3)
+P99 = Measure(path="ttft_all_s/p99", scale=1e3)
 LONGEST = Measure(path="ttft_all_s/max", label="longest TTFT (ms)", scale=1e3)
 P90_SHORT, P90_LONG = (
     Measure(path=f"ttft_{length}_s/p90", label=f"P90 TTFT, {length} (ms)", scale=1e3) for length in ("short", "long")
 )
+LATE_1K, P90_1K, P99_1K = (
+    Measure(path=f"by_length/1000+/{part}", label=label, scale=scale)
+    for part, label, scale in (
+        ("violations", "the same, above 1,000 tokens (%)", 100),
+        ("p90", "", 1e3),
+        ("p99", "", 1e3),
+    )
+)
+"""Prompts above 1,000 tokens: who pays for an order by length."""
 GRAPH_SHARE = Measure(path="graph_share", label="steps by a graph (%)", scale=100)
 MOVES = Measure(path="moves_per_minute")
 PER_STEP = Measure(path="requests_per_step")
 
 _SHOWN = frozenset({"model", "num_instances", "clients", "kappa", "basis", COMPARISON})
-_OF_LENGTHS = {"ttft_mean_ms": "mean", "ttft_p90_ms": "p90", "ttft_max_ms": "max", "violations_percent": "violations"}
+_OF_LENGTHS = {
+    "ttft_mean_ms": "mean",
+    "ttft_p90_ms": "p90",
+    "ttft_p99_ms": "p99",
+    "ttft_max_ms": "max",
+    "violations_percent": "violations",
+}
 """What became of each length of prompt, beside every mean."""
 
 COLUMNS: Columns[StoredRun] = {
@@ -89,10 +116,14 @@ COLUMNS: Columns[StoredRun] = {
     "knobs": lambda run: " ".join(
         f"{name}={value}" for name, value in sorted(run.cell.knob_values.items()) if name not in _SHOWN
     ),
+    "chosen": lambda run: " ".join(
+        f"{name}={value}" for name, value in run.facts.get("tuned", {}).get("chosen", {}).items()
+    ),
     "seed": lambda run: run.cell.seed,
     "rps": RPS,
     "ttft_mean_ms": MEAN,
     "ttft_p90_ms": P90,
+    "ttft_p99_ms": P99,
     "ttft_max_ms": LONGEST,
     "violations_percent": LATE,
     "violations_short_percent": LATE_SHORT,
@@ -110,6 +141,14 @@ COLUMNS: Columns[StoredRun] = {
     "valid": lambda run: run.validity.valid,
     "run": lambda run: run.cell.key,
 }
+
+
+def priced(runs: Runs, cell: Cell) -> str:
+    def at(of: Measure, digits: int = 0, scale: float = 1.0) -> str:
+        return f"{scale * number(runs.at(cell, of)):.{digits}f}"
+
+    late = f"{said(runs.at(cell, LATE))} ({at(LATE_1K, 1)})"
+    return f"{late} / {at(MEAN)} / {at(P99)} / {at(P90_1K)}, {at(P99_1K)} / {at(LONGEST, 1, 1e-3)}"
 
 
 def csv_of(runs: Runs, **more: Measure) -> Table:

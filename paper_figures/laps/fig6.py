@@ -12,7 +12,19 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, plural, said
-from paper_figures.laps.contenders import CONCURRENCY, CONTENDERS, EIGHT, LARGE, MEAN, P90, RPS, SHAREGPT, SINGLE
+from paper_figures.laps.contenders import (
+    CONCURRENCY,
+    CONTENDERS,
+    EIGHT,
+    LARGE,
+    LATE_1K,
+    LONGEST,
+    MEAN,
+    P90,
+    RPS,
+    SHAREGPT,
+    SINGLE,
+)
 from paper_figures.laps.layout import doubling, laps_figure, laps_page
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
@@ -59,6 +71,9 @@ MEASURES: Mapping[str, tuple[Measure, bool]] = {
     "P90 TTFT": (P90, False),
 }
 """With whether more is better."""
+DRAWN = ("turns/s", "P90 TTFT")
+"""Mean TTFT of clients that do not think is the reciprocal of turns/s (Little's law): a panel of it would show nothing new."""
+PRICED = ("sglang", "laps", "reserve")
 CLAIMS = {1: "laps-rps-single", 8: "laps-rps-8"}
 """Largest gains of turns/s, percent, by number of instances."""
 
@@ -93,35 +108,43 @@ def best(runs: Runs, name: str, instances: int, of: Measure, *, least: bool = Fa
 
 def page(runs: Runs) -> Page:
     asked = GRIDS[runs.view.platform.executor]
-    columns = len(asked.models) if len(asked.models) > 1 else len(MEASURES)
+    columns = len(asked.models) if len(asked.models) > 1 else len(DRAWN)
     ours = [(name, of) for name in ("laps", "reserve") for of, _ in MEASURES.values()]
     return laps_page(
         runs,
         panels=[
             panel(runs, instances, label, model)
             for instances in asked.instances
-            for label in MEASURES
+            for label in DRAWN
             for model in asked.models
         ],
         columns=columns,
         after_title="; x: clients",
         conclusions=[conclusion(runs, instances) for instances in asked.instances],
-        about="Closed loop without think time, ShareGPT's turns. LAPS mended: several long prompts a step, graphs only where predicted faster, "
+        about="Closed loop without think time, ShareGPT's turns: mean TTFT is the reciprocal of turns/s. LAPS mended: several long prompts a step, graphs only where predicted faster, "
         f"window of at most {5 * part_of(runs.view.platform).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
         table=Table(
             columns=(
                 *("instances", "model", "clients", "SGLang PD turns/s"),
                 *(f"{title} {label}" for title in ("LAPS", "Reserve") for label in MEASURES),
+                *(f"{CONTENDERS[name].title} longest s, late above 1,000 tokens %" for name in PRICED),
             ),
             rows=[
                 (
                     *(place[1], place[0], place[2], said(runs.at(cell(runs.view, "sglang", place), RPS))),
                     *(said(versus(runs, name, place, of), "%") for name, of in ours),
+                    *(price(runs, name, place) for name in PRICED),
                 )
                 for place in asked.places
             ],
         ),
     )
+
+
+def price(runs: Runs, name: str, place: Place) -> str:
+    """The longest wait beside every mean, and who pays."""
+    asked = cell(runs.view, name, place)
+    return f"{number(runs.at(asked, LONGEST)) / 1e3:.2f}, {number(runs.at(asked, LATE_1K)):.1f}"
 
 
 def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:

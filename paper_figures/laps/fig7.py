@@ -16,7 +16,18 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Layer, Mark, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural, said
-from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LATE, LATE_LONG, LMSYS, MIDDLE, rate_of
+from paper_figures.laps.contenders import (
+    CAPACITY,
+    CONCURRENCY,
+    CONTENDERS,
+    LATE,
+    LATE_1K,
+    LATE_LONG,
+    LMSYS,
+    LONGEST,
+    MIDDLE,
+    rate_of,
+)
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -93,12 +104,16 @@ def page(runs: Runs) -> Page:
         conclusions=[
             f"Eight instances at a load of {PAPER_LOAD:g} violate {plain} round robin, {router} behind SGLang's router, {laps} with LAPS, {own} with Reserve.",
             f"On one instance LAPS has {saved} against SGLang PD at a load of 1, and {lost} at 0.7: any difference can be had by choosing the load.",
+            reserves_price(runs),
         ],
         about=f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for "
         f"eight instances stand at a load of {PAPER_LOAD:g}.",
         width_inches=8,
         table=Table(
-            columns=("instances", "at", *(CONTENDERS[name].title for name in NAMES[8])),
+            columns=(
+                *("instances", "at"),
+                *(f"{CONTENDERS[name].title}: late % / long / above 1,000 tokens / longest s" for name in NAMES[8]),
+            ),
             rows=[
                 (instances, text, *(violations(runs, ask, name, instances, place) for name in NAMES[8]))
                 for instances in NAMES
@@ -110,12 +125,24 @@ def page(runs: Runs) -> Page:
     )
 
 
+def reserves_price(runs: Runs) -> str:
+    clients = CLIENTS[8][-1]
+    router, own = (by_clients(runs.view, name, 8, clients) for name in ("router", "reserve"))
+    waits = [number(runs.at(asked, LONGEST)) / 1e3 for asked in (own, router)]
+    return (
+        f"Above 1,000 tokens, eight instances with {clients} clients: Reserve has {said(runs.at(own, LATE_1K), '%')} late, SGLang's router "
+        f"{said(runs.at(router, LATE_1K), '%')}, of all turns {said(runs.at(own, LATE), '%', 2)} and {said(runs.at(router, LATE), '%', 2)}; "
+        f"the longest TTFT is {waits[0]:.1f} and {waits[1]:.1f} s."
+    )
+
+
 def violations(
     runs: Runs, ask: Callable[[View, str, int, float], Cell], name: str, instances: int, place: float
 ) -> str:
-    """Violations of all, and behind the stroke of the long ones."""
+    """Violations of all, of the long ones and of those above 1,000 tokens, and the longest TTFT."""
     asked = ask(runs.view, name if name in NAMES[instances] else "sglang", instances, place)
-    return f"{said(runs.at(asked, LATE))} / {number(runs.at(asked, LATE_LONG)):.0f}"
+    long, above, longest = (number(runs.at(asked, of)) for of in (LATE_LONG, LATE_1K, LONGEST))
+    return f"{said(runs.at(asked, LATE))} / {long:.0f} / {above:.1f} / {longest / 1e3:.1f}"
 
 
 def panel(runs: Runs, instances: int, loop: str) -> Panel:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from paper_figures.common.caption import contended_note, device_text, invalid_notes
@@ -13,7 +14,7 @@ from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, csv_of
 from repro.reports.figures import View
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, Scalar
 from repro.systems.laps.settings import part_of
 
 
@@ -58,8 +59,17 @@ def doubling(places: Sequence[float], label: str | None = None) -> Axis:
     return Axis(scale="log2", ticks=places, label=label)
 
 
-GRAPHS: Mapping[str, str] = {"nearest": "#D55E00", "cheapest": "#0072B2"}
-"""As printed, and only where a graph is predicted to be faster; with their colours."""
+PRINTED = "nearest, one bucket"
+GRAPHS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
+    {
+        PRINTED: {"graphs": "nearest", "joins": "same"},
+        "nearest": {"graphs": "nearest"},
+        "cheapest": {"graphs": "cheapest"},
+    }
+)
+"""As printed, where a batch is of one bucket of length; with longer prompts that join it and are what it is padded to; and only
+where a graph is predicted to be faster."""
+_COLORS = {PRINTED: "#009E73", "nearest": "#D55E00", "cheapest": "#0072B2"}
 Column = TypeVar("Column")
 
 
@@ -113,18 +123,19 @@ def choices(
     columns: Mapping[Column, str],
     cells: Callable[[Column, str], Sequence[Cell]],
     ticks: Sequence[str],
+    ways: Iterable[str],
     *,
     x_label: str = "",
 ) -> list[Panel]:
-    """Panels of LAPS with either way to choose a graph: a row a measure, a column a setting. ``cells`` of a column and a choice are
+    """Panels of LAPS with these ways to choose a graph: a row a measure, a column a setting. ``cells`` of a column and a choice are
     one for every tick; ``columns`` have their titles."""
     places = range(len(ticks))
     return [
         Panel(
             title=title,
             layers=[
-                line(runs, "laps", places, cells(column, graphs), of, f"graphs: {graphs}", color=color)
-                for graphs, color in GRAPHS.items()
+                line(runs, "laps", places, cells(column, graphs), of, f"graphs: {graphs}", color=_COLORS[graphs])
+                for graphs in ways
             ],
             x=Axis(label=x_label, ticks=places, names=ticks, size=7),
             y=Axis(label=of.label if place == 0 else None, limits=(0, None)),

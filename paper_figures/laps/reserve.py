@@ -1,22 +1,43 @@
-"""Reserve (ours) against LAPS, SGLang and vLLM from half load to overload, three models: violations, mean, longest TTFT."""
+"""Reserve (ours) against LAPS, SGLang, vLLM and SRPT from half load to overload, three models: violations, those of prompts above
+1,000 tokens, mean, longest TTFT."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
 
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, said
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LATE, LMSYS, LONGEST, MEAN, MODELS, P90_LONG, TOKENS_S
+from paper_figures.laps.contenders import (
+    CAPACITY,
+    CONTENDERS,
+    LATE,
+    LATE_1K,
+    LMSYS,
+    LONGEST,
+    MEAN,
+    MODELS,
+    P90_1K,
+    PRICE,
+    TOKENS_S,
+    priced,
+)
 from paper_figures.laps.fig7 import by_load
+from paper_figures.laps.knee import knee
 from paper_figures.laps.layout import laps_figure, laps_page, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 
-NAMES = ("sglang", "sglang-graphs", "vllm", "laps", "reserve")
+PUBLISHED = ("sglang", "sglang-graphs", "vllm", "laps")
 """SGLang with the prefill graphs it has by now, too: a baseline gets every advantage ours gets."""
-LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.05)
+NAMES = (*PUBLISHED, "srpt", "reserve")
+LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.05, 1.2)
+"""Up to where every system has one turn in ten late, or none ever has."""
 PLACES = [(model, load) for model in MODELS for load in LOADS]
+FEW = 4
 SATURATED = 64
 """Clients of the runs that say what the order costs in throughput."""
 
@@ -41,7 +62,9 @@ def panel(runs: Runs, of: Measure, model: str) -> Panel:
             line(runs, name, LOADS, [at_load(runs.view, name, model, load) for load in LOADS], of) for name in NAMES
         ],
         x=Axis(ticks=LOADS, size=7),
-        y=Axis(label=of.label if model == MODELS[0] else None, scale="linear" if of is LATE else "plain log"),
+        y=Axis(
+            label=of.label if model == MODELS[0] else None, scale="linear" if of in (LATE, LATE_1K) else "plain log"
+        ),
     )
 
 
@@ -49,56 +72,70 @@ def page(runs: Runs) -> Page:
     capacities = ", ".join(f"{CAPACITY[model]:g}" for model in MODELS)
     return laps_page(
         runs,
-        panels=[panel(runs, of, model) for of in (LATE, MEAN, LONGEST) for model in MODELS],
+        panels=[panel(runs, of, model) for of in (LATE, LATE_1K, MEAN, LONGEST) for model in MODELS],
         columns=len(MODELS),
         after_title="; x: load",
-        conclusions=[in_how_many(runs), price(runs)],
+        conclusions=[in_how_many(runs, PUBLISHED), in_how_many(runs, ("srpt",)), price(runs), knees(runs)],
         about=f"One instance, Poisson turns with LMSYS-Chat-1M's shares. Load 1 is what SGLang PD serves with 256 clients ({capacities} turns/s).",
         table=Table(
-            columns=(
-                *("model", "load"),
-                *(f"{CONTENDERS[name].title}: late % / mean / P90 long ms / longest s" for name in NAMES),
-            ),
+            columns=(*("model", "load"), *(f"{CONTENDERS[name].title}: {PRICE}" for name in NAMES)),
             rows=[
-                (model, f"{load:g}", *(entry(runs, at_load(runs.view, name, model, load)) for name in NAMES))
+                (model, f"{load:g}", *(priced(runs, at_load(runs.view, name, model, load)) for name in NAMES))
                 for model, load in PLACES
             ],
         ),
     )
 
 
-def entry(runs: Runs, cell: Cell) -> str:
-    mean, long, longest = (number(runs.at(cell, of)) for of in (MEAN, P90_LONG, LONGEST))
-    return f"{said(runs.at(cell, LATE))} / {mean:.0f} / {long:.0f} / {longest / 1e3:.1f}"
-
-
-def in_how_many(runs: Runs) -> str:
-    """Settings in which Reserve violates fewer objectives than every other policy."""
+def in_how_many(runs: Runs, others: Sequence[str]) -> str:
+    """Settings in which Reserve violates fewer objectives than each of the others."""
 
     def versus(model: str, load: float) -> list[Interval]:
         """Violations of Reserve minus each other's, points."""
-        ours, *others = (at_load(runs.view, name, model, load) for name in reversed(NAMES))
-        return [runs.versus(ours, other, LATE, "points") for other in others]
+        ours, *theirs = (at_load(runs.view, name, model, load) for name in ("reserve", *others))
+        return [runs.versus(ours, other, LATE, "points") for other in theirs]
 
     found = {place: versus(*place) for place in PLACES}
     fewer = [place for place, differences in found.items() if all(map(is_below, differences))]
     more = [place for place, differences in found.items() if any(map(is_above, differences))]
     rest = [place for place in PLACES if place not in fewer and place not in more]
-    names = [", ".join(f"{model} at {load:g}" for model, load in places) for places in (rest, more)]
-    text = f"Reserve violates fewer objectives than every other policy, outside noise, in {len(fewer)} of {len(PLACES)} cells"
-    within = f"; within noise of one of them in {names[0]}" if rest else ""
+    names = [_told(places) for places in (rest, more)]
+    whom = " and ".join(dict.fromkeys(CONTENDERS[name].title.partition(",")[0] for name in others))
+    text = f"Reserve violates fewer objectives than {whom}, outside noise, in {len(fewer)} of {len(PLACES)} cells"
+    within = f"; within noise{' of one of them' if len(others) > 1 else ''} in {names[0]}" if rest else ""
     return f"{text}{within}; more in {names[1] or 'none'}."
+
+
+def _told(places: Sequence[tuple[str, float]]) -> str:
+    """By name where they are few."""
+    return ", ".join(f"{model} at {load:g}" for model, load in places) if len(places) <= FEW else str(len(places))
+
+
+def knees(runs: Runs) -> str:
+    texts = [
+        f"{CONTENDERS[name].title} {', '.join(knee(runs, partial(at_load, runs.view, name, model), LOADS) for model in MODELS)}"
+        for name in NAMES
+    ]
+    return f"Load at which one turn in ten is late (7B, 14B, 32B): {'; '.join(texts)}."
 
 
 def price(runs: Runs) -> str:
     changes = (
         runs.versus(full(runs.view, "reserve", model), full(runs.view, "sglang", model), TOKENS_S) for model in MODELS
     )
-    longest = (number(runs.at(at_load(runs.view, name, MODELS[1], LOADS[-1]), LONGEST)) for name in NAMES)
-    waits = [f"{each / 1e3:.1f} s ({CONTENDERS[name].title})" for name, each in zip(NAMES, longest, strict=True)]
+    who = ("sglang", "laps", "srpt", "reserve")
+
+    def of_each(of: Measure, load: float, scale: float = 1.0) -> str:
+        values = [number(runs.at(at_load(runs.view, name, MODELS[1], load), of)) for name in who]
+        return " / ".join(f"{scale * value:.1f}" for value in values)
+
+    above = "; ".join(
+        f"at {load:g} {of_each(LATE_1K, load)} % late, P90 {of_each(P90_1K, load, 1e-3)} s, longest TTFT {of_each(LONGEST, load, 1e-3)} s"
+        for load in (0.7, 0.9, 1.05)
+    )
     return (
-        f"The price: the longest TTFT at a load of {LOADS[-1]:g} is {', '.join(waits)} with {MODELS[1]}; with {SATURATED} clients Reserve prefills "
-        f"{', '.join(said(each, '%') for each in changes)} tokens/s against SGLang PD (7B, 14B, 32B)."
+        f"The price is paid by prompts above 1,000 tokens ({MODELS[1]}; {' / '.join(CONTENDERS[name].title for name in who)}): {above}. With {SATURATED} "
+        f"clients Reserve prefills {', '.join(said(each, '%') for each in changes)} tokens/s against SGLang PD (7B, 14B, 32B)."
     )
 
 

@@ -281,6 +281,7 @@ LAPS = Paper(
         "cost": "§4.2: memory and time of graphs, and what a budget of them is worth",
         "boundary": "§2: the boundary of short prompts, and head-of-line blocking",
         "reserve": "Reserve: violations from half load to overload",
+        "tuned": "tuned: every system as printed, and with its free knobs searched",
         "kappa": "kappa: the mixing penalty that the printed throughput needs",
         "pools": "pools: static ones against the controller",
     },

@@ -12,8 +12,24 @@ from paper_figures.common import style
 from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, said
-from paper_figures.laps import boundary, cost, fig1, fig2, fig3, fig5, fig6, fig7, fig8, kappa, reserve, table2
+from paper_figures.laps import (
+    boundary,
+    cost,
+    fig1,
+    fig2,
+    fig3,
+    fig5,
+    fig6,
+    fig7,
+    fig8,
+    kappa,
+    pools,
+    reserve,
+    table2,
+    tuned,
+)
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MEAN, MIDDLE, PAIRED_SEEDS, RPS
+from paper_figures.laps.knee import crossing
 from repro.reports.claims import Finding
 from repro.reports.figures import PAPERS, View
 from repro.reports.paper import load_claims
@@ -232,8 +248,54 @@ def test_reserve_names_the_cells_in_which_it_is_not_ahead():
         is_there = cell.rate == pytest.approx(CAPACITY[MIDDLE] * 0.5) and cell.system == "laps"
         return {"late": 0.1 + 0.001 * cell.seed if is_there else late}
 
-    text = reserve.in_how_many(Runs(prefill_runs(reserve.FIGURE.cells(VIEW), equal_once), VIEW))
-    assert "in 17 of 18 cells; within noise of one of them in Qwen2.5-14B at 0.5; more in none." in text
+    runs = Runs(prefill_runs(reserve.FIGURE.cells(VIEW), equal_once), VIEW)
+    text = reserve.in_how_many(runs, reserve.PUBLISHED)
+    assert text.startswith("Reserve violates fewer objectives than SGLang PD and vLLM PD and LAPS, outside noise,")
+    assert "in 20 of 21 cells; within noise of one of them in Qwen2.5-14B at 0.5; more in none." in text
+
+
+def test_a_knee_is_between_the_loads_around_it():
+    assert crossing((0.5, 0.7, 0.9), (1.0, 5.0, 15.0)) == pytest.approx(0.8)
+    assert crossing((0.5, 0.7, 0.9), (1.0, 5.0, 9.9)) is None
+    assert crossing((0.5, 0.7), (12.0, 50.0)) == 0.5
+    # Before it falls again.
+    assert crossing((0.5, 0.7, 0.9), (0.0, 20.0, 2.0)) == pytest.approx(0.6)
+
+
+def test_knees_and_prices_are_those_of_each_form(tmp_path):
+    """A tuned system is late half as often; each form's knee is read off its own runs."""
+
+    def halved(cell: Cell) -> dict[str, float]:
+        share = (cell.rate or 0.0) / CAPACITY[cell.knob_values["model"]] / cell.knob_values["num_instances"]
+        return {"late": share**2 * (0.1 if cell.knob_values.get("tune") else 0.2) * (1 + 1e-4 * cell.seed)}
+
+    runs = Runs(prefill_runs(tuned.FIGURE.cells(VIEW), halved), VIEW)
+    text = tuned.knees(runs, tuned.PLACES[0])
+    assert "SGLang PD 0.71 ± 0.00 -> 1.00 ± 0.00;" in text, text
+    assert tuned.near(runs, tuned.PLACES[0]).startswith(
+        "Qwen2.5-7B, 1 instance at a load of 0.9, late as printed -> tuned: SGLang PD 16.2 ± 0.0 -> 8.1 ± 0.0 % (longest 1.0 -> 1.0 s);"
+    )
+    rendered = tuned.FIGURE.render(runs.all, VIEW, tmp_path)
+    assert len(rendered.rows) == sum(
+        len(tuned.NAMES[place.instances]) * len(tuned.LOADS[place.instances]) for place in tuned.PLACES
+    )
+
+
+def test_the_price_of_an_order_by_length_is_told():
+    text = reserve.price(Runs(prefill_runs(reserve.FIGURE.cells(VIEW), shape), VIEW))
+    assert "paid by prompts above 1,000 tokens" in text
+    assert text.count("% late, P90") == text.count("longest TTFT") == 3
+
+
+def test_pools_report_the_runs_in_which_the_controller_moved():
+    def moved(cell: Cell) -> dict[str, float]:
+        is_mended = cell.knob_values.get("controller") == "mended"
+        return {"late": 0.2 if is_mended and cell.seed else 0.1}
+
+    runs = prefill_runs(pools.FIGURE.cells(VIEW), moved)
+    for run in runs:
+        run.summary["moves_per_minute"] = float(run.cell.seed > 0)
+    assert "at 0.9 in 2 of 3 runs, worse in 2: 20.0 % late against 10.0 %" in pools.where_it_moved(Runs(runs, VIEW))
 
 
 def test_other_figures_answer_their_claims(tmp_path):

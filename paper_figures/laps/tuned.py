@@ -1,0 +1,147 @@
+"""Every system as printed, with our defaults, and tuned by a search that is the same for all, from half load to overload (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis, Line, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.words import number, plural, said
+from paper_figures.laps.contenders import (
+    CAPACITY,
+    CONTENDERS,
+    LATE,
+    LATE_1K,
+    LMSYS,
+    LONGEST,
+    MIDDLE,
+    MODELS,
+    PRICE,
+    priced,
+    rate_of,
+    tuned,
+)
+from paper_figures.laps.fig7 import EIGHTS_TURNS
+from paper_figures.laps.knee import knee
+from paper_figures.laps.layout import laps_figure, laps_page
+from repro.reports.figures import View
+from repro.runs.cell import Cell, Scalar
+from repro.runs.tuning import CANDIDATES, TRIALS
+
+
+class Place(NamedTuple):
+    model: str
+    instances: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {plural(self.instances, 'instance')}"
+
+
+PLACES = (*(Place(model, 1) for model in MODELS), Place(MIDDLE, 8))
+NAMES: Mapping[int, tuple[str, ...]] = {
+    1: ("sglang", "vllm", "laps", "srpt", "reserve"),
+    8: ("router", "laps", "srpt", "reserve"),
+}
+LOADS: Mapping[int, tuple[float, ...]] = {1: (0.5, 0.7, 0.8, 0.9, 1.0, 1.05, 1.2), 8: (0.7, 0.8, 0.9, 1.0, 1.1)}
+NEAR = 0.9
+DASHED = "--"
+"""As printed; what is tuned is drawn through."""
+
+
+def cell(view: View, name: str, is_tuned: bool, place: Place, load: float) -> Cell:
+    knobs: dict[str, Scalar] = {"model": place.model, "num_instances": place.instances, "transient": True}
+    if place.instances > 1:
+        knobs["num_prompts"] = EIGHTS_TURNS
+    contender = tuned(name) if is_tuned else CONTENDERS[name]
+    return contender.cell(view, LMSYS, knobs, rate=rate_of(load, place.model, place.instances))
+
+
+def cells(view: View) -> list[Cell]:
+    return [
+        cell(view, name, is_tuned, place, load)
+        for place in PLACES
+        for load in LOADS[place.instances]
+        for name in NAMES[place.instances]
+        for is_tuned in (False, True)
+    ]
+
+
+def panel(runs: Runs, of: Measure, place: Place) -> Panel:
+    loads = LOADS[place.instances]
+    return Panel(
+        title=place.title,
+        layers=[
+            Line(
+                label=tuned(name).title if is_tuned else CONTENDERS[name].title,
+                places=loads,
+                at=[runs.at(cell(runs.view, name, is_tuned, place, load), of) for load in loads],
+                look=replace(CONTENDERS[name].look, linestyle="-" if is_tuned else DASHED),
+            )
+            for name in NAMES[place.instances]
+            for is_tuned in (False, True)
+        ],
+        x=Axis(ticks=loads, size=7),
+        y=Axis(label=of.label if place == PLACES[0] else None, scale="plain log" if of is LONGEST else "linear"),
+    )
+
+
+def chosen(runs: Runs, name: str, place: Place, load: float) -> str:
+    found = runs.of(cell(runs.view, name, True, place, load))
+    setting = found[0].facts.get("tuned", {}).get("chosen", {}) if found else {}
+    return " ".join(f"{knob}={value}" for knob, value in setting.items()) or "the defaults"
+
+
+def page(runs: Runs) -> Page:
+    capacities = ", ".join(f"{CAPACITY[model]:g}" for model in MODELS)
+    return laps_page(
+        runs,
+        panels=[panel(runs, of, place) for of in (LATE, LATE_1K, LONGEST) for place in PLACES],
+        columns=len(PLACES),
+        after_title="; x: load",
+        conclusions=[*(near(runs, place) for place in PLACES), *(knees(runs, place) for place in PLACES)],
+        about=f"Dashed: as printed, our defaults where nothing is printed. Through: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} "
+        f"candidates and {TRIALS} simulated trials on other seeds, for the fewest late turns. Poisson turns with LMSYS-Chat-1M's shares; load 1 is "
+        f"{capacities} turns/s an instance.",
+        table=Table(
+            columns=("model", "instances", "load", "system", f"as printed: {PRICE}", "tuned: the same", "chosen"),
+            rows=[
+                (
+                    *(place.model, place.instances, f"{load:g}", CONTENDERS[name].title),
+                    *(priced(runs, cell(runs.view, name, is_tuned, place, load)) for is_tuned in (False, True)),
+                    chosen(runs, name, place, load),
+                )
+                for place in PLACES
+                for load in LOADS[place.instances]
+                for name in NAMES[place.instances]
+            ],
+        ),
+    )
+
+
+def near(runs: Runs, place: Place) -> str:
+    texts = []
+    for name in NAMES[place.instances]:
+        plain, best = (cell(runs.view, name, is_tuned, place, NEAR) for is_tuned in (False, True))
+        texts.append(
+            f"{CONTENDERS[name].title} {said(runs.at(plain, LATE))} -> {said(runs.at(best, LATE))} % "
+            f"(longest {number(runs.at(plain, LONGEST)) / 1e3:.1f} -> {number(runs.at(best, LONGEST)) / 1e3:.1f} s)"
+        )
+    return f"{place.title} at a load of {NEAR:g}, late as printed -> tuned: {'; '.join(texts)}."
+
+
+def knees(runs: Runs, place: Place) -> str:
+    loads = LOADS[place.instances]
+    texts = [
+        f"{CONTENDERS[name].title} "
+        + " -> ".join(knee(runs, partial(cell, runs.view, name, is_tuned, place), loads) for is_tuned in (False, True))
+        for name in NAMES[place.instances]
+    ]
+    return f"{place.title}, load at which one turn in ten is late: {'; '.join(texts)}."
+
+
+FIGURE = laps_figure("tuned", "ours; what LAPS §3 and §4.1 leave open", page=page, cells=cells)
