@@ -55,7 +55,7 @@ _ON_PLAN = (
     OnPlan(name="vllm", system="vllm-sim", title="vLLM"),
     OnPlan(name="continuum", system="continuum-sim", title="Continuum"),
 )
-_TUNED_MARKERS = ("p", "X", "D", "v", "d")
+_TUNED_MARKERS = ("*", "X", "D", "v", "d")
 _TUNED = tuple(
     replace(each, name=f"{each.name}-tuned", title=f"{each.title}, tuned", is_tuned=True, linestyle="--", marker=marker)
     for each, marker in zip(_ON_PLAN, _TUNED_MARKERS, strict=True)

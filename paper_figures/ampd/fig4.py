@@ -94,7 +94,7 @@ def page(runs: Runs) -> Page:
         panels=[*drawn, *(bars(runs) if DETAIL_RATE in table.rates else ())],
         columns=WIDE,
         after_title="; x: sessions/s",
-        conclusions=notes[:3],
+        conclusions=notes[:4],
         about=[
             f"SLO attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
             "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of searches of one size, on other samples of the same "
@@ -132,7 +132,7 @@ def bars(runs: Runs) -> list[Drawn]:
             title=f"{DETAIL_MODEL} {load_session_card(trace).title}, {DETAIL_RATE:g}/s",
             layers=[
                 Bars(
-                    label=None,
+                    label=CONTENDERS[name].title,
                     places=[each + 0.2 * (place - 1.5) for each in range(len(DETAILS))],
                     at=[exactly(1e3 * float(table.means[name][row, 0])) for table in found.values()],
                     width=0.19,

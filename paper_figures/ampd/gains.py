@@ -78,11 +78,11 @@ def standing(table: Attainments, ours: str, others: Sequence[str]) -> Standing:
 GAINS = (
     ("ampd", "dynamo"),
     ("ampd", "dynamo-tuned"),
+    ("ampd-tuned", "dynamo-tuned"),
     ("ampd", "vllm-tuned"),
     ("ours", "ampd"),
     ("ours", "dynamo"),
     ("ours", "dynamo-tuned"),
-    ("ampd-tuned", "dynamo-tuned"),
     ("ampd-tuned", "vllm-tuned"),
     ("ours-tuned", "dynamo-tuned"),
     ("ours-tuned", "vllm-tuned"),

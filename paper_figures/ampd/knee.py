@@ -170,7 +170,7 @@ def page(runs: Runs) -> Page:
         panels=[*curves(found), *(summary(found, trace) for trace in TRACES)],
         columns=WIDE,
         after_title="; x: sessions/s",
-        conclusions=notes[:4],
+        conclusions=notes[:5],
         about=[
             f"SLO attainment in {DEFAULT}; {seeds_text(view)}: mean, and bars for its 95 % interval (jackknife over seeds). Below: the rate at "
             f"which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were run; at an end of them it lies beyond.",

@@ -260,7 +260,7 @@ AMPD = Paper(
         "table2": "Table 2: deployments, planned and served",
         "readings": "readings: what attainment and constants may mean, scored against Figure 4",
         "switches": "switches: what ordering by load and looking at the backlog add, cell by cell",
-        "knee": "the rate at which attainment falls to 90 %, panel by panel",
+        "knee": "knee: the rate at which attainment falls to 90 %, panel by panel",
         "length": "length: attainment of 99 and of 400 sessions",
     },
     claims=CLAIMS / "ampd" / "claims.yaml",

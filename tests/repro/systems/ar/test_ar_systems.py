@@ -221,6 +221,16 @@ def test_the_free_knobs_are_in_the_docs():
             assert str(value) in line
 
 
+def test_a_search_is_for_the_rate_that_it_is_told():
+    """At 2.4/s GAIA wants three prefill GPUs to one, at 0.4/s an even split; the run's own rate does not matter then."""
+
+    def placed(rate: float, **knobs: Scalar) -> str:
+        asked = cell("dynamo-sim", deployment="search", dataset="gaia", model="Llama-3.1-70B", rate=rate, **knobs)
+        return str(prepare(asked).deployment.placed().cluster.deployment)
+
+    assert placed(0.4) == placed(2.4, planning_rate=0.4) != placed(2.4) == placed(0.4, planning_rate=2.4)
+
+
 def test_the_planner_plans_for_the_rate_of_the_cell():
     _, low = ran(cell(deployment="planner", rate=0.4))
     _, high = ran(cell(deployment="planner", rate=1.6))
