@@ -102,7 +102,7 @@ def page(runs: Runs) -> Page:
         runs,
         panels=[panel(runs, of, place) for of in (LATE, LATE_1K, LONGEST) for place in PLACES],
         columns=len(PLACES),
-        after_title="; x: load",
+        after_title="; x: load; dashed: as printed",
         conclusions=[*(near(runs, place) for place in PLACES), *(knees(runs, place) for place in PLACES)],
         about=f"Dashed: as printed, our defaults where nothing is printed. Through: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} "
         f"candidates and {TRIALS} simulated trials on other seeds, for the fewest late turns. Poisson turns with LMSYS-Chat-1M's shares; load 1 is "

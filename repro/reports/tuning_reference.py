@@ -22,13 +22,13 @@ The search simulates up to {CANDIDATES} combinations of what is below, the defau
 every run, in {TRIALS} trials in all: half of the combinations are dropped after each round, by the mean over all samples so far, and what
 two are left with decides between them. Its samples are of seeds from {TUNING_SEED:,} on, which no comparison has: the best of many on the
 very runs that are reported would be luck as well. A knob that the cell itself sets is not free, and what has no effect in a cell is
-not tried. It is made anew in every process (some seconds) and finds the same everywhere; `tuned` among a run's facts says what it
+not tried. It is made anew in every process (seconds to a minute or two) and finds the same everywhere; `tuned` among a run's facts says what it
 chose. What is not below is held by the system's own definition, and is in [knobs.md](knobs.md).
 
 AMPD and what it is compared with search their deployments too, by `deployment=search` and a size of its own for all of them:
 [ampd.md](ampd.md#what-is-free-and-searched).
 
-What is made least is the same for all of a family, and one number says nothing of its price: read the longest wait beside it.
+What is searched for is the same for all of a family, and one number says nothing of its price: read the longest wait beside it.
 
 Made by `python -m repro.reports.tuning_reference` from the systems themselves.
 """
@@ -45,7 +45,7 @@ def reference() -> str:
 
 def _section(score: str, names: list[str]) -> Iterator[str]:
     yield f"## {', '.join(names)}\n"
-    yield f"Made least: {score}.\n"
+    yield f"Searched for: {score}.\n"
     yield "| what is free | of | besides the default | what the source says |"
     yield "|---|---|---|---|"
     rows = dict.fromkeys((each.what, each.said, each.why) for name in names for each in free_of(name))

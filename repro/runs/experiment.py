@@ -13,6 +13,7 @@ from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
+from repro.runs.free import TUNE
 from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
@@ -119,7 +120,7 @@ def check_device(cell: Cell) -> None:
     """Refuses a cell whose device is not there, before anything of it is prepared."""
     check = getattr(SYSTEMS.get(cell.system), "check_device", None)
     if check is not None:
-        check(cell.without(COMPARISON))
+        check(cell.without(COMPARISON).without(TUNE))
 
 
 def prepare(cell: Cell) -> Experiment:

@@ -71,13 +71,18 @@ class Tuned:
         found = searched(self.cell.with_seed(0))
         deployment, _ = _with(self.cell, found.chosen)
         record = deployment.run(workload, on_progress)
-        told = {"chosen": dict(found.chosen), "candidates": found.num_candidates, "trials": TRIALS}
+        told = {"chosen": dict(found.chosen), "candidates": found.num_candidates, "trials": found.num_trials}
         return record.with_manifest(facts={**record.facts, "tuned": told})
 
 
 class Found(NamedTuple):
     chosen: Setting
     num_candidates: int
+
+    @property
+    def num_trials(self) -> int:
+        """None where nothing can be set otherwise."""
+        return TRIALS if self.num_candidates > 1 else 0
 
 
 def prepared(system: System, cell: Cell) -> tuple[Any, Any]:

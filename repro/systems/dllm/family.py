@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS
 from repro.runs.family import WAITS, Family, Shown, late_submissions
-from repro.runs.metrics import Floats, Metric, column, distribution, status_counts
+from repro.runs.metrics import Floats, Metric, column, distribution, request_times, served_per_second, status_counts
 from repro.runs.record import Column, RunRecord
 from repro.runs.statistics import wilson_interval
 
@@ -322,8 +323,17 @@ def submissions(record: RunRecord) -> Iterator[str]:
 DLLM_CHECKS = (step_times, step_counts, output_lengths, submissions)
 
 
+def score(record: RunRecord) -> tuple[float, ...]:
+    """Most tokens/s, then the least mean latency."""
+    latencies = request_times(record, "e2el_s")
+    rate = served_per_second(record, summed="output_len") or 0.0
+    return -rate, float(latencies.mean()) if latencies.size else math.inf
+
+
 DLLM = Family(
     name="dllm",
+    score=score,
+    score_said="most tokens/s, then the least mean latency",
     request_columns=REQUEST_COLUMNS,
     tables={STEPS: STEP_COLUMNS},
     metrics=DLLM_METRICS,

@@ -16,6 +16,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
 from repro.runs.cell import Cell
 from repro.runs.family import Family
+from repro.runs.free import Free
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm import static
 from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed
@@ -32,8 +33,8 @@ class DllmSystem:
 
     family: ClassVar[Family] = DLLM
 
-    def __init__(self, method: Method) -> None:
-        self.method = method
+    def __init__(self, method: Method, free: tuple[Free, ...] = ()) -> None:
+        self.method, self.free = method, free
         self.name, self.title = method.name, method.title
 
     @property

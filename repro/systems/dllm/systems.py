@@ -8,11 +8,23 @@ from baselines.dllm.fast_dllm import FAST_DLLM as _FAST_DLLM
 from baselines.dllm.llada import LLADA as _LLADA
 from baselines.dllm.sparse_dllm import SPARSE_DLLM as _SPARSE_DLLM
 from engines.dllm.serve import DLLM_SERVE as _DLLM_SERVE
+from repro.runs.free import Free
 from repro.systems.dllm.system import DllmSystem
 
-DLLM_SERVE = DllmSystem(_DLLM_SERVE)
-FAST_DLLM = DllmSystem(_FAST_DLLM)
-DLLM_CACHE = DllmSystem(dllm_cache.DLLM_CACHE)
-SPARSE_DLLM = DllmSystem(_SPARSE_DLLM)
-LLADA = DllmSystem(_LLADA)
-DREAM = DllmSystem(_DREAM)
+_STATIC_BATCH = Free(
+    "static batch",
+    ({"batch_rule": "batch"}, {"batch_rule": "max_model_len"}, {"batch_rule": "one"}),
+    '§6.1: "the maximum static batch size that fits in memory", of which requests is not said. The largest that holds the workload\'s '
+    "longest request by default",
+)
+_PLACES = Free(
+    "requests running at once",
+    ({"max_num_seqs": 16}, {"max_num_seqs": 64}, {"max_num_seqs": 128}),
+    "Table 3 prints budgets of tokens and logits and no number of requests. 512 by default",
+)
+DLLM_SERVE = DllmSystem(_DLLM_SERVE, (_PLACES,))
+FAST_DLLM = DllmSystem(_FAST_DLLM, (_STATIC_BATCH,))
+DLLM_CACHE = DllmSystem(dllm_cache.DLLM_CACHE, (_STATIC_BATCH,))
+SPARSE_DLLM = DllmSystem(_SPARSE_DLLM, (_STATIC_BATCH,))
+LLADA = DllmSystem(_LLADA, (_STATIC_BATCH,))
+DREAM = DllmSystem(_DREAM, (_STATIC_BATCH,))

@@ -356,7 +356,7 @@ PREFILL = Family(
     metrics=PREFILL_METRICS,
     checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
     score=score,
-    score_said="late turns, then mean TTFT; in a closed loop most turns/s",
+    score_said="the fewest late turns, then the least mean TTFT; in a closed loop most turns/s",
     shown=(
         *WAITS,
         Shown("turns/s", "rps"),

@@ -9,8 +9,9 @@ from engines.errors import UserError
 from repro.reports.tuning_reference import PATH, reference
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
-from repro.runs.experiment import prepare
+from repro.runs.experiment import check_device, prepare
 from repro.runs.free import TuneKnobs
+from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, free_of, settings_of
 from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED, candidates, halved
 from repro.systems.laps.family import PREFILL, score
@@ -129,6 +130,24 @@ def test_off_is_as_printed_and_a_stored_run_knows_what_was_searched():
     assert off.run().tables == plain.run().tables
     assert len({each.cell.key for each in (plain, off, search)}) == 3
     assert search.deployment.basis != plain.deployment.basis
+
+
+def test_baselines_of_diffusion_llms_are_tuned_alike():
+    """Batches that hold their own longest request serve Burst faster than one size for all; on dLLM-Serve's engine there is none."""
+
+    def run(**knobs: Scalar) -> RunRecord:
+        return prepare(
+            a_cell(
+                "fast-dllm", dataset="burst", platform="l40s", executor="roofline", rate=None, num_prompts=12, **knobs
+            )
+        ).run()
+
+    check_device(a_cell("fast-dllm", dataset="burst", platform="l40s", executor="roofline", rate=None, tune="search"))
+    tuned = run(tune="search")
+    assert tuned.facts["tuned"] == {"chosen": {"batch_rule": "batch"}, "candidates": 4, "trials": TRIALS}
+    assert tuned.tables == run(batch_rule="batch").tables
+    held = run(tune="search", reading="policy")
+    assert held.facts["tuned"] == {"chosen": {}, "candidates": 1, "trials": 0}
 
 
 def test_a_search_is_refused_where_there_is_none():
