@@ -291,16 +291,19 @@ def latencies(runs: Runs) -> list[Finding]:
             "ampd-ttft-vs-dynamo",
             float(initial + incremental),
             f"AMPD/Dynamo: lower in {initial} of 4 (initial) and {incremental} of 4 (incremental): {first_text}; {then_text}; {where}",
-            holds=initial + incremental >= 6,
+            holds=initial + incremental == 2 * len(TRACES),
         ),
         runs.finding(
-            "ampd-itl-vs-vllm", float(itl), f"AMPD/vLLM: lower in {itl} of 4: {itl_text}; {where}", holds=itl >= 3
+            "ampd-itl-vs-vllm",
+            float(itl),
+            f"AMPD/vLLM: lower in {itl} of 4: {itl_text}; {where}",
+            holds=itl == len(TRACES),
         ),
         runs.finding(
             "ampd-colocated-ttft",
             float(ttft_vllm + itl_dynamo),
             f"vLLM/Dynamo: TTFT lower in {ttft_vllm} of 4 and Dynamo's ITL lower in {itl_dynamo} of 4: {ttft_text}; {where}",
-            holds=ttft_vllm + itl_dynamo >= 7,
+            holds=ttft_vllm + itl_dynamo == 2 * len(TRACES),
         ),
     ]
 

@@ -68,10 +68,21 @@ class Runs:
         holds: bool | None = None,
         of: tuple[str, ...] = (),
         comparable: bool = True,
+        readings: tuple[tuple[str, float], ...] = (),
+        is_between: bool = False,
     ) -> Finding:
         """``obtained`` is the view's where the value comes from runs."""
-        known = self.view.obtained if obtained is None else obtained
-        return Finding(claim=claim, value=value, obtained=known, how=how, holds=holds, of=of, comparable=comparable)
+        return Finding(
+            claim=claim,
+            value=value,
+            obtained=self.view.obtained if obtained is None else obtained,
+            how=how,
+            holds=holds,
+            of=of,
+            comparable=comparable,
+            readings=readings,
+            is_between=is_between,
+        )
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float], how: Against) -> Interval:

@@ -62,7 +62,7 @@ def findings(runs: Runs) -> list[Finding]:
         f"P90 TTFT rises outside noise in {up} of {len(rises)} mixtures and falls in {down}, by up to {said(most, '%')}, more with more short prompts and less "
         "with more long ones; kappa 0"
     )
-    return [runs.finding("laps-fig1-interference", number(most), how, holds=up > len(rises) / 2 and down == 0)]
+    return [runs.finding("laps-fig1-interference", number(most), how, holds=up == len(rises))]
 
 
 FIGURE = laps_figure("fig1", "LAPS, Figure 1, §1", page=page, cells=cells, findings=findings)

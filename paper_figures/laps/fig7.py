@@ -180,12 +180,20 @@ def findings(runs: Runs) -> list[Finding]:
             f"LAPS minus {CONTENDERS[other].title}: {said(at, 'points')} ({said(runs.versus(ours, theirs, LATE), '%')}) at a load of {PAPER_LOAD:g}; "
             f"by load {others}; Qwen2.5-14B, {plural(instances, 'instance')}, Poisson, kappa 0"
         )
-        return runs.finding(claim, -number(at), how)
+        percent = number(runs.versus(ours, theirs, LATE))
+        readings = [
+            (f"points at {load:g}", -number(points(runs, "laps", other, instances, load))) for load in LOADS[instances]
+        ]
+        readings.append((f"percent at {PAPER_LOAD:g}", -percent))
+        return runs.finding(claim, -number(at), how, readings=tuple(readings), is_between=True)
 
     def eight(name: str) -> Finding:
         value, others = late(runs, name, 8, PAPER_LOAD), by_loads(8, lambda load: late(runs, name, 8, load), " %")
+        loads = tuple((f"load {load:g}", number(late(runs, name, 8, load))) for load in LOADS[8])
         at = f"Qwen2.5-14B, eight instances, Poisson at {PAPER_LOAD:g} of capacity, kappa 0"
-        return runs.finding(PRINTED[name], number(value), f"{said(value, '%')}; by load {others}; {at}")
+        return runs.finding(
+            PRINTED[name], number(value), f"{said(value, '%')}; by load {others}; {at}", readings=loads, is_between=True
+        )
 
     moves, gap_s = controller_moves()
     decisions = (

@@ -27,6 +27,7 @@ TITLES = {
     None: "nothing compared",
 }
 """Headings of the counts, by role."""
+WITH_REASON = ("not reproduced", "undecided by reading", "not testable here")
 
 
 def claims(
@@ -47,6 +48,7 @@ def claims(
     from repro.reports.claims import count, count_by_role, judge_all
     from repro.reports.claims_file import as_row
     from repro.reports.evidence import stored_answers
+    from repro.reports.facts import count_facts
     from repro.reports.figures import paper as paper_of
     from repro.reports.paper import read_claims
     from repro.reports.stamp import save_claims
@@ -69,11 +71,11 @@ def claims(
     name = "-".join([f"claims-{chosen.name}", *(str(value) for _, value in charged)])
     path = save_claims(chosen, judged, out / f"{name}.csv")
     if json:
-        by_role = count_by_role(shown)
+        counts = {"verdicts": count(shown), "roles": count_by_role(shown), "facts": count_facts(shown)}
         rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
         for row in rows if charged else ():
             row["over_kernels"] = ranges.get(row["id"])
-        print_json({"paper": chosen.name, "verdicts": count(shown), "roles": by_role, "claims": rows})
+        print_json({"paper": chosen.name, **counts, "claims": rows})
         return
     _print(chosen.name, shown, borrowed, ranges)
     if ranges:
@@ -128,7 +130,8 @@ def _over_kernels(
 
 
 def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]) -> None:
-    from repro.reports.claims import ROLES, count, count_by_role
+    from repro.reports.claims import ROLES, count
+    from repro.reports.facts import count_facts, facts
 
     for role in (*reversed(ROLES), None):
         own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
@@ -146,9 +149,9 @@ def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Map
                     for each in own
                 ],
             )
-    if reasons := [each for each in judged if each.verdict in ("not reproduced", "not testable here")]:
+    if reasons := [each for each in judged if each.verdict in WITH_REASON]:
         print_table(
-            "Why not reproduced, or not testable here",
+            "Why not reproduced, undecided by reading, or not testable here",
             ("claim", "reason"),
             [(each.claim.id, each.reason or "-") for each in reasons],
         )
@@ -165,7 +168,11 @@ def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Map
                 for each in own
             ],
         )
-    for role, counts in count_by_role(judged).items():
+    num_facts = sum(each.role is not None for each in facts(judged))
+    say(
+        f"{num_facts} facts in {sum(each.role is not None for each in judged)} comparisons: what follows from one number counts once"
+    )
+    for role, counts in count_facts(judged).items():
         say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
     others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
     say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))

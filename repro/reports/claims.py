@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from repro.reports.paper import Claim
@@ -18,8 +18,16 @@ ROLES: tuple[Role, ...] = ("by construction", "fitted", "implied by the fit", "p
 """Ordered from the least worth to the most: a comparison of several values has the first of their roles."""
 
 Verdict = Literal[
-    "reproduced", "not reproduced", "by construction", "not testable here", "not run", "paper's inconsistency"
+    "reproduced",
+    "not reproduced",
+    "undecided by reading",
+    "by construction",
+    "not testable here",
+    "not run",
+    "paper's inconsistency",
 ]
+WIDEST = 10.0
+"""Ends of a range that are this many times apart say an order of magnitude, which hardly a run could miss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,10 @@ class Finding:
     """What each value is of, e.g. ``rtx4090/burst``; empty where there is nothing to tell apart."""
     holds: bool | None = None
     """Whether an ordering holds, for claims that state no number."""
+    readings: tuple[tuple[str, float], ...] = ()
+    """The same in other readings of what the paper leaves open: a name and the value there."""
+    is_between: bool = False
+    """Whether readings are points of something continuous, as a load, so that what lies between two of them is met between them."""
     comparable: bool = True
     """False where the runs stand for something else than the claim's (another model); ``how`` says what."""
 
@@ -82,11 +94,14 @@ class Judged:
 
     @property
     def role(self) -> Role | None:
-        """The answer's role; None where nothing is compared."""
-        return self.answer.role if self.answer is not None and self.verdict in COMPARED else None
+        """The answer's role; None where nothing is compared. A prediction that something of ours was chosen to meet is fitted."""
+        if self.answer is None or self.verdict not in COMPARED:
+            return None
+        role = self.answer.role
+        return "fitted" if role == "prediction" and self.claim.chosen is not None else role
 
 
-COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "by construction")
+COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "undecided by reading", "by construction")
 
 
 def judge_all(claims: Sequence[Claim], answers: Iterable[Answer]) -> list[Judged]:
@@ -96,7 +111,30 @@ def judge_all(claims: Sequence[Claim], answers: Iterable[Answer]) -> list[Judged
         if answer.finding.claim not in found:
             raise ValueError(f"finding for unknown claim {answer.finding.claim!r}")
         found[answer.finding.claim].append(answer)
-    return [judge(claim, found[claim.id]) for claim in claims]
+    return with_facts([judge(claim, found[claim.id]) for claim in claims])
+
+
+def with_facts(judged: Sequence[Judged]) -> list[Judged]:
+    """What follows from a number that is not reproduced is not either: two errors may cancel, or a wider tolerance forgive one. An
+    ordering can be right where the numbers are not."""
+    verdicts: dict[str, Judged] = {each.claim.id: each for each in judged}
+
+    def follows_missed(each: Judged) -> str | None:
+        return next((name for name in each.claim.follows if verdicts[name].verdict == "not reproduced"), None)
+
+    def settled(each: Judged) -> Judged:
+        if each.verdict != "reproduced" or each.claim.expected.value is None:
+            return each
+        missed = follows_missed(each)
+        reason = f"{missed}, which it follows from, is not reproduced"
+        return each if missed is None else replace(each, verdict="not reproduced", reason=reason)
+
+    for _ in judged:  # as long as one follows from another that was settled
+        found = {name: settled(each) for name, each in verdicts.items()}
+        if found == verdicts:
+            break
+        verdicts = found
+    return list(verdicts.values())
 
 
 def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
@@ -109,7 +147,15 @@ def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
         return Judged(claim=claim, answer=answer, verdict="not testable here", reason=claim.untestable)
     if answer is None:
         return Judged(claim=claim, answer=None, verdict="not run", reason="no stored runs answer it")
-    finding = answer.finding
+    finding, stated = answer.finding, claim.expected.value
+    if (
+        isinstance(stated, tuple)
+        and len(stated) == 2
+        and 0 < WIDEST * stated[0] <= stated[1]
+        and len(finding.values) == 1
+    ):
+        wide = f"what it states spans a factor of {stated[1] / stated[0]:.0f}, which hardly a run could miss"
+        return Judged(claim=claim, answer=answer, verdict="not testable here", reason=wide)
     if not finding.comparable:
         return Judged(claim=claim, answer=answer, verdict="not testable here", reason=finding.how)
     # Where as many are there an extreme lies elsewhere, and that is a fault, not a gap.
@@ -118,6 +164,8 @@ def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
         return Judged(claim=claim, answer=answer, verdict="not run", reason=f"no stored runs of {', '.join(missing)}")
     faults = _faults(claim, finding)
     error = _error_percent(claim, finding)
+    if (open_ := _undecided(claim, finding, not faults)) is not None:
+        return Judged(claim=claim, answer=answer, verdict="undecided by reading", error_percent=error, reason=open_)
     if faults:
         sentence = "; ".join([*faults[:2], *([f"and {len(faults) - 2} more"] if len(faults) > 2 else [])])
         reason = sentence if claim.gap is None else f"{sentence}: {claim.gap}"
@@ -206,6 +254,36 @@ def _faults(claim: Claim, finding: Finding) -> list[str]:
         for got, label in zip(values, _labels(finding), strict=True)
         if not _within(claim, expected, got)
     ]
+
+
+def _other_value(claim: Claim) -> float | None:
+    """What the paper's other numbers give in place of what the claim states, where it does not follow from them."""
+    if claim.kind != "stated" or claim.recomputed is None or claim.tolerance.type == "one_sided":
+        return None
+    value, differs = claim.recomputed.value, claim.recomputed.verdict.startswith(("disagrees", "loosely"))
+    return float(value) if differs and isinstance(value, float | int) and not isinstance(value, bool) else None
+
+
+def _undecided(claim: Claim, finding: Finding, is_met: bool) -> str | None:
+    """Which readings meet the claim and which do not, where they differ; the paper's own other value is one of what it states."""
+    stated, other = claim.expected.value, _other_value(claim)
+    if other is not None and len(finding.values) == 1 and _within(claim, other, finding.values[0]) != is_met:
+        return (
+            f"{finding.values[0]:.4g} {'does not meet' if is_met else 'meets'} {other:.4g}, which the paper's other numbers give, "
+            f"and {'meets' if is_met else 'does not meet'} what it states"
+        )
+    if not finding.readings or isinstance(stated, tuple) or stated is None:
+        return None
+    met = [name for name, value in finding.readings if _within(claim, stated, value)]
+    others = [name for name, value in finding.readings if name not in met]
+    texts = {name: f"{name} {value:.4g}" for name, value in finding.readings}
+    values = [*finding.values, *(value for _, value in finding.readings)]
+    if not met and not is_met and finding.is_between and min(values) < stated < max(values):
+        return f"met between readings ({', '.join(texts.values())}), in none of them"
+    if met if not is_met else others:
+        holds, fails = (", ".join(texts[name] for name in part) or "the default" for part in (met, others))
+        return f"holds with {holds}; not with {fails}"
+    return None
 
 
 def _outside_range(claim: Claim, finding: Finding, low: float, high: float) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from engines.errors import UserError
 from repro.files import replace_text
-from repro.reports.claims import Answer, Finding, How, Judged, judge
+from repro.reports.claims import Answer, Finding, How, Judged, judge, with_facts
 from repro.reports.paper import Claim
 from repro.reports.roles import MOST_ALONE
 from repro.runs.store import StoredRun
@@ -45,7 +45,11 @@ COLUMNS = (
     "command",
     "minutes",
     "recomputed",
+    "fact",
+    "readings",
 )
+ADDED = ("fact", "readings")
+"""Columns that older files lack."""
 
 
 def names_of(keys: Collection[str], most: int = MOST_ALONE) -> list[str]:
@@ -89,6 +93,8 @@ def as_row(each: Judged) -> dict[str, Any]:
         "command": None if answer is None else answer.command,
         "minutes": None if answer is None or answer.command_s is None else round(answer.command_s / 60, 2),
         "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
+        "fact": claim.follows or (claim.id,),
+        "readings": () if finding is None else [f"{name}: {value!r}" for name, value in finding.readings],
     }
     assert tuple(row) == COLUMNS
     return row
@@ -113,7 +119,12 @@ def read(path: Path) -> list[dict[str, str]]:
             f"{path.name} cannot be read ({type(error).__name__}: {error}): run 'repro claims' again"
         ) from error
     # A row that is short or long has a value, or a key, None.
-    if tuple(columns or ()) != COLUMNS or any(None in (*row, *row.values()) for row in rows):
+    older = tuple(name for name in COLUMNS if name not in ADDED)
+    if tuple(columns or ()) == older:
+        rows = [{**row, **dict.fromkeys(ADDED, "")} for row in rows]
+    elif tuple(columns or ()) != COLUMNS:
+        raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
+    if any(None in (*row, *row.values()) for row in rows):
         raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
     return rows
 
@@ -121,7 +132,9 @@ def read(path: Path) -> list[dict[str, str]]:
 def judged_again(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> list[Judged]:
     """The rows' own answers to the claims they are of, judged as claims are stated now. Their runs stay behind."""
     by_id = {row["id"]: row for row in rows}
-    return [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims]
+    return with_facts(
+        [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims]
+    )
 
 
 def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
@@ -135,11 +148,18 @@ def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
         how=row["how"],
         of=_parts(row["of"], len(values)),
         holds={"True": True, "False": False}.get(row["holds"]),
+        readings=_readings(row["readings"]),
+        is_between="met between readings" in row["reason"],
         comparable=is_testable,
     )
     roles = _parts(row["roles"], len(values)) or ("prediction",) * len(values)
     seconds = 60 * float(row["minutes"]) if row["minutes"] else None
     return Answer(finding=finding, roles=roles, command=row["command"] or None, command_s=seconds)  # type: ignore[arg-type]
+
+
+def _readings(text: str) -> tuple[tuple[str, float], ...]:
+    parts = [part.rpartition(": ") for part in text.split("; ") if part]
+    return tuple((name, float(value)) for name, _, value in parts)
 
 
 def _parts(text: str, count: int) -> tuple[str, ...]:

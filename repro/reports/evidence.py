@@ -17,6 +17,8 @@ from repro.runs.sweep import Sweep
 from repro.systems.platforms import platform as platform_of
 
 THROUGHPUTS = frozenset({"throughput_tok_s", "request_throughput", "window_s"})
+QUEUED = 0.2
+"""A queue's latency is its throughput's to within this, the tolerance of the latencies that a paper prints."""
 SATURATED = 0.9
 """A system that serves less than this share of the arriving requests is saturated."""
 
@@ -98,8 +100,9 @@ def answers_of(chosen: Sequence[Source], sweep: Sweep, on_figure: Callable[[], N
 def determined(run: StoredRun) -> frozenset[str]:
     """Metrics of the run that the fit of its card gives; none if it is not of a target's system and data set.
 
-    Saturated, it serves the same tokens per second at any rate, and the latencies of its N requests follow: their mean
-    is about (N / 2) (tokens / throughput - 1 / rate). Below, its throughput is the load's."""
+    Saturated, it serves the same tokens per second at any rate. The latencies of its N requests follow where a queue makes them: their
+    mean is then (N / 2) (tokens / throughput - 1 / rate). Where the card holds most of the requests at once each of them takes long by
+    itself, and its latency is found, not given. Below saturation the throughput is the load's."""
     cell, protocol = run.cell, PROTOCOLS.get(run.cell.platform)
     if protocol is None or cell.rate is None:
         return frozenset()
@@ -107,7 +110,17 @@ def determined(run: StoredRun) -> frozenset[str]:
         return frozenset()
     served = run.summary["request_throughput"] or 0.0
     is_saturated = cell.rate == protocol.rate or served < SATURATED * cell.rate
-    return frozenset(run.summary) if is_saturated else THROUGHPUTS
+    return frozenset(run.summary) if is_saturated and _queue_alone(run) else THROUGHPUTS
+
+
+def _queue_alone(run: StoredRun) -> bool:
+    """Whether the closed form of a queue gives the run's mean latency within what a claim of a latency allows."""
+    served, latency = run.summary["request_throughput"], run.summary["e2el_s"]["mean"]
+    if not served or not latency or run.cell.rate is None:
+        return False
+    num_requests = sum(run.summary["num_requests"].values())
+    fluid = num_requests / 2 * (1 / served - 1 / run.cell.rate)
+    return abs(fluid / latency - 1) <= QUEUED
 
 
 def _but_rate(cell: Cell) -> tuple[object, ...]:

@@ -68,6 +68,10 @@ class Claim:
     of: tuple[str | None, ...] = ()
     """What each expected value is of, as a finding names it (``rtx4090/burst``); null where the paper does not say. With
     one expected value, all that it has to hold for."""
+    follows: tuple[str, ...] = ()
+    """Claims whose numbers this one follows from: with them it is one fact."""
+    chosen: str | None = None
+    """What of ours was chosen to meet it, so that meeting it is no prediction."""
     untestable: str | None = None
     """Why no run can decide it."""
     gap: str | None = None
@@ -146,6 +150,9 @@ def read_claims(path: Path, paper: str) -> tuple[Claim, ...]:
         if claim.paper != paper or claim.id in seen:
             raise UserError(f"{path}: claim {claim.id!r} is doubled or belongs to {claim.paper!r}: fix its id or paper")
         seen.add(claim.id)
+    for claim in claims:
+        if unknown := [name for name in claim.follows if name not in seen or name == claim.id]:
+            raise UserError(f"{path}: claim {claim.id!r} follows {unknown[0]!r}, no other claim of the file: name one")
     return tuple(claims)
 
 
@@ -160,6 +167,7 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
                 "expected": Expected(**{**expected, "value": _frozen(expected["value"])}),
                 "tolerance": Tolerance(**raw["tolerance"]),
                 "of": tuple(raw.get("of") or ()),
+                "follows": tuple(raw.get("follows") or ()),
                 "recomputed": Recomputed(**{**recomputed, "value": _frozen(recomputed["value"])})
                 if recomputed
                 else None,

@@ -3,8 +3,10 @@
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,9 @@ from repro.reports.fitting import PROTOCOLS, SYSTEM
 from repro.reports.roles import FAR, NEAR, Perturbed, answers
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.runs.system import SYSTEMS as REGISTERED
+from repro.systems.calibration import load_calibration
+from repro.systems.dllm.family import DLLM
 
 TOKENS = 256
 N = {"livebench": 128, "burst": 2000, "osc": 2000}
@@ -61,7 +66,8 @@ def fluid(cell: Cell, speed: Speeds, factor: float = 1.0) -> StoredRun:
         "std": 2 * mean / math.sqrt(12),
         "n": 4,
     }
-    return changed(run, summary={**run.summary, "e2el_s": {**run.summary["e2el_s"], **spread, "p99": 1.98 * mean}})
+    latencies = {**run.summary["e2el_s"], **spread, "p99": 1.98 * mean}
+    return changed(run, summary={**run.summary, "num_requests": {"ok": N[cell.dataset]}, "e2el_s": latencies})
 
 
 def runs_of(source: Source, speed: Speeds, seed: int = 0) -> list[StoredRun]:
@@ -249,6 +255,30 @@ def test_the_fit_determines_saturated_runs_of_its_targets_alone():
         {"knobs": (*cell.knobs, ("retention_ratio", 0.1))},
     ):
         assert metrics(**other) == frozenset()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_latency_is_given_where_a_queue_makes_it_at_two_constants(share):
+    """LiveBench's 128 requests run all at once on the L40S: a queue's closed form gives half their latency, or less."""
+    calibration = load_calibration("l40s")
+    constants = replace(calibration, matmul_efficiency=share * calibration.matmul_efficiency)
+
+    def simulated(dataset: str, **knobs: int) -> tuple[float, frozenset[str]]:
+        target = next(each for each in PROTOCOLS["l40s"].targets if each.dataset == dataset)
+        cell = PROTOCOLS["l40s"].cell(target)
+        cell = replace(cell, knobs=tuple({**cell.knob_values, **knobs}.items()))
+        deployment, workload = REGISTERED.get(cell.system).prepare(cell)
+        summary = DLLM.summarize(replace(deployment, calibration=constants).run(workload))
+        run = SimpleNamespace(cell=PROTOCOLS["l40s"].cell(target), summary=summary)
+        queue = sum(summary["num_requests"].values()) / 2 * (1 / summary["request_throughput"] - 1 / cell.rate)
+        return queue / summary["e2el_s"]["mean"], given_by_the_fit(run)
+
+    ratio, given = simulated("livebench")
+    assert ratio < 0.7
+    assert given == THROUGHPUTS
+    ratio, given = simulated("burst")
+    assert ratio == pytest.approx(1, abs=0.2)
+    assert given > THROUGHPUTS
 
 
 # -- perturbing ---------------------------------------------------------------------------------------------
