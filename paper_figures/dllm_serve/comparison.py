@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paper_figures.common.figure import cell_by_cell
 from paper_figures.common.runs import Runs
@@ -20,8 +20,8 @@ Throughputs = Mapping[tuple[str, str], float]
 """(data set, system) -> tok/s, saturated."""
 
 
-def rate_cells(view: View, rates: Sequence[float]) -> list[Cell]:
-    """Every system on every data set at every rate; figures of it share their runs, measured ones too."""
+def rate_cells(view: View, rates_of: Callable[[str], Sequence[float]]) -> list[Cell]:
+    """Every system on every data set at every rate of it; figures of it share their runs, measured ones too."""
     asked = (
         view.cell(
             None,
@@ -32,7 +32,7 @@ def rate_cells(view: View, rates: Sequence[float]) -> list[Cell]:
         )
         for dataset in DATASETS
         for system in SYSTEMS
-        for rate in rates
+        for rate in rates_of(dataset)
     )
     return cell_by_cell(asked, view)
 

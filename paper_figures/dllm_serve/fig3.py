@@ -23,7 +23,7 @@ from paper_figures.dllm_serve.comparison import (
     token_cap,
 )
 from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of
-from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, dllm_figure, printed_in
+from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, dllm_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -32,12 +32,13 @@ from repro.runs.cell import Cell
 SOURCE = f"{PAPER}, Figure 3, §6.2"
 CARD = "rtx4090"
 """The paper's card: its values are comparable there and nowhere else."""
+TABLE_4_RATE = 1.0
 SERVED = Measure(path="request_throughput")
 OUTSIDE = Measure(path="outside_forward_share", scale=100)
 
 
 def cells(view: View) -> list[Cell]:
-    return rate_cells(view, view.dllm.rates)
+    return rate_cells(view, view.dllm.rates_of)
 
 
 def page(runs: Runs) -> Page:
@@ -53,9 +54,14 @@ def page(runs: Runs) -> Page:
         values = ", ".join(
             f"{dataset_title(value.dataset)} {system_look(value.system).title} {value.value:g}" for value in paper
         )
-        lead.append(f"Hollow: the paper's peaks, beside the last rate because it prints no rates ({values} tok/s).")
+        has_rate, where = paper[0].rate is not None, "Table 4" if paper[0].rate is not None else SOURCE
+        lead.append(
+            "Hollow: the paper's Table 4."
+            if has_rate
+            else f"Hollow: the paper's peaks, beside the last rate because it prints no rates ({values} tok/s)."
+        )
         sentences.append(
-            f"The paper's peaks are those printed in {SOURCE}. Where the calibration was fitted on one of them, meeting it "
+            f"The paper's values are those printed in {where}. Where the calibration was fitted on one of them, meeting it "
             "is no prediction."
         )
     return Page(
@@ -72,19 +78,29 @@ def page(runs: Runs) -> Page:
             *ratio_notes(curves, paper),
             *saturation_notes(curves),
             *outside_forward_notes(curves),
-            *rates.notes(runs, curves, runs.view.dllm.rates),
+            *rates.notes(runs, curves, runs.view.dllm.rates_of),
             reading,
         ],
     )
 
 
 def paper_peaks(view: View) -> list[PaperValue]:
-    """Peaks that the paper's text prints; the figure's other points are not in the text."""
+    """Peaks that the paper's text prints, and Table 4 on its card; the figure's other points are not in the text."""
+    if view.platform.name == TABLE_4_CARD:
+        return table4_values("throughput_tok_s")
     values = printed_in("fig3") if view.platform.name == CARD else {}
     return [
         PaperValue(dataset=dataset, system=system.lower(), rate=None, value=float(value))
         for dataset in DATASETS
         for system, value in values.get(f"{dataset_title(dataset)}_peak", {}).items()
+    ]
+
+
+def table4_values(column: str) -> list[PaperValue]:
+    """What Table 4 prints of its one rate."""
+    return [
+        PaperValue(dataset=dataset, system=system, rate=TABLE_4_RATE, value=float(row[column]))
+        for (dataset, system), row in table4_rows().items()
     ]
 
 
@@ -167,7 +183,15 @@ def table_row(curve: Curve, curves: Curves) -> tuple[str, ...]:
 
 def paper_row(value: PaperValue) -> tuple[str, ...]:
     title = system_look(value.system).title
-    return (dataset_title(value.dataset), title, f"{value.value:g}", "not stated", "-", "paper", "-")
+    return (
+        dataset_title(value.dataset),
+        title,
+        f"{value.value:g}",
+        "not stated" if value.rate is None else f"{value.rate:g}",
+        "-",
+        "paper",
+        "-",
+    )
 
 
 def ratio_text(curve: Curve, curves: Curves) -> str:

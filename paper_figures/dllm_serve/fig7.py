@@ -131,14 +131,14 @@ def page(runs: Runs) -> Page:
 
 
 def top(runs: Runs) -> float:
-    """The upper limit of both panels: 12 % of a panel's span above its highest interval or printed value."""
+    """The upper limit of both panels, which begin at 0: 12 % above the highest interval or printed value."""
     tops, printed = [], paper_values(runs.view)
     for lengths in (INPUTS, OUTPUTS):
         ends = [1.0, *(printed[length] for length in lengths if length in printed)]
         for found in (relative(runs, length) for length in lengths):
             if found.mean is not None:
                 ends += [found.mean - found.arms[0], found.mean + found.arms[1]]
-        tops.append(max(ends) + 0.12 * (max(ends) - min(ends)))
+        tops.append(1.12 * max(ends))
     return max(tops)
 
 

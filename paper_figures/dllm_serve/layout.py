@@ -9,12 +9,12 @@ from typing import Any
 from engines.dllm.config import GenerationConfig
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.common.caption import basis_of, held_out_note
+from paper_figures.common.caption import basis_of, dataset_title, held_out_note
 from paper_figures.common.figure import figure
 from paper_figures.common.runs import Runs
-from paper_figures.common.style import Look
-from paper_figures.dllm_serve.comparison import BASELINES
-from repro.reports.paper import load_figures
+from paper_figures.common.style import Look, system_look
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, SYSTEMS
+from repro.reports.paper import load_figures, load_table
 from repro.runs.store import StoredRun
 from repro.systems.dllm.knobs import READINGS
 from repro.systems.dllm.part import DllmPart
@@ -40,6 +40,19 @@ def basis_and_reading(runs: Runs) -> str:
 
 
 dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True, under_title=basis_and_reading)
+
+
+TABLE_4_CARD = "l40s"
+
+
+def table4_rows() -> dict[tuple[str, str], dict[str, Any]]:
+    """Rows of the paper's Table 4 by data set and system."""
+    titles = {dataset_title(dataset): dataset for dataset in DATASETS}
+    systems = {system_look(system).title: system for system in SYSTEMS}
+    return {
+        (titles[str(row["dataset"])], systems[str(row["system"]).replace(" (Ours)", "")]): dict(row)
+        for row in load_table("dllm_serve/table4.csv")
+    }
 
 
 def printed_in(figure: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,9 +14,19 @@ from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import system_look
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS
-from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_obtained
+from paper_figures.dllm_serve.curve import (
+    LONGEST_WAIT,
+    MEAN_LATENCY,
+    P99_LATENCY,
+    THROUGHPUT,
+    Curve,
+    Curves,
+    batch_sentence,
+    curves_obtained,
+)
 from paper_figures.dllm_serve.layout import simulation_note
 from repro.reports.figures import View
+from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
 
 MIN_TICK_GAP = 0.1
@@ -29,7 +40,8 @@ RUN_COLUMNS: Columns[StoredRun] = {
     "throughput_tok_s": THROUGHPUT,
     "mean_latency_s": MEAN_LATENCY,
     "p50_latency_s": Measure(path="e2el_s/p50"),
-    "p99_latency_s": Measure(path="e2el_s/p99"),
+    "p99_latency_s": P99_LATENCY,
+    "longest_wait_s": LONGEST_WAIT,
     "std_latency_s": Measure(path="e2el_s/std"),
     "span_latency_s": Measure(path="e2el_s/span"),
     "outside_forward_share": Measure(path="outside_forward_share"),
@@ -84,7 +96,7 @@ def panels(
             is_wide = all(after - before >= MIN_TICK_GAP * span for before, after in pairwise(rates))
             x = Axis(limits=ends, ticks=rates if is_wide else None)
             y = _heights(own, measure, printed, is_log=is_log)
-            layers += [layer for curve in own for layer in _curve(curve, measure)]
+            layers += [layer for curve in own for layer in _curve(curve, measure, is_log=is_log)]
             layers += [value.layer(rates[-1] + 0.14 * span) for value in printed]
             layers += guides(own, ends)
         found.append(
@@ -102,7 +114,7 @@ def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperVal
     """All intervals and printed values, with free space above them."""
     ends = [value.value for value in paper]
     for curve in curves:
-        for interval in curve.usable(measure).values():
+        for interval in _points(curve, measure, is_log=is_log).values():
             mean, (below, above) = interval.mean or 0.0, interval.arms
             ends += [mean - below, mean, mean + above]
     positive = [end for end in ends if end > 0]
@@ -111,9 +123,21 @@ def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperVal
     return Axis(limits=(0, 1.15 * max(ends, default=0) or 1))
 
 
-def _curve(curve: Curve, measure: Measure) -> list[Layer]:
+def _points(curve: Curve, measure: Measure, *, is_log: bool) -> dict[float, Interval]:
+    """Means by rate; on a logarithmic axis geometric ones, with their intervals there, so that none reaches below zero."""
+    found = curve.usable(measure)
+    if not is_log:
+        return found
+    values = {rate: list(curve.values(rate, measure).values()) for rate in found}
+    return {
+        rate: from_logarithms(mean_interval([math.log(value) for value in own])) if min(own) > 0 else found[rate]
+        for rate, own in values.items()
+    }
+
+
+def _curve(curve: Curve, measure: Measure, *, is_log: bool) -> list[Layer]:
     """Valid runs joined, invalid ones crossed."""
-    usable = curve.usable(measure)
+    usable = _points(curve, measure, is_log=is_log)
     line = Line(label=curve.label, places=list(usable), at=list(usable.values()), look=curve.look, zorder=3)
     invalid = [
         (rate, value)
@@ -168,9 +192,9 @@ def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: 
     return Table(columns=CSV_COLUMNS, rows=rows)
 
 
-def notes(runs: Runs, curves: Curves, rates: Sequence[float]) -> list[str]:
+def notes(runs: Runs, curves: Curves, rates_of: Callable[[str], Sequence[float]]) -> list[str]:
     """What is wrong or missing, and how good the simulation is where it can be checked."""
-    asked = [(dataset, system, rate) for dataset in DATASETS for system in SYSTEMS for rate in rates]
+    asked = [(dataset, system, rate) for dataset in DATASETS for system in SYSTEMS for rate in rates_of(dataset)]
     missing = []
     for dataset, system, rate in asked:
         curve = curves.by_name.get((dataset, system))

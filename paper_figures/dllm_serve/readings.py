@@ -25,9 +25,7 @@ from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import paper_peaks
-from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figure
-from paper_figures.dllm_serve.table4 import CARD as TABLE_4_CARD
-from paper_figures.dllm_serve.table4 import paper_rows
+from paper_figures.dllm_serve.layout import SIMULATED_RUNS, TABLE_4_CARD, all_valid, dllm_figure, table4_rows
 from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -149,7 +147,7 @@ def gain_text(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> st
 def paper_throughputs(view: View) -> dict[tuple[str, str], float]:
     """(data set, system) -> tok/s: Table 4 on its card, the peaks of Figure 3 on the other."""
     if view.platform.name == TABLE_4_CARD:
-        return {key: float(row["throughput_tok_s"]) for key, row in paper_rows().items()}
+        return {key: float(row["throughput_tok_s"]) for key, row in table4_rows().items()}
     return {(value.dataset, value.system): value.value for value in paper_peaks(view)}
 
 

@@ -6,32 +6,39 @@ from typing import Any
 
 from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources, seeds_sentence, validity_text
 from paper_figures.common.figure import Page, Table
-from paper_figures.common.runs import Measure, Runs
-from paper_figures.common.style import system_look
+from paper_figures.common.runs import Runs
 from paper_figures.common.words import ends, number, said, shown
 from paper_figures.dllm_serve import rates
 from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS, labels, ranks_of, reading_sentence, token_cap
-from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_of, gains_of
+from paper_figures.dllm_serve.curve import (
+    LONGEST_WAIT,
+    MEAN_LATENCY,
+    P99_LATENCY,
+    THROUGHPUT,
+    Curve,
+    Curves,
+    batch_sentence,
+    curves_of,
+    gains_of,
+)
 from paper_figures.dllm_serve.fig5 import cells
-from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, all_valid, dllm_figure
+from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, all_valid, dllm_figure, table4_rows
 from repro.reports.claims import Finding
-from repro.reports.paper import load_table
 from repro.runs.statistics import Interval
 
-CARD = "l40s"
+CARD = TABLE_4_CARD
 BASE = "sparse-dllm"
 """Speedups are over it, as the paper's."""
 ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", "dllm-serve")
 """Rows per data set, as the paper's."""
 PAPER_ORDER = ("burst", "osc", "livebench")
 """Data sets by dLLM-Serve's printed throughput, the highest first."""
-P99 = Measure(path="e2el_s/p99")
 PRINTED = ("avg_latency_s", "throughput_tok_s", "speedup_vs_base_printed")
 
 
 def page(runs: Runs) -> Page:
     view, curves = runs.view, curves_of(runs)
-    rate, printed = max(view.dllm.rates), paper_rows() if view.platform.name == CARD else {}
+    rate, printed = max(view.dllm.rates), table4_rows() if view.platform.name == CARD else {}
     found = [
         (curve, [printed.get((dataset, system), {}).get(column) for column in PRINTED])
         for dataset in DATASETS
@@ -42,21 +49,32 @@ def page(runs: Runs) -> Page:
     return Page(
         table=Table(
             columns=(
-                *("dataset", "system", "mean latency s", "paper s", "throughput tok/s", "paper tok/s", "speedup"),
+                *(
+                    "dataset",
+                    "system",
+                    "mean latency s",
+                    "paper s",
+                    "P99 s",
+                    "longest wait s",
+                    "throughput tok/s",
+                    "paper tok/s",
+                    "speedup",
+                ),
                 *("paper speedup", "valid"),
             ),
             rows=[table_row(curve, curves, paper) for curve, paper in found],
         ),
         csv=Table(
             columns=(
-                *("platform", "reading", "dataset", "system", "mean_latency_s", "throughput_tok_s"),
+                *("platform", "reading", "dataset", "system", "mean_latency_s", "p99_latency_s", "longest_wait_s"),
+                "throughput_tok_s",
                 *("speedup", "speedup_low", "speedup_high"),
                 *("paper_mean_latency_s", "paper_throughput_tok_s", "paper_speedup", "num_runs", "obtained", "valid"),
             ),
             rows=[
                 (
                     *(view.platform.name, None if curve.system == OURS else view.reading, curve.dataset, curve.system),
-                    *(curve.last(MEAN_LATENCY).mean, curve.last(THROUGHPUT).mean),
+                    *(curve.last(of).mean for of in (MEAN_LATENCY, P99_LATENCY, LONGEST_WAIT, THROUGHPUT)),
                     *ends(speedup(curve, curves)),
                     *paper,
                     *(len(curve.last_runs), obtained_text(curve.last_runs), all_valid(curve.last_runs)),
@@ -65,7 +83,7 @@ def page(runs: Runs) -> Page:
             ],
         ),
         notes=[
-            *rates.notes(runs, curves, (rate,)),
+            *rates.notes(runs, curves, lambda dataset: (rate,)),
             reading_sentence(view),
             prompt_sources(curves.runs),
             seeds_sentence(curves.runs),
@@ -82,6 +100,8 @@ def table_row(curve: Curve, curves: Curves, paper: list[Any]) -> tuple[str, ...]
         curve.label,
         mean_text(curve.last(MEAN_LATENCY)),
         shown(latency, "g"),
+        shown(curve.last(P99_LATENCY).mean),
+        shown(curve.last(LONGEST_WAIT).mean),
         mean_text(curve.last(THROUGHPUT)),
         shown(throughput, "g"),
         "-" if (ratio_now := speedup(curve, curves)).mean is None else said(ratio_now, "x", 2),
@@ -96,15 +116,6 @@ def mean_text(interval: Interval) -> str:
 
 def speedup(curve: Curve, curves: Curves) -> Interval:
     return curves.versus(curve.dataset, curve.system, BASE, THROUGHPUT, max(curve.by_rate))
-
-
-def paper_rows() -> dict[tuple[str, str], dict[str, Any]]:
-    titles = {dataset_title(dataset): dataset for dataset in DATASETS}
-    systems = {system_look(system).title: system for system in SYSTEMS}
-    return {
-        (titles[str(row["dataset"])], systems[str(row["system"]).replace(" (Ours)", "")]): dict(row)
-        for row in load_table("dllm_serve/table4.csv")
-    }
 
 
 # -- claims -------------------------------------------------------------------------------------------------
@@ -172,7 +183,7 @@ def latencies(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     rows = (
         ("dllm-t4-livebench-lat-gain", "livebench", "fast-dllm", MEAN_LATENCY, "Fast-dLLM's mean latency", "LiveBench"),
         ("dllm-l40s-osc-lat-ratio", "osc", BASE, MEAN_LATENCY, "Sparse-dLLM's mean latency", "OSC"),
-        ("dllm-abs-tail-latency", "osc", BASE, P99, "Sparse-dLLM's p99 latency", "OSC"),
+        ("dllm-abs-tail-latency", "osc", BASE, P99_LATENCY, "Sparse-dLLM's p99 latency", "OSC"),
     )
     found = []
     for claim, dataset, other, of, what, where in rows:

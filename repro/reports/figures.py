@@ -54,7 +54,7 @@ class View(Checked):
     def dllm(self) -> DllmPart:
         """What diffusion-LLM systems run on the platform by default."""
         part = self.platform.part(DllmPart)
-        return replace(part, rates=self.rates) if self.rates else part
+        return replace(part, rates=self.rates, panel_rates={}) if self.rates else part
 
     @property
     def obtained(self) -> Obtained:

@@ -1,5 +1,7 @@
 """Figures 4 and 5, which draw the runs of Figure 3."""
 
+from dataclasses import replace
+
 import pytest
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
 
@@ -7,7 +9,7 @@ from paper_figures.dllm_serve import fig3, fig4, fig5
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.systems.dllm.platforms import CPU_TINY, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 
@@ -88,3 +90,35 @@ def test_jitter_without_a_valid_baseline_says_so(tmp_path):
     rendered = fig5.FIGURE.render(broken, CPU_VIEW, tmp_path)
     assert {row[3:7] for row in rendered.rows} == {("-", "-", "-", "-")}
     assert sum(note.startswith("INVALID") for note in rendered.notes) == 9
+
+
+def test_a_logarithmic_axis_has_geometric_means_whose_intervals_stay_above_zero(tmp_path, drawn):
+    """Latencies of 4, 40 and 400 s: Student's interval of their mean begins below -390 s, that of their logarithms above 0."""
+    view = replace(CPU_VIEW, num_runs=3)
+    runs = runs_of(fig4.FIGURE.cells(view), lambda cell: 64 / 10**cell.seed)
+    fig4.FIGURE.render(runs, view, tmp_path)
+    line = next(c for c in drawn[0].axes[0].containers if c.get_label() == "dLLM-Serve")
+    assert list(line[0].get_ydata()) == pytest.approx([40.0] * len(CPU_VIEW.dllm.rates))
+    assert all(segment[:, 1].min() > 0 for segment in line[2][0].get_segments())
+    assert drawn[0].axes[0].get_ylim()[0] > 0
+
+
+def test_panels_have_rates_at_their_own_knees_between_the_same_ends():
+    for where in (RTX4090, L40S):
+        part = View(platform=where, reading="published").dllm
+        own = [part.rates_of(dataset) for dataset in ("livebench", "burst", "osc")]
+        assert len(set(own)) == 3
+        assert all(sorted(set(rates)) == list(rates) for rates in own)
+        assert {(rates[0], rates[-1]) for rates in own} == {(part.rates[0], part.rates[-1])}
+    asked = View(platform=L40S, reading="published", rates=(0.3, 0.7))
+    assert {cell.rate for cell in fig3.FIGURE.cells(asked)} == {0.3, 0.7}
+
+
+def test_table_4_is_drawn_at_its_rate(tmp_path):
+    view = View(platform=L40S, reading="published")
+    values = fig3.paper_peaks(view)
+    assert {value.rate for value in values} == {1.0}
+    assert len(values) == 12
+    assert next(v.value for v in values if (v.dataset, v.system) == ("livebench", "dllm-serve")) == 90.17
+    latencies = {(v.dataset, v.system): v.value for v in fig4.paper_latencies(view)}
+    assert latencies["livebench", "dllm-serve"] == 218.5

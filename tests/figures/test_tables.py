@@ -91,7 +91,9 @@ def test_table_4_stands_beside_the_printed_one(tmp_path):
         ("LiveBench", "Fast-dLLM"),
         ("LiveBench", "dLLM-Serve"),
     ]
-    assert rendered.rows[3] == ("LiveBench", "dLLM-Serve", "3.20", "218.5", "80.00", "90.17", "4.00x", "2.79x", "yes")
+    assert rendered.rows[3] == (
+        *("LiveBench", "dLLM-Serve", "3.20", "218.5", "-", "-", "80.00", "90.17", "4.00x", "2.79x", "yes"),
+    )
     csv_rows = read_csv(rendered)
     assert [row["paper_speedup"] for row in csv_rows[:4]] == ["1.01", "1.0", "1.75", "2.79"]
     found = {f.claim: f.value for f in table4.FIGURE.findings(runs, L40S_VIEW)}

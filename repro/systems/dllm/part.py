@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -35,11 +35,16 @@ class DllmPart:
     max_model_len: int
     length_scale: float = 1.0
     rates: tuple[float, ...]
-    """Arrival rates of Figure 3 and 4, requests/s."""
+    """Arrival rates of Figure 3 and 4, requests/s; the first and the last are those of every panel."""
+    panel_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By data set, where its systems have their knees elsewhere."""
     num_requests: Mapping[str, int]
     load_s: float | None = None
     """Seconds that requests arrive for in a run of Figures 3 to 5, whose number then follows the rate; None for
     ``num_requests`` at every rate."""
+
+    def rates_of(self, dataset: str) -> tuple[float, ...]:
+        return self.panel_rates.get(dataset, self.rates)
 
     def requests_at(self, rate: float) -> int | None:
         return None if self.load_s is None else max(LEAST_REQUESTS, round(rate * self.load_s))
