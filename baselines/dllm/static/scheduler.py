@@ -76,12 +76,7 @@ class StaticBatchScheduler(Scheduler):
         running, rows = self.running, self._pad_to
         if not running[0].phase.is_refresh:
             rows = max([sequence.window_end - sequence.block_start for sequence in running])
-        return StepPlan(
-            items=tuple(map(plan_item, running)),
-            admitted=tuple(admitted),
-            scheduled_tokens=rows * len(running),
-            pad_to=self._pad_to,
-        )
+        return StepPlan(tuple(map(plan_item, running)), tuple(admitted), rows * len(running), self._pad_to)
 
     def _form_batch(self) -> None:
         """Equal slabs, so that the padded cache is one strided view of the pool. Who does not go with the oldest waits, and

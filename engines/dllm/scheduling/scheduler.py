@@ -169,11 +169,8 @@ class Scheduler(ABC):
                 admitted.append(sequence.request)
         if not chosen:
             return None
-        return StepPlan(
-            items=tuple(map(plan_item, chosen)),
-            admitted=tuple(admitted),
-            scheduled_tokens=self.config.max_num_batched_tokens - budget,
-        )
+        charged = self.config.max_num_batched_tokens - budget
+        return StepPlan(tuple(map(plan_item, chosen)), tuple(admitted), charged)
 
     def complete(
         self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({})
