@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
+from repro.checks.stated import statements
+from repro.reports.facts import committed_facts, facts_table
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.predictions import medians_sentence, read_report
 
@@ -25,6 +27,7 @@ def quotes(root: Path) -> Iterator[tuple[str, str]]:
     """Document and what it has to say, of the results below ``root``."""
     for text in (*_readings(root), *_ladders(root), *_measured(root), *_predicted(), *_verdicts(root, "dllm-serve")):
         yield "README.md", text
+    yield from statements(root)
     yield from (("docs/ampd.md", text) for text in _verdicts(root, "ampd"))
     yield from (("docs/laps.md", text) for text in _verdicts(root, "laps"))
 
@@ -97,7 +100,7 @@ def _measured(root: Path) -> Iterator[str]:
 
     ours, fast = (means("throughput_tok_s", system) for system in ("dllm-serve", "fast-dllm"))
     pair = {name: f"{ours[name]:.0f} and {fast[name]:.0f}" for name in DATASETS}
-    yield f"make {pair['osc']} tok/s on OSC, {pair['livebench']} on LiveBench, {pair['burst']} on Burst"
+    yield f"{pair['livebench']} on LiveBench, {pair['burst']} on Burst"
     contended = sum("contended" in row["obtained"] for row in rows)
     yield f"something else kept the machine busy during {contended} of the {len(rows)} runs"
     shares = [means("outside_forward_share", system).values() for system in ("dllm-serve", "fast-dllm")]
@@ -161,6 +164,10 @@ def missing(root: Path, documents: Path) -> Sequence[tuple[str, str]]:
     texts: dict[str, str] = {}
     for name, _ in (found := list(quotes(root))):
         texts.setdefault(name, plain((documents / name).read_text(encoding="utf-8")))
+    header = plain(facts_table({}).splitlines()[0])
+    if with_table := [name for name, text in texts.items() if header in text]:
+        rows = facts_table(committed_facts(root)).splitlines()[2:]
+        found += [(name, row) for name in with_table for row in rows]
     return [(name, text) for name, text in found if not _stands(plain(text), texts[name])]
 
 
