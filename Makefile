@@ -23,7 +23,7 @@ MUTATION_SEED ?= 0
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines accuracy growth
 AMPD_FIGURES := fig4 knee fig5 fig6 fig7 fig8 table1 table2 readings switches length
-LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve kappa pools
+LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve kappa pools tuned
 
 VENV := .venv
 EXTRAS := .venv-extras
@@ -46,7 +46,7 @@ help:
 	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, some six minutes on two cores' \
 	  'make reproduce-ampd  every figure of AMPD, some eleven minutes: $(AMPD_FIGURES)' \
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
-  'make reproduce-laps  every figure of LAPS, some five minutes: $(LAPS_FIGURES)' \
+  'make reproduce-laps  every figure of LAPS, some fifteen minutes: $(LAPS_FIGURES)' \
   'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD and LAPS' \
   '                     (about an hour; the runs of AMPD and LAPS take 0.1 GB in 20,000 files below results/local)' \
 	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
