@@ -22,7 +22,7 @@ from paper_figures.dllm_serve.comparison import (
     reading_sentence,
     token_cap,
 )
-from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of
+from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of, per_processor_second
 from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, dllm_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
 from repro.reports.claims import Finding
@@ -77,6 +77,7 @@ def page(runs: Runs) -> Page:
         notes=[
             *ratio_notes(curves, paper),
             *saturation_notes(curves),
+            *processor_notes(curves),
             *outside_forward_notes(curves),
             *rates.notes(runs, curves, runs.view.dllm.rates_of),
             reading,
@@ -220,6 +221,19 @@ def saturation_notes(curves: Curves) -> Iterator[str]:
     rising = [curve.where for curve in curves.all if curve.usable(THROUGHPUT) and not curve.is_saturated]
     if rising:
         yield f"Not saturated at the highest rate, so its peak may lie higher: {', '.join(rising)}."
+
+
+def processor_notes(curves: Curves) -> Iterator[str]:
+    """What a busy machine decides less than the wall's time: only where it was measured."""
+    for system in BASELINES:
+        texts = []
+        for dataset in DATASETS:
+            rate = max((rate for curve in curves.of(dataset) for rate in curve.by_rate), default=None)
+            found = curves.versus(dataset, OURS, system, per_processor_second, rate)
+            if found.mean is not None:
+                texts.append(f"{said(found, 'x', 2)} ({dataset_title(dataset)})")
+        if texts:
+            yield f"Tokens per processor second at the highest rate, over {system_look(system).title}: {', '.join(texts)}."
 
 
 def outside_forward_notes(curves: Curves) -> Iterator[str]:

@@ -23,6 +23,7 @@ from paper_figures.dllm_serve.curve import (
     Curves,
     batch_sentence,
     curves_obtained,
+    per_processor_second,
 )
 from paper_figures.dllm_serve.layout import simulation_note
 from repro.reports.figures import View
@@ -45,6 +46,7 @@ RUN_COLUMNS: Columns[StoredRun] = {
     "std_latency_s": Measure(path="e2el_s/std"),
     "span_latency_s": Measure(path="e2el_s/span"),
     "outside_forward_share": Measure(path="outside_forward_share"),
+    "tokens_per_processor_s": per_processor_second,
     "num_requests": lambda run: run.num_requests,
     "obtained": lambda run: run.obtained,
     "valid": lambda run: run.validity.valid,

@@ -76,7 +76,7 @@ def test_grid_on_the_cpu():
     assert {(cell.executor, cell.seed, cell.figure) for cell in cells} == {("torch", 0, "fig3")}
     assert {cell.rate for cell in cells} == set(RATES)
     assert {(cell.rate, cell.knobs) for cell in cells} == {
-        (rate, (("comparison", "rates"), ("num_prompts", n))) for rate, n in zip(RATES, (6, 6, 8, 16), strict=True)
+        (rate, (("comparison", "rates"), ("num_prompts", n))) for rate, n in zip(RATES, (8, 8, 11, 22), strict=True)
     }
     few = replace(CPU_VIEW, knobs=(("num_prompts", 3),))
     assert {few.applied(cell).knob_values["num_prompts"] for cell in fig3.FIGURE.cells(few)} == {3}

@@ -122,3 +122,17 @@ def test_table_4_is_drawn_at_its_rate(tmp_path):
     assert next(v.value for v in values if (v.dataset, v.system) == ("livebench", "dllm-serve")) == 90.17
     latencies = {(v.dataset, v.system): v.value for v in fig4.paper_latencies(view)}
     assert latencies["livebench", "dllm-serve"] == 218.5
+
+
+def test_a_processors_time_is_told_where_it_was_measured(tmp_path):
+    """dLLM-Serve spends 2 s of processor a run, others 1 s: half the tokens per second of it at the same speed."""
+
+    def spent(run):
+        facts = {**run.facts, "processor_s": 2.0 if run.cell.system == "dllm-serve" else 1.0}
+        return changed(run, record=run.record.with_manifest(facts=facts))
+
+    runs = [spent(run) for run in runs_of(fig3.FIGURE.cells(CPU_VIEW), lambda cell: 10.0)]
+    notes = fig3.FIGURE.render(runs, CPU_VIEW, tmp_path).notes
+    assert sum("Tokens per processor second at the highest rate" in note and "0.50x" in note for note in notes) == 3
+    usual = fig3.FIGURE.render(runs_of(fig3.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path).notes
+    assert not any("processor second" in note for note in usual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -157,7 +158,9 @@ class Deployment:
         settings, card = self.settings, self.settings.platform.gpu
         clock = VirtualClock() if settings.is_simulated else WallClock()
         with self.serving() as (engine, measured):
+            began = time.process_time()
             record = drive_engine(engine, workload.requests, clock, on_progress=on_progress)
+            spent = {} if settings.is_simulated else {"processor_s": time.process_time() - began}
             if self.task is not None:
                 record = grade_run(record, self.task, _outputs(engine, record), settings.model)
         if not settings.is_simulated:
@@ -174,7 +177,7 @@ class Deployment:
             model=settings.model,
             system=self.method.title,
             calibration=self._charged_text(card) if settings.is_simulated and card else None,
-            facts={**measured.facts, "batch_ran": batches},
+            facts={**measured.facts, "batch_ran": batches, **spent},
         )
 
 

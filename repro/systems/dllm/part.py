@@ -11,7 +11,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 PAPER_REQUESTS = {"livebench": 128, "burst": 2000, "osc": 2000}
 """Trace sizes that the paper's printed latencies imply (its text states none)."""
 
-LEAST_REQUESTS = 6
+LEAST_REQUESTS = 8
 """The fewest requests of a run whose number follows the rate."""
 
 

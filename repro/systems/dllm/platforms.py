@@ -8,10 +8,11 @@ from repro.systems.dllm.part import PAPER_REQUESTS, DllmPart
 from repro.systems.platforms import GB, MIB, Platform
 
 # Sizes of cpu-tiny follow from half an hour for all measured figures on two quiet cores, three repeats each. The systems serve
-# 2.7 to 11.6 req/s there, so 4, 8 and 20 req/s lie below, between and above their knees. 20 requests saturate: throughput
-# is flat from 8 to 16 at once. Seconds that the figures took, loading and the search of batches included:
+# 2.7 to 11.6 req/s there, so 4 and 20 req/s lie below and above nearly all their knees, with 8 and 28 requests; a rate between them would
+# cost more than it says. 20 requests saturate: throughput is flat from 8 to 16 at once. Seconds that the figures took, loading and
+# the search of batches included:
 #
-#   Figures 3, 4, 5  372    12 pairs of system and data set, three rates
+#   Figures 3, 4, 5  372    12 pairs of system and data set, three rates of 6, 8 and 20 requests
 #   Figure 8         182    six rungs on three data sets
 #   Figure 7         183    nine lengths and two systems
 #   growth            83
@@ -36,8 +37,8 @@ CPU_TINY = Platform(
             max_num_seqs=64,
             max_model_len=768,
             length_scale=0.25,
-            rates=(4.0, 8.0, 20.0),
-            load_s=1.0,
+            rates=(4.0, 20.0),
+            load_s=1.4,
             num_requests=dict.fromkeys(("livebench", "burst", "osc"), 24),
             device="cpu",
             dtype="float32",
