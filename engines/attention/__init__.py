@@ -3,12 +3,14 @@
 ``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/engines/test_attention.py).
 """
 
+from engines.attention.host import HostVarlen
 from engines.attention.reference import Sdpa, sdpa, varlen_attention
-from engines.attention.registry import BACKENDS, attention_backend, availability
+from engines.attention.registry import BACKENDS, attention_backend, availability, batch_attention
 from engines.attention.spans import Run, SpanMetadata, Spans, VarlenAttention
 
 __all__ = [
     "BACKENDS",
+    "HostVarlen",
     "Run",
     "Sdpa",
     "SpanMetadata",
@@ -16,6 +18,7 @@ __all__ = [
     "VarlenAttention",
     "attention_backend",
     "availability",
+    "batch_attention",
     "sdpa",
     "varlen_attention",
 ]

@@ -1,4 +1,4 @@
-"""``sdpa``, the reference backend and the CPU's: each sequence is a zero-copy view of the packed rows, so
+"""``sdpa``, the reference backend, and a CPU's that has no compiler: each sequence is a zero-copy view of the packed rows, so
 its result cannot depend on which other sequences share the step."""
 
 from __future__ import annotations

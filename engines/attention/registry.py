@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from engines.attention.host import HostVarlen
 from engines.attention.kernels import VarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.padded import SdpaPadded
 from engines.attention.probe import probe
 from engines.attention.reference import Sdpa
 from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
+from engines.kernels.choice import HostKernels
 
 BACKENDS = ("flash-attn", "torch-varlen", "sdpa-padded", "sdpa")
-"""In order of preference on a GPU; a CPU's is sdpa."""
+"""In order of preference on a GPU, and by name; see ``batch_attention`` for a CPU."""
 _KERNELS: Mapping[str, Callable[[], tuple[VarlenKernel, ...]]] = {
     "flash-attn": flash_attn_kernels,
     "torch-varlen": torch_varlen_kernels,
@@ -33,13 +35,13 @@ def availability(
 def attention_backend(
     name: str | None, device: torch.device, dtype: torch.dtype, head_dim: int, n_heads: int, n_kv_heads: int
 ) -> VarlenAttention:
-    """The backend of that name; None or 'auto' takes the first of BACKENDS that serves, on a CPU ``sdpa``.
+    """The backend of that name; None or 'auto' takes the first of BACKENDS that serves, on a CPU ``batch_attention``'s.
 
     UserError for a name that is unknown, or does not serve here.
     """
     if name is None or name == "auto":
         if device.type == "cpu":
-            return Sdpa()
+            return batch_attention(torch.empty(0, dtype=dtype), head_dim)
         candidates = (_backend(each, device, dtype, head_dim, n_heads, n_kv_heads) for each in BACKENDS)
         return next(backend for backend in candidates if not isinstance(backend, str))
     if name not in BACKENDS:
@@ -51,6 +53,11 @@ def attention_backend(
             "takes one that does"
         )
     return backend
+
+
+def batch_attention(like: torch.Tensor, head_dim: int) -> HostVarlen | Sdpa:
+    """The backend of a system without a choice: on a CPU its kernel where that serves such tensors, else ``sdpa``."""
+    return HostVarlen() if HostKernels(device=like.device, dtype=like.dtype).serve_heads(head_dim) else Sdpa()
 
 
 def _backend(

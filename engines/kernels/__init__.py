@@ -1,4 +1,4 @@
-"""Triton kernels of the CUDA path, one module each with its reference in torch; those of a CPU are in ``host``.
+"""Triton kernels of the CUDA path, one module each with its reference in torch; those of a CPU are in ``host``, C++.
 
 A wrapper checks shapes and launches; it never falls back. Callers ask ``available`` and otherwise
 call the reference, which has the same signature. Nothing here reads from the device: wrappers may run

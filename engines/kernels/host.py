@@ -1,6 +1,6 @@
-"""The kernels of ``host.cpp``, for CPUs, compiled for this machine when they are first asked for.
+"""The kernels of ``host.cpp`` and ``spans.cpp``, for CPUs, compiled for this machine when they are first asked for.
 
-Each takes the place of several of torch's operators, whose calls cost more than the few rows of a decode step. They give
+Each takes the place of several of torch's operators, whose calls cost more than the few rows of a step. They give
 their references' numbers within rounding, and a row the same alone and in company. Where there is no compiler, or what it
 makes is wrong on an example (``engines.kernels.probe``), torch's operators serve.
 """
@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from engines.kernels.launch import expect
 from engines.models.layers import rotate_halves
 from engines.runtime.pool import store_by_index
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.cpp", "spans.cpp"))
+_READ = (*SOURCES, SOURCES[0].with_name("lanes.hpp"))
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
 _P, _N, _F, _B = c_void_p, c_long, c_float, c_bool
 _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -38,6 +39,7 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "store": (_P, _P, _P, _P, _P, _N, _N, _N, _N),
         "decode": (_P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
         "attend": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N),
+        "spans": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N, _N),
     }
 )
 _OPTIONS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
@@ -72,7 +74,7 @@ def library() -> CDLL:
     with TemporaryDirectory(dir=where) as folder:
         made = Path(folder, "host.so")
         try:
-            subprocess.run([*command, "-o", str(made), str(SOURCE)], check=True, capture_output=True, text=True)
+            subprocess.run([*command, "-o", str(made), *map(str, SOURCES)], check=True, capture_output=True, text=True)
             found = CDLL(str(made))
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
@@ -88,7 +90,8 @@ def _kept(command: Sequence[str]) -> Path:
     if CPU_FACTS.is_file():
         lines = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
         processor += "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
-    name = hashlib.sha256("\n".join([*command, processor, SOURCE.read_text(encoding="utf-8")]).encode()).hexdigest()
+    sources = (path.read_text(encoding="utf-8") for path in _READ)
+    name = hashlib.sha256("\n".join([*command, processor, *sources]).encode()).hexdigest()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache, "dllm-serve-repro", f"host-{name[:32]}.so")
 
@@ -242,6 +245,58 @@ def attend(
         width,
         torch.get_num_threads(),
     )
+    return out
+
+
+class Runs(NamedTuple):
+    """int32 [n] on the CPU: sequence i has rows ``q_start`` to ``q_end`` of q, and ``k_len`` from ``k_start`` on of k and v,
+    of which it sees the first ``seen``, or all; what it does not see is multiplied, too, with zero."""
+
+    q_start: Tensor
+    q_end: Tensor
+    k_start: Tensor
+    k_len: Tensor
+    seen: Tensor | None = None
+
+
+def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Tensor:
+    """``out`` [Nq, H, D] with the rows of the sequences: bidirectional attention of q [Nq, H, D] to k and v [Nk, Hkv, D]."""
+    heads, width = q.shape[1:]
+    expect(
+        all(_has_whole_rows(x) for x in (q, k, v, out)), "q, k, v and out [N, heads, D], heads side by side in a row"
+    )
+    expect(q.dtype == k.dtype == v.dtype == out.dtype and width <= MOST_WIDTH, "one dtype, heads not too wide")
+    arrays = [array for array in runs if array is not None]
+    expect(
+        all(x.dtype == torch.int32 and x.is_contiguous() and len(x) == len(runs.k_len) for x in arrays), "int32 runs"
+    )
+    _kernel("spans", q.dtype)(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        *(None if array is None else array.data_ptr() for array in runs),
+        len(runs.k_len),
+        heads,
+        k.shape[1],
+        width,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        out.stride(0),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def attend_runs_reference(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Tensor:
+    """As ``attend_runs``."""
+    group = q.shape[1] // k.shape[1]
+    seen = runs.k_len if runs.seen is None else runs.seen
+    for start, end, first, keys in torch.stack((runs.q_start, runs.q_end, runs.k_start, seen), dim=1).tolist():
+        own_k, own_v = (x[first : first + keys].float().repeat_interleave(group, dim=1) for x in (k, v))
+        shares = torch.softmax(torch.einsum("qhd,lhd->hql", q[start:end].float(), own_k) * q.shape[2] ** -0.5, dim=-1)
+        out[start:end] = torch.einsum("hql,lhd->qhd", shares, own_v).to(q.dtype)
     return out
 
 

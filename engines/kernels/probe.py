@@ -104,6 +104,11 @@ class Examples:
         cos, sin = (x[:4].to(self.dtype) for x in (self.cos, self.sin))
         return (run(qkv, cos, sin, *pools, rows, self._place()), *pools)
 
+    def spanned(self, run: Callable[..., Tensor]) -> _Outputs:
+        """Two sequences over runs in no order, of which one sees a part, and a row that is nobody's."""
+        runs = torch.tensor([[0, 17], [16, 36], [3, 0], [33, 7], [25, 7]], dtype=torch.int32, device=self.device)
+        return (run(self.q, self.k, self.v, host.Runs(*runs.unbind()), torch.zeros_like(self.q)),)
+
     def _paged(self) -> list[Tensor]:
         return list(self.logits.flatten()[: 2 * 128 * 64].view(2, 128, 2, 32).clone().unbind())
 
@@ -134,6 +139,7 @@ _HOST_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Exampl
         "swiglu": (lambda e: e.gated(host.swiglu), lambda e: e.gated(swiglu_reference)),
         "decode": (lambda e: e.decoded(host.decode), lambda e: e.decoded(host.decode_reference)),
         "attend": (lambda e: e.attended(host.attend), lambda e: e.attended(host.attend_reference)),
+        "runs": (lambda e: e.spanned(host.attend_runs), lambda e: e.spanned(host.attend_runs_reference)),
     }
 )
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from support.engine_runs import rows_of
 from support.recorder import Recorder
 from support.tiny_models import MHA, network, prompt_of
@@ -17,11 +18,18 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.scheduler import KvPool
+from engines.kernels import probe
+from engines.kernels.host import Runs
 
 
+@pytest.mark.parametrize("has_compiler", [True, False])
 @pytest.mark.parametrize("system", ["fast-dllm", "sparse-dllm", "llada"])
-def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch, system):
+def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch, system, has_compiler):
     """Every member's attention spans as many keys as the longest member's."""
+    if has_compiler and (fault := probe.host_fault(torch.float32)):
+        pytest.skip(fault)
+    if not has_compiler:
+        monkeypatch.setattr(probe, "host_fault", lambda dtype: "there is no C++ compiler")
     chosen = method(system).sampler("llada", {})
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(MHA, i, length) for i, length in enumerate((5, 7, 40))]
@@ -42,6 +50,13 @@ def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch, system):
         computed.append(q.shape[0] * q.shape[2] * k.shape[2])
         return attention(q, k, v, **options)
 
+    attend_runs = static_batch.attend_runs
+
+    def counting_runs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Tensor:
+        computed.append(int(((runs.q_end - runs.q_start) * runs.k_len).sum()))
+        return attend_runs(q, k, v, runs, out)
+
+    monkeypatch.setattr(static_batch, "attend_runs", counting_runs)
     monkeypatch.setattr(static_batch.F, "scaled_dot_product_attention", counting)
     for request in asked:
         engine.submit(request)

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from support.attention_cases import CASES, FILL, Case, difference, flash_attn_varlen_forward
 from torch import Tensor
 
-from engines.attention import BACKENDS, Sdpa, SpanMetadata, Spans, attention_backend, availability, registry, sdpa
+from engines.attention import (
+    BACKENDS,
+    HostVarlen,
+    Sdpa,
+    SpanMetadata,
+    Spans,
+    attention_backend,
+    availability,
+    registry,
+    sdpa,
+)
 from engines.attention import varlen_attention as run_by_run
 from engines.attention.flash import FlashVarlen
 from engines.attention.kernels import (
@@ -30,6 +40,8 @@ from engines.attention.padded import SdpaPadded
 from engines.attention.probe import Example, attempts, probe
 from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
+from engines.kernels import host
+from engines.kernels import probe as kernel_probe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EMULATED = FlashAttnKernel(flash_attn_varlen_forward, takes_used_k=True)
@@ -41,6 +53,8 @@ LIBRARY: dict[str, VarlenAttention] = {
     "gather": FlashVarlen("flash-attn", EMULATED, "gather"),
     "gather, repeated heads": FlashVarlen("flash-attn", EMULATED, "gather", repeats_heads=True),
 }
+if kernel_probe.host_fault(torch.float32) is None:
+    LIBRARY["host"] = HostVarlen()
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
@@ -75,6 +89,8 @@ def test_backends_give_the_definition(name, case):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("name", LIBRARY)
 def test_every_dtype(name, case, dtype):
+    if name == "host" and dtype not in host.DTYPES:
+        pytest.skip("it is not made for it")
     assert case.error(LIBRARY[name], CPU, dtype) <= TOLERANCE[dtype]
 
 
@@ -133,8 +149,8 @@ def test_device_backends_need_no_host_runs(name):
     for case in (first, second):
         q, k, v = case.tensors(CPU, torch.float32)
         starts, lengths = zip(*case.k_runs, strict=True)
-        host = SpanMetadata.of_lengths(np.array(case.q_len), np.array(starts), np.array(lengths), size=4)
-        buffer.copy_(torch.from_numpy(np.concatenate(host)))
+        arrays = SpanMetadata.of_lengths(np.array(case.q_len), np.array(starts), np.array(lengths), size=4)
+        buffer.copy_(torch.from_numpy(np.concatenate(arrays)))
         out = LIBRARY[name](q, k, v, spans)
         assert difference(out, case.expected(q, k, v)) <= TOLERANCE[torch.float32]
 
@@ -396,7 +412,11 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
 def test_auto_on_a_cpu():
     for name in (None, "auto"):
         for dtype in (torch.float32, torch.bfloat16):
-            assert attention_backend(name, CPU, dtype, 16, 4, 2) == Sdpa()
+            fault = kernel_probe.host_fault(dtype)
+            assert attention_backend(name, CPU, dtype, 16, 4, 2) == (HostVarlen() if fault is None else Sdpa())
+        assert attention_backend(name, CPU, torch.float16, 16, 4, 2) == Sdpa()
+        assert attention_backend(name, CPU, torch.float32, host.MOST_WIDTH + 1, 4, 2) == Sdpa()
+    assert attention_backend("sdpa", CPU, torch.float32, 16, 4, 2) == Sdpa()
     assert attention_backend("sdpa-padded", CPU, torch.float32, 16, 4, 2) == SdpaPadded()
 
 

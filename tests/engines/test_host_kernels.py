@@ -147,14 +147,73 @@ def test_attention_of_a_joined_product_rotates_stores_and_decodes(dtype, shape):
         torch.testing.assert_close(a[untouched], b[untouched], atol=0, rtol=0, equal_nan=True)
 
 
+WIDTHS = [(8, 8, 20), (8, 8, 64), (6, 2, 16), (4, 1, 32), (3, 3, 80), (14, 2, 128), (2, 2, 7), (1, 1, 256)]
+LENGTHS = ((1, 1), (3, 17), (16, 16), (33, 600), (600, 5), (17, 129), (0, 9), (64, 64))
+"""Queries and keys of a sequence."""
+
+
+def in_runs(heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, host.Runs]:
+    """Queries one behind the other, keys in runs of the opposite order; what no run holds is not a number."""
+    rows, keys = (torch.tensor(each, dtype=torch.int32) for each in zip(*LENGTHS, strict=True))
+    ends, starts = rows.cumsum(0, dtype=torch.int32), (keys + 3).flip(0).cumsum(0, dtype=torch.int32).flip(0) - keys
+    q = draw(int(rows.sum()), 3 * heads, width, dtype=dtype, seed=1)[:, :heads] * 3  # Rows lie apart.
+    pools = torch.full((2, int(starts.max() + 600), kv_heads, width), torch.nan, dtype=dtype)
+    for i, (first, length) in enumerate(zip(starts.tolist(), keys.tolist(), strict=True)):
+        pools[:, first : first + length] = draw(2, length, kv_heads, width, dtype=dtype, seed=i + 2)
+    return q, *pools.unbind(), host.Runs(ends - rows, ends, starts, keys)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", WIDTHS, ids=str)
+def test_attention_of_runs_is_its_reference_and_company_changes_no_bit(dtype, shape):
+    q, k, v, runs = in_runs(*shape, dtype)
+    found = host.attend_runs(q, k, v, runs, torch.empty(q.shape, dtype=dtype))
+    expected = host.attend_runs_reference(q, k, v, runs, torch.empty(q.shape, dtype=dtype))
+    # Scores up to 40: their last bits are worth 4e-6, of which a row has several.
+    close = {"atol": max(2 * ROUNDING[dtype], 2e-5), "rtol": ROUNDING[dtype]}
+    torch.testing.assert_close(found, expected, **close)
+    for i, (rows, _) in enumerate(LENGTHS):
+        for count in {rows, min(rows, 5)}:
+            own = slice(int(runs.q_start[i]), int(runs.q_start[i]) + count)
+            first = torch.tensor([0], dtype=torch.int32)
+            alone = host.Runs(first, first + count, runs.k_start[i : i + 1], runs.k_len[i : i + 1])
+            assert torch.equal(host.attend_runs(q[own], k, v, alone, torch.empty_like(found[own])), found[own])
+
+
+@dtypes
+def test_keys_that_are_not_seen_change_no_bit(dtype):
+    q, k, v, runs = in_runs(4, 2, 20, dtype)
+    seen = torch.tensor([1, 9, 16, 257, 5, 128, 0, 1], dtype=torch.int32)
+    found, expected = (
+        host.attend_runs(q, k, v, each, torch.zeros(q.shape, dtype=dtype))
+        for each in (runs._replace(seen=seen), runs._replace(k_len=seen))
+    )
+    assert torch.equal(found, expected)
+
+
+def test_scores_far_apart_are_torch_s():
+    q, k, v, runs = in_runs(4, 2, 20, torch.float32)
+    found = host.attend_runs(q * 40, k, v, runs, torch.empty(q.shape))
+    expected = host.attend_runs_reference(q * 40, k, v, runs, torch.empty(q.shape))
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_runs_of_a_wrong_dtype_are_refused():
+    q, k, v, runs = in_runs(4, 2, 20, torch.float32)
+    with pytest.raises(ValueError, match="int32 runs"):
+        host.attend_runs(q, k, v, runs._replace(k_len=runs.k_len.long()), torch.empty(q.shape))
+
+
 def test_threads_change_no_bit():
     at = paged((4000, 3000, 17), 8, 2, 64, 16, torch.float32)
     x, weight = draw(3000, 512, dtype=torch.float32), draw(512, dtype=torch.float32)
+    q, k, v, runs = in_runs(8, 8, 64, torch.float32)
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            found.append((host.decode(*at), host.rms_norm(x, weight, 1e-5), host.swiglu(x, x)))
+            runs_of = host.attend_runs(q, k, v, runs, torch.empty(q.shape))
+            found.append((host.decode(*at), host.rms_norm(x, weight, 1e-5), host.swiglu(x, x), runs_of))
     finally:
         torch.set_num_threads(threads)
     for one, several in zip(*found, strict=True):
@@ -200,11 +259,14 @@ def test_without_a_compiler_torch_serves_the_same_tokens(monkeypatch, afresh):
 
 
 def test_a_wrong_kernel_does_not_serve(monkeypatch, afresh):
-    right = host.decode
-    monkeypatch.setattr(host, "decode", lambda q, *rest: right(q * 1.1, *rest))
-    found = probe.host_fault(torch.float32)
-    assert found is not None
-    assert found.startswith("decode: it is off by")
+    for name, kernel in (("decode", "decode"), ("runs", "attend_runs")):
+        right = getattr(host, kernel)
+        with monkeypatch.context() as patch:
+            patch.setattr(host, kernel, lambda q, *rest, right=right: right(q * -1.0, *rest))
+            probe.host_fault.cache_clear()
+            found = probe.host_fault(torch.float32)
+        assert found is not None
+        assert found.startswith(f"{name}: it is off by")
 
 
 def test_what_was_made_is_kept_and_made_again_where_it_is_broken(monkeypatch, afresh, tmp_path):

@@ -16,10 +16,11 @@ from torch import Tensor
 from baselines.dllm.dllm_cache.features import Batch, LayerCache, form_batch
 from baselines.dllm.dllm_cache.layers import Layer, Layers
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
-from engines.attention import sdpa
+from engines.attention import HostVarlen, VarlenAttention, sdpa
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forwarded, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, StepPlan
+from engines.kernels.host import Runs, attend_runs
 from engines.models.protocol import DiffusionModel
 from engines.runtime.rows import MIN_ROWS
 from engines.runtime.staging import Staging
@@ -50,6 +51,7 @@ class FeatureForward:
         staging: Staging,
         timer: StepTimer,
         residual: Residual,
+        attention: VarlenAttention,
         *,
         masked_attention: bool,
         is_parity: bool,
@@ -58,6 +60,7 @@ class FeatureForward:
         self._parts = Layers(model)
         self._state, self._staging, self._timer = state, staging, timer
         self._residual = residual
+        self._is_host = isinstance(attention, HostVarlen)
         self._masked_attention, self._is_parity = masked_attention, is_parity
         self._clock, self._blind_clock = BatchClock(cache), BatchClock(cache)
         self.batch: Batch | None = None
@@ -185,7 +188,9 @@ class FeatureForward:
         q = self._parts.rotate(self._heads(over_rows(layer.query, h)), batch.cos[columns], batch.sin[columns])
         timer = self._timer
         timer.lap_inside("gemm")
-        if self._masked_attention or not any(batch.padding):
+        if self._is_host and not self._masked_attention:
+            out = _attend_members(q, cache, batch.padding, has_prompt=has_prompt)
+        elif self._masked_attention or not any(batch.padding):
             out = sdpa(q, cache.k, cache.v, batch.key_mask)
         else:
             out = torch.zeros_like(q)
@@ -198,6 +203,17 @@ class FeatureForward:
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self._shape.head_dim)
+
+
+def _attend_members(q: Tensor, cache: LayerCache, padding: Sequence[int], *, has_prompt: bool) -> Tensor:
+    """Each member's queries [n, r, H, D] over its own columns, in one call."""
+    n, r, width = *q.shape[:2], cache.k.shape[1]
+    first, member = torch.tensor(padding, dtype=torch.int32), torch.arange(n, dtype=torch.int32)
+    # Padding is left of the prompt, so among the queries it is first or not there.
+    runs = Runs(member * r + first * has_prompt, member * r + r, member * width + first, width - first)
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    attend_runs(q.flatten(0, 1), cache.k.flatten(0, 1), cache.v.flatten(0, 1), runs, out.flatten(0, 1))
+    return out
 
 
 def over_rows(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

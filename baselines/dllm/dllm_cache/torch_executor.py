@@ -10,7 +10,7 @@ from baselines.dllm.dllm_cache.forward import FeatureForward, Residual
 from baselines.dllm.dllm_cache.head import logits_with_residual, reduce_by_exponentials, reduce_wanted
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig, refuse_unsupported
 from baselines.dllm.static.head import MonolithicHead
-from engines.attention import Sdpa
+from engines.attention import batch_attention
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.layout import HostRows
@@ -50,7 +50,8 @@ def feature_cache_executor(
         f"confidence={decode.confidence!r} in {decode.confidence_dtype!r} is not LLaDA's under dLLM-Cache: "
         f"use 'max_prob' in 'native'",
     )
-    shared = Shared.of(model, config, num_slots=batch_size, attention=Sdpa())
+    attention = batch_attention(next(model.parameters()), model.config.head_dim)
+    shared = Shared.of(model, config, num_slots=batch_size, attention=attention)
     residual, reduction = Residual(), shared.kernels.reduction
     forward = FeatureForward(
         model,
@@ -59,6 +60,7 @@ def feature_cache_executor(
         shared.staging,
         shared.timer,
         residual,
+        attention,
         masked_attention=shared.device.type != "cpu" if masked_attention is None else masked_attention,
         is_parity=config.tie_policy == "parity",
     )

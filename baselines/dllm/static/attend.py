@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.attention import HostVarlen, VarlenAttention
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
+from engines.kernels.host import Runs, attend_runs
 from engines.models.config import ModelConfig
 from engines.models.protocol import Attend
 from engines.runtime.pool import PoolTensors
@@ -22,7 +25,10 @@ class PaddedAttend:
     """Members are in one phase, and their slabs of the pool are equally long. Masked rows of a slab are multiplied by
     zero, so what lies in the pool has to be finite."""
 
-    def __init__(self, shape: ModelConfig, pool: PoolTensors, staging: Staging, timer: StepTimer) -> None:
+    def __init__(
+        self, shape: ModelConfig, pool: PoolTensors, attention: VarlenAttention, staging: Staging, timer: StepTimer
+    ) -> None:
+        self._is_host = isinstance(attention, HostVarlen)
         self._pool, self._staging, self._timer = pool, staging, timer
         self._heads = shape.n_heads, shape.n_kv_heads
 
@@ -31,6 +37,10 @@ class PaddedAttend:
         key_tokens = [item.key_tokens for item in items]
         is_refresh = items[0].phase.is_refresh
         width = pad_to if is_refresh else max(key_tokens)
+        is_ragged = len({item.window_len for item in items}) > 1 and not is_refresh
+        if self._is_host:
+            runs = _runs(items, pad_to, None if is_ragged else width)
+            return _HostStep(rows, self._pool, self._timer, runs, is_refresh=is_refresh).attend
         mask = None
         if min(key_tokens) < width:
             columns = torch.arange(width, device=self._pool.k.device)
@@ -38,7 +48,7 @@ class PaddedAttend:
         step = _Step(items, rows, self._pool, self._timer, self._heads, mask)
         if is_refresh:
             return step.refresh
-        if len({item.window_len for item in items}) > 1:
+        if is_ragged:
             return step.ragged
         return step.reuse_of(width)
 
@@ -122,6 +132,40 @@ class _Step:
     def _filled(self, out: Tensor) -> Tensor:
         if not self.is_exact:
             out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - self.num_rows))
+        self.timer.lap_inside("attention")
+        return out
+
+
+def _runs(items: Sequence[PlanItem], pad_to: int, width: int | None) -> Runs:
+    """Where members' rows and keys lie: their own rows in a Refresh, else slabs of the pool. A padded batch multiplies
+    ``width`` keys of each."""
+    is_refresh = items[0].phase.is_refresh
+    rows = np.array([pad_to if is_refresh else item.window_len for item in items], dtype=np.int32)
+    ends, seen = np.cumsum(rows, dtype=np.int32), np.array([item.key_tokens for item in items], dtype=np.int32)
+    starts = ends - rows if is_refresh else np.array([item.kv_start for item in items], dtype=np.int32)
+    lengths = seen if width is None else np.full_like(seen, width)
+    return Runs(*(torch.from_numpy(each) for each in (ends - rows, ends, starts, lengths, seen)))
+
+
+class _HostStep:
+    """The layers of one step by a CPU's kernel."""
+
+    def __init__(self, rows: StepRows, pool: PoolTensors, timer: StepTimer, runs: Runs, *, is_refresh: bool) -> None:
+        self.rows, self.pool, self.timer, self.runs, self.is_refresh = rows, pool, timer, runs, is_refresh
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.timer.lap_inside("gemm")
+        pool_k, pool_v, n = self.pool.k[layer], self.pool.v[layer], self.rows.num_rows
+        if not self.is_refresh:
+            pool_k.index_copy_(0, self.rows.pool_row, k[:n])
+            pool_v.index_copy_(0, self.rows.pool_row, v[:n])
+            k, v = pool_k, pool_v
+        elif self.rows.pack is not None:
+            self.rows.pack(pool_k, pool_v, q, k, v)
+            self.timer.lap_inside("selection")
+        out = torch.empty(q.shape, dtype=q.dtype)
+        out[n:] = 0
+        attend_runs(q, k, v, self.runs, out)
         self.timer.lap_inside("attention")
         return out
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from baselines.dllm.static.attend import PaddedAttend
 from baselines.dllm.static.head import MonolithicHead, every_row_s_logits, reduce_every_row
-from engines.attention import Sdpa
+from engines.attention import batch_attention
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.forward import PackedForward
@@ -35,7 +35,8 @@ def padded_executor(
     """Executes static batches as published code does: [n, T_max] rows and key-padding masks. Each
     member gets the ids it would get alone."""
     # Batches are attended to as they are, in one call; nothing here is ragged.
-    shared = Shared.of(model, config, num_slots=batch_size, attention=Sdpa())
+    attention = batch_attention(next(model.parameters()), model.config.head_dim)
+    shared = Shared.of(model, config, num_slots=batch_size, attention=attention)
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
     pool = shared.pool(kv_rows)
     pool.fill_with_zeros()
@@ -44,7 +45,7 @@ def padded_executor(
         state,
         timer,
         kernels.selection,
-        PaddedAttend(model.config, pool, staging, timer),
+        PaddedAttend(model.config, pool, attention, staging, timer),
         sends_spans=False,
         row_lengths=padded_lengths,
     )

@@ -12,7 +12,7 @@ from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, Trit
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import FusedReduction, Reduction
 from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
-from engines.kernels.choice import TritonKernels
+from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel
 from engines.runtime.graphs import CudaRecorder, Recorder
@@ -68,9 +68,10 @@ class KernelChoice:
         return CudaRecorder(self._device)
 
     def report(self) -> dict[str, Any]:
-        """What serves, and what was passed over and why, as JSON; nothing on a CPU, which has no choice."""
+        """What serves, and what was passed over and why, as JSON."""
         if self._device.type == "cpu":
-            return {}
+            fault = HostKernels(device=self._device, dtype=self._dtype).fault
+            return {"attention_backend": self.attention.name, "host_kernels_unavailable": fault}
         found = availability(self._device, self._dtype, *self._heads)
         return {
             "attention_backend": self.attention.name,

@@ -75,9 +75,9 @@ class TorchExecutor:
 
     @_on_its_device
     def paths(self) -> dict[str, Any]:
-        """What its steps run on, and what was passed over and why, as JSON; nothing on a CPU."""
+        """What its steps run on, and what was passed over and why, as JSON."""
         report = self.kernels.report()
-        if report:
+        if self.device.type != "cpu":
             report["cuda_graph_sizes"] = 0 if self.graphs is None else len(self.graphs.keys)
         return report
 

@@ -7,7 +7,7 @@ import torch
 from support.tiny_models import GQA, network
 
 from engines import kernels
-from engines.attention import Sdpa
+from engines.attention import HostVarlen, Sdpa
 from engines.attention.padded import SdpaPadded
 from engines.dllm.cache.selection import TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
@@ -34,15 +34,23 @@ def half() -> LLaDAModelLM:
 
 def test_a_cpu_has_no_choice():
     choice = KernelChoice(network(GQA), CONFIG)
-    assert isinstance(choice.attention, Sdpa)
+    fault = probe.host_fault(torch.float32)
+    assert isinstance(choice.attention, HostVarlen if fault is None else Sdpa)
     assert isinstance(choice.selection, TorchSelectAndPack)
     assert choice.reduction == Reduction(confidence="margin", suppress_id=None)
     assert choice.local is None
     assert choice.recorder() is None
-    assert choice.report() == {}
+    assert choice.report() == {"attention_backend": choice.attention.name, "host_kernels_unavailable": fault}
     assert isinstance(
         KernelChoice(network(GQA), replace(CONFIG, attention_backend="sdpa-padded")).attention, SdpaPadded
     )
+
+
+def test_without_a_compiler_torch_attends(monkeypatch):
+    monkeypatch.setattr(probe, "host_fault", lambda dtype: "there is no C++ compiler")
+    choice = KernelChoice(network(GQA), CONFIG)
+    assert choice.attention == Sdpa()
+    assert choice.report() == {"attention_backend": "sdpa", "host_kernels_unavailable": "there is no C++ compiler"}
 
 
 def test_fused_kernels_serve_16_bit_models(with_triton):

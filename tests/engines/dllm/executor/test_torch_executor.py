@@ -177,5 +177,5 @@ def test_requests_are_checked_and_paths_are_told():
     executor.validate(step.requests[0])
     with pytest.raises(UserError, match="refused"):
         executor.validate(step.requests[1])
-    assert executor.paths() == {"fused_kernels": False, "cuda_graph_sizes": 0}
+    assert executor.paths() == {"fused_kernels": False}
     executor.prepare(8)  # nothing to capture

@@ -1,0 +1,134 @@
+// Sixteen numbers at a time, float32 in hand and float32 or bfloat16 in memory; and threads.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int LANES = 16;
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+Floats all(float value) { return value - Floats{}; }
+
+Floats widen(Halves bits) { return (Floats)(__builtin_convertvector(bits, Words) << 16); }
+
+// To the nearest bfloat16, ties to even; a NaN stays one.
+Words nearest(Floats x) {
+    const Words bits = (Words)x;
+    return x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000 : Words{} + 0x7fc00000;
+}
+
+Halves narrow(Floats x) { return __builtin_convertvector(nearest(x) >> 16, Halves); }
+
+Floats load(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+Floats load(const BFloat16* from) {
+    Halves bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return widen(bits);
+}
+
+void save(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+void save(BFloat16* to, Floats x) {
+    Halves bits = narrow(x);
+    std::memcpy(to, &bits, sizeof bits);
+}
+
+// The first n <= LANES; zeros behind them.
+template <typename T>
+Floats load(const T* from, long n) {
+    if (n >= LANES) return load(from);
+    if (n <= 0) return Floats{};
+    T some[LANES] = {};
+    std::memcpy(some, from, n * sizeof(T));
+    return load(some);
+}
+
+template <typename T>
+void save(T* to, Floats x, long n) {
+    if (n >= LANES) return save(to, x);
+    T some[LANES];
+    save(some, x);
+    std::memcpy(to, some, n * sizeof(T));
+}
+
+// What T makes of it.
+template <typename T>
+Floats rounded(Floats x);
+template <>
+Floats rounded<float>(Floats x) {
+    return x;
+}
+template <>
+Floats rounded<BFloat16>(Floats x) {
+    return (Floats)nearest(x);
+}
+
+float sum(Floats x) {
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x[0] + x[1];
+}
+
+Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// exp within two units in the last place; 0 below the smallest normal number.
+Floats exponential(Floats x) {
+    Ints is_zero = x < all(-87.33f);
+    x = larger(x, all(-87.33f));
+    x = x < all(88.7f) ? x : all(88.7f);
+    Floats shifted = x * 1.44269504f + 12582912.0f;
+    Floats n = shifted - 12582912.0f;
+    Floats r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Floats p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+    Floats found = p * (Floats)power;
+    return is_zero ? Floats{} : found;
+}
+
+constexpr long WORTH_A_THREAD = 1 << 19;
+
+// f(i) for i < n on up to so many threads, where there is work for them.
+template <typename F>
+void each(long n, long work, long threads, F f) {
+    threads = std::min({threads, n, work / WORTH_A_THREAD});
+    if (threads <= 1) {
+        for (long i = 0; i < n; i++) f(i);
+        return;
+    }
+    std::vector<std::thread> others;
+    auto share = [&](long t) {
+        for (long i = n * t / threads; i < n * (t + 1) / threads; i++) f(i);
+    };
+    for (long t = 1; t < threads; t++) others.emplace_back(share, t);
+    share(0);
+    for (auto& other : others) other.join();
+}
+
+}  // namespace

@@ -1,0 +1,195 @@
+// Attention of whole sequences on a CPU: each of a sequence's queries sees all of its keys.
+//
+// The lanes are queries of one K/V head. So K and V are read where they lie, one number at a time; a head of any width fills
+// the lanes; and a row's largest score and its sums are a lane's own, over its keys from first to last: the same in every
+// lane and any company.
+
+#include <utility>
+
+#include "lanes.hpp"
+
+namespace {
+
+struct alignas(sizeof(Floats)) Lane {
+    Floats x;
+};
+
+constexpr int KEYS = 8;  // at a time
+constexpr long MOST_IN_PLACE = 2 * LANES;
+
+// 2 to the x <= 0, within two units in the last place; at least the smallest normal number.
+Floats power_of_two(Floats x) {
+    x = larger(x, all(-126.0f));
+    const Floats shifted = x + 12582912.0f;
+    const Floats r = x - (shifted - 12582912.0f);
+    Floats p = all(1.535336188e-4f);
+    p = p * r + 1.339887440e-3f;
+    p = p * r + 9.618437357e-3f;
+    p = p * r + 5.550332471e-2f;
+    p = p * r + 2.402264791e-1f;
+    p = p * r + 6.931472028e-1f;
+    p = p * r + 1.0f;
+    return (Floats)((Words)p + ((Words)shifted << 23));
+}
+
+// Exchanges lane i of row i + S with lane i + S of row i, wherever i has no bit S.
+template <int S, int... I>
+void exchange(Floats* x, std::integer_sequence<int, I...>) {
+    for (int i = 0; i < LANES; i++) {
+        if (i & S) continue;
+        const Floats a = x[i], b = x[i + S];
+        x[i] = __builtin_shufflevector(a, b, (I & S ? LANES + I - S : I)...);
+        x[i + S] = __builtin_shufflevector(a, b, (I & S ? LANES + I : I + S)...);
+    }
+}
+
+void transpose(Floats* x) {
+    constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+    exchange<8>(x, lanes), exchange<4>(x, lanes), exchange<2>(x, lanes), exchange<1>(x, lanes);
+}
+
+// The scores [length] of a head's queries [width], and the highest.
+Floats score(const Lane* query, const float* keys, long stride, long length, long width, Lane* scores) {
+    Floats highest = all(-INFINITY);
+    for (long p = 0; p < length; p += KEYS) {
+        const float* key[KEYS];  // behind the last it again
+        for (int i = 0; i < KEYS; i++) key[i] = keys + std::min(p + i, length - 1) * stride;
+        Floats dots[KEYS] = {};
+        for (long d = 0; d < width; d++) {
+            const Floats part = query[d].x;
+            for (int i = 0; i < KEYS; i++) dots[i] += part * key[i][d];
+        }
+        for (int i = 0; i < KEYS; i++) {
+            scores[p + i].x = dots[i];
+            highest = larger(highest, dots[i]);
+        }
+    }
+    return highest;
+}
+
+// C columns of what shares [length] of the values make.
+template <int C>
+void mix(const Lane* shares, const float* values, long stride, long length, Floats over, Lane* mixed) {
+    Floats sum[C] = {};
+    for (long p = 0; p < length; p++) {
+        const Floats share = shares[p].x;
+#pragma GCC unroll 32
+        for (int c = 0; c < C; c++) sum[c] += share * values[p * stride + c];
+    }
+    for (int c = 0; c < C; c++) mixed[c].x = sum[c] * over;
+}
+
+struct Scratch {
+    std::vector<Lane> query, mixed, scores;
+    std::vector<float> keys, values;
+};
+
+// f(first, n) for parts of at most LANES that cover the width; all whole, the last over the one before, where there is one.
+template <typename F>
+void each_part(long width, F f) {
+    for (long d = 0; d < width; d += LANES) f(std::max(std::min(d, width - LANES), 0L), std::min(width, (long)LANES));
+}
+
+// K or V of a head as float32: where it lies, unless it is read often or in bfloat16.
+template <typename T>
+const float* widened(const T* from, long& stride, long length, long width, bool copies, std::vector<float>& to) {
+    if constexpr (std::is_same_v<T, float>)
+        if (!copies) return from;
+    to.resize(length * width + LANES);
+    for (long p = 0; p < length; p++)
+        each_part(width, [&](long d, long n) { save(&to[p * width + d], load(from + p * stride + d, n), n); });
+    stride = width;
+    return to.data();
+}
+
+// At most LANES rows q, of which `seen` keys are seen and `length` multiplied, those that are not with zero.
+template <typename T>
+void attend_rows(const T* const* q, T* const* out, int rows, const float* keys, const float* values, long k_stride,
+                 long v_stride, long length, long seen, long width, Scratch& scratch) {
+    Lane *query = scratch.query.data(), *mixed = scratch.mixed.data(), *scores = scratch.scores.data();
+    const float scale = 1.44269504f / std::sqrt((float)width);
+    each_part(width, [&](long d, long n) {
+        Floats x[LANES];
+        for (int i = 0; i < LANES; i++) x[i] = load(q[std::min(i, rows - 1)] + d, n) * scale;
+        transpose(x);
+        for (int i = 0; i < LANES; i++) query[d + i].x = x[i];
+    });
+    const Floats highest = score(query, keys, k_stride, seen, width, scores);
+    if (seen < length) score(query, keys + seen * k_stride, k_stride, length - seen, width, scores + seen);
+    Floats total = {};
+    for (long p = 0; p < seen; p++) {
+        const Floats share = power_of_two(scores[p].x - highest);
+        scores[p].x = share;
+        total += share;
+    }
+    for (long p = seen; p < length; p++) scores[p].x = Floats{};
+    const Floats over = 1.0f / total;
+    long d = 0;
+    auto some = [&](auto mix, int n) {
+        for (; d + n <= width; d += n) mix(scores, values + d, v_stride, length, over, mixed + d);
+    };
+    if (width % 16) some(mix<20>, 20);
+    some(mix<16>, 16), some(mix<8>, 8), some(mix<4>, 4), some(mix<1>, 1);
+    each_part(width, [&](long d, long n) {
+        Floats x[LANES];
+        for (int i = 0; i < LANES; i++) x[i] = mixed[d + i].x;
+        transpose(x);
+        for (int i = 0; i < rows; i++) save(out[i] + d, x[i], n);
+    });
+}
+
+// n sequences: i has rows q_start[i] to q_end[i] of q, and k_len[i] keys from row k_start[i] on, of which the first `seen[i]`
+// are seen, or all.
+struct Sequences {
+    const int32_t *q_start, *q_end, *k_start, *k_len, *seen;
+    long n, heads, kv_heads, width, q_stride, k_stride, v_stride, out_stride;
+};
+
+template <typename T>
+void attend_head(const Sequences& in, const T* q, const T* k, const T* v, T* out, long sequence, long head) {
+    static thread_local Scratch scratch;
+    const long length = in.k_len[sequence], seen = in.seen ? in.seen[sequence] : length, start = in.k_start[sequence];
+    const long first = in.q_start[sequence], group = in.heads / in.kv_heads, width = in.width;
+    const long rows = (in.q_end[sequence] - first) * group;
+    if (rows <= 0 || seen <= 0) return;
+    scratch.query.resize(width + LANES);
+    scratch.mixed.resize(width + LANES);
+    scratch.scores.resize(length + 2 * KEYS);
+    long k_stride = in.k_stride, v_stride = in.v_stride;
+    const float* keys = widened(k + start * k_stride + head * width, k_stride, length, width, rows > MOST_IN_PLACE, scratch.keys);
+    const float* values = widened(v + start * v_stride + head * width, v_stride, length, width, rows > MOST_IN_PLACE, scratch.values);
+    for (long row = 0; row < rows; row += LANES) {
+        const int n = std::min(rows - row, (long)LANES);
+        const T* from[LANES];
+        T* to[LANES];
+        for (int i = 0; i < n; i++) {
+            const long at = first + (row + i) / group, column = (head * group + (row + i) % group) * width;
+            from[i] = q + at * in.q_stride + column;
+            to[i] = out + at * in.out_stride + column;
+        }
+        attend_rows(from, to, n, keys, values, k_stride, v_stride, length, seen, width, scratch);
+    }
+}
+
+template <typename T>
+void attend_spans(const Sequences& in, const T* q, const T* k, const T* v, T* out, long threads) {
+    long work = 0;
+    for (long i = 0; i < in.n; i++) work += (long)(in.q_end[i] - in.q_start[i]) * in.k_len[i] * in.heads * in.width / 4;
+    each(in.n * in.kv_heads, work, threads,
+         [=, &in](long i) { attend_head(in, q, k, v, out, i / in.kv_heads, i % in.kv_heads); });
+}
+
+}  // namespace
+
+#define KERNELS(T, NAME)                                                                                               \
+    extern "C" void spans_##NAME(const T* q, const T* k, const T* v, T* out, const int32_t* q_start,                   \
+                                 const int32_t* q_end, const int32_t* k_start, const int32_t* k_len,                   \
+                                 const int32_t* seen, long n, long heads, long kv_heads, long width, long q_stride,    \
+                                 long k_stride, long v_stride, long out_stride, long threads) {                        \
+        attend_spans<T>({q_start, q_end, k_start, k_len, seen, n, heads, kv_heads, width, q_stride, k_stride, v_stride, \
+                         out_stride},                                                                                  \
+                        q, k, v, out, threads);                                                                        \
+    }
+
+KERNELS(float, float32)
+KERNELS(BFloat16, bfloat16)
