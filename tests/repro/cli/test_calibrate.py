@@ -81,7 +81,7 @@ def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, capsys, tmp_path
         (["calibrate", "--sensitivity", "--platform", "h200"], "platform='h200' has no stated cell to fit"),
         (
             ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "most"],
-            "batch_rule='most' is unknown: use one of one, workload, max_model_len",
+            "batch_rule='most' is unknown: use one of one, workload, batch, max_model_len",
         ),
         (
             ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "one", "--batch-size", "2"],

@@ -208,12 +208,12 @@ class Mirror(Simulation):
         assert self.store.call("computed", worker_id, "a", task.task_id, fence, task.tokens) == b"ok"
         super().prefilled(task, worker_id)
 
-    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None) -> None:
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None, missing: int) -> None:
         home = live.home.worker_id
         word = np.int32(1).tobytes(), np.float64(self.loop.now).tobytes()
         said = self.store.call("land", home, "a", task.order, 0, task.task_id, self.fence[task.task_id], *word, 0)
         assert said[0] == b"ok"
-        super()._land(live, task, worker)
+        super()._land(live, task, worker, missing)
 
     def stepped(self, worker_id: int, members: Sequence[tuple[int, int]], gap_s: float) -> None:
         self.num_steps += 1
