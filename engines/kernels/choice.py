@@ -75,6 +75,9 @@ class HostKernels:
         """Whether attention over heads of this width is served."""
         return width <= host.MOST_WIDTH and self.fault is None
 
+    def store(self, otherwise: Store) -> Store:
+        return otherwise if self.fault else host.store
+
     def ops(self, otherwise: FusedOps) -> FusedOps:
         if self.fault:
             return otherwise

@@ -24,20 +24,41 @@ void rms_norm_row(T* x, const T* delta, const T* weight, T* y, long width, float
     }
 }
 
+template <typename T>
+void turn(Floats& a, Floats& b, Floats c, Floats s, bool rounds) {
+    const Floats x = a, y = b;
+    a = rounds ? rounded<T>(x * c) - rounded<T>(y * s) : x * c - y * s;
+    b = rounds ? rounded<T>(y * c) + rounded<T>(x * s) : y * c + x * s;
+}
+
 template <typename T, typename Table>
 void rotate_head(T* x, const Table* cos, const Table* sin, long half, bool rounds) {
     for (long i = 0; i < half; i += LANES) {
         long n = half - i;
         Floats a = load(x + i, n), b = load(x + half + i, n), c = load(cos + i, n), s = load(sin + half + i, n);
-        if (rounds) {
-            c = rounded<T>(c), s = rounded<T>(s);
-            save(x + i, rounded<T>(a * c) - rounded<T>(b * s), n);
-            save(x + half + i, rounded<T>(b * c) + rounded<T>(a * s), n);
-        } else {
-            save(x + i, a * c - b * s, n);
-            save(x + half + i, b * c + a * s, n);
+        if (rounds) c = rounded<T>(c), s = rounded<T>(s);
+        turn<T>(a, b, c, s, rounds);
+        save(x + i, a, n);
+        save(x + half + i, b, n);
+    }
+}
+
+// Of narrow heads several at a time: to load beside what was stored a moment ago waits for it.
+template <typename T, typename Table>
+void rotate_heads(T* x, long heads, const Table* cos, const Table* sin, long half, bool rounds) {
+    constexpr int SEVERAL = 8;
+    long h = 0;
+    if (half < LANES) {
+        Floats c = load(cos, half), s = load(sin + half, half), a[SEVERAL], b[SEVERAL];
+        if (rounds) c = rounded<T>(c), s = rounded<T>(s);
+        for (; h + SEVERAL <= heads; h += SEVERAL) {
+            T* from = x + 2 * h * half;
+            for (int i = 0; i < SEVERAL; i++) a[i] = load(from + 2 * i * half, half), b[i] = load(from + (2 * i + 1) * half, half);
+            for (int i = 0; i < SEVERAL; i++) turn<T>(a[i], b[i], c, s, rounds);
+            for (int i = 0; i < SEVERAL; i++) save(from + 2 * i * half, a[i], half), save(from + (2 * i + 1) * half, b[i], half);
         }
     }
+    for (; h < heads; h++) rotate_head(x + 2 * h * half, cos, sin, half, rounds);
 }
 
 template <typename T>
@@ -204,8 +225,8 @@ void decode(const Paged& in, const T* q, const T* k, const T* v, T* out, const i
                                   long threads) {                                                                      \
         each(rows, rows * (heads + kv_heads) * width, threads, [=](long i) {                                           \
             const float *c = cos + i * width, *s = sin + i * width;                                                    \
-            for (long h = 0; h < heads; h++) rotate_head(q + i * q_stride + h * width, c, s, width / 2, rounds);       \
-            for (long h = 0; h < kv_heads; h++) rotate_head(k + i * k_stride + h * width, c, s, width / 2, rounds);    \
+            rotate_heads(q + i * q_stride, heads, c, s, width / 2, rounds);                                            \
+            rotate_heads(k + i * k_stride, kv_heads, c, s, width / 2, rounds);                                         \
         });                                                                                                            \
     }                                                                                                                  \
     extern "C" void swiglu_##NAME(const T* gate, const T* up, T* out, long rows, long width, long gate_stride,         \

@@ -9,6 +9,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 constexpr int LANES = 16;
@@ -65,10 +69,19 @@ Floats load(const T* from, long n) {
 template <typename T>
 void save(T* to, Floats x, long n) {
     if (n >= LANES) return save(to, x);
+    if (n <= 0) return;
     T some[LANES];
     save(some, x);
     std::memcpy(to, some, n * sizeof(T));
 }
+
+#ifdef __AVX512F__
+inline __mmask16 first(long n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 << n) - 1; }
+
+inline Floats load(const float* from, long n) { return (Floats)_mm512_maskz_loadu_ps(first(n), from); }
+
+inline void save(float* to, Floats x, long n) { _mm512_mask_storeu_ps(to, first(n), (__m512)x); }
+#endif
 
 // What T makes of it.
 template <typename T>

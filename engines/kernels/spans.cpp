@@ -175,8 +175,16 @@ template <typename T>
 void attend_spans(const Sequences& in, const T* q, const T* k, const T* v, T* out, long threads) {
     long work = 0;
     for (long i = 0; i < in.n; i++) work += (long)(in.q_end[i] - in.q_start[i]) * in.k_len[i] * in.heads * in.width / 4;
-    each(in.n * in.kv_heads, work, threads,
-         [=, &in](long i) { attend_head(in, q, k, v, out, i / in.kv_heads, i % in.kv_heads); });
+    const long units = in.n * in.kv_heads;
+    each(units, work, threads, [=, &in](long i) {
+        const long next = std::min(i + 1, units - 1), s = next / in.kv_heads, head = next % in.kv_heads;
+        for (long p = 0; p < in.k_len[s]; p++)
+            for (long d = 0; d < in.width; d += 64 / (long)sizeof(T)) {
+                __builtin_prefetch(k + (in.k_start[s] + p) * in.k_stride + head * in.width + d, 0, 2);
+                __builtin_prefetch(v + (in.k_start[s] + p) * in.v_stride + head * in.width + d, 0, 2);
+            }
+        attend_head(in, q, k, v, out, i / in.kv_heads, i % in.kv_heads);
+    });
 }
 
 }  // namespace

@@ -51,7 +51,8 @@ def feature_cache_executor(
         f"use 'max_prob' in 'native'",
     )
     attention = batch_attention(next(model.parameters()), model.config.head_dim)
-    shared = Shared.of(model, config, num_slots=batch_size, attention=attention)
+    # Which rows it recomputes hangs on how similar values are, and now and then on their last bits: norms stay torch's.
+    shared = Shared.of(model, config, num_slots=batch_size, attention=attention, host_norms=False)
     residual, reduction = Residual(), shared.kernels.reduction
     forward = FeatureForward(
         model,

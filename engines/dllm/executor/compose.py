@@ -54,13 +54,15 @@ class Shared:
         num_slots: int | None = None,
         attention: VarlenAttention | None = None,
         recorder: Recorder | None = None,
+        host_norms: bool = True,
     ) -> Shared:
         """``num_slots`` requests at most are resident, by default ``max_num_seqs``. ``attention`` is the backend of a
-        system without a choice of one; ``recorder`` captures forwards in place of the device's own."""
+        system without a choice of one; ``recorder`` captures forwards in place of the device's own; ``host_norms`` as for
+        ``KernelChoice.fuse_layers``."""
         shape, device = model.config, next(model.parameters()).device
         with on(device):
             kernels, staging = KernelChoice(model, config, attention=attention), staging_to(device)
-            kernels.fuse_layers(model)
+            kernels.fuse_layers(model, host_norms=host_norms)
             recorder = recorder or kernels.recorder()
         state = RequestState(
             shape,

@@ -28,6 +28,7 @@ class KernelChoice:
         self._config = config
         self._device, self._dtype = weight.device, weight.dtype
         self.triton = TritonKernels(device=self._device, dtype=self._dtype, is_wanted=config.fused_kernels)
+        self._host = HostKernels(device=self._device, dtype=self._dtype)
         self._heads = shape.head_dim, shape.n_heads * kv_heads // shape.n_kv_heads, kv_heads
         self.attention = attention or attention_backend(
             config.attention_backend, self._device, self._dtype, *self._heads
@@ -44,7 +45,7 @@ class KernelChoice:
         )
         """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
         self.selection = self._select_and_pack(model)
-        self.store = self.triton.store
+        self.store = self._host.store(self.triton.store)
 
     def _select_and_pack(self, model: DiffusionModel) -> SelectAndPack:
         ranks = model.tensor_parallel
@@ -54,12 +55,13 @@ class KernelChoice:
             return TritonSelectAndPack(self._config)
         return TorchSelectAndPack(self._config, ranks)
 
-    def fuse_layers(self, model: DiffusionModel) -> None:
-        """Have the model's layers use the kernels that serve; one that another executor used may have others."""
-        if self._device.type == "cpu" and not self.triton.serve():
-            return
+    def fuse_layers(self, model: DiffusionModel, *, host_norms: bool = True) -> None:
+        """Have the model's layers use the kernels that serve; one that another executor used may have others.
+        ``host_norms`` says that a CPU's may normalise."""
         assert isinstance(model, nn.Module)
-        fuse(model, self.triton.ops(FusedOps()))
+        # A CPU's copies of weights, for its products, are of one layer each.
+        ops = self._host.ops(FusedOps())._replace(joins=False)
+        fuse(model, self.triton.ops(ops if host_norms else ops._replace(rms_norm=None)))
 
     def recorder(self) -> Recorder | None:
         """How forwards are captured; None where they are not."""
@@ -70,8 +72,7 @@ class KernelChoice:
     def report(self) -> dict[str, Any]:
         """What serves, and what was passed over and why, as JSON."""
         if self._device.type == "cpu":
-            fault = HostKernels(device=self._device, dtype=self._dtype).fault
-            return {"attention_backend": self.attention.name, "host_kernels_unavailable": fault}
+            return {"attention_backend": self.attention.name, "host_kernels_unavailable": self._host.fault}
         found = availability(self._device, self._dtype, *self._heads)
         return {
             "attention_backend": self.attention.name,

@@ -14,6 +14,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
 from engines.dllm.decode.denoise import FusedReduction, Reduction
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.kernels import probe
+from engines.models.layers import FusedOps
 from engines.models.llada import LLaDAModelLM
 
 CONFIG = EngineConfig(decode=DecodeConfig(confidence="margin"), suppress_mask_token=False)
@@ -51,6 +52,21 @@ def test_without_a_compiler_torch_attends(monkeypatch):
     choice = KernelChoice(network(GQA), CONFIG)
     assert choice.attention == Sdpa()
     assert choice.report() == {"attention_backend": "sdpa", "host_kernels_unavailable": "there is no C++ compiler"}
+
+
+def test_a_cpu_s_kernels_make_its_layers(monkeypatch):
+    model = network(GQA)
+    KernelChoice(model, CONFIG).fuse_layers(model)
+    serves = probe.host_fault(torch.float32) is None
+    for module in (model.blocks[0], model.final_norm):
+        assert [op is not None for op in module.fused[:3]] == [serves] * 3
+        assert not module.fused.joins
+    KernelChoice(model, CONFIG).fuse_layers(model, host_norms=False)
+    assert model.final_norm.fused.rms_norm is None
+    assert (model.blocks[0].fused.rotate is not None) == serves
+    monkeypatch.setattr(probe, "host_fault", lambda dtype: "there is no C++ compiler")
+    KernelChoice(model, CONFIG).fuse_layers(model)
+    assert model.blocks[0].fused == FusedOps()
 
 
 def test_fused_kernels_serve_16_bit_models(with_triton):
