@@ -213,6 +213,8 @@ ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 def test_an_answer_that_is_not_whole_is_none(what, monkeypatch):
     pieces, sentence = ANSWERS[what]
     monkeypatch.setattr(endpoint, "LONGEST_ANSWER", 10**6)
+    # However it comes in pieces, the line is the first to be too long.
+    monkeypatch.setattr(endpoint, "LONGEST_LINE", 10**5)
     with mock_server(MockOpenAI(raw={"post /v1/": pieces})) as url:
         record = prepare(cell(url, timeout_s=0.3 if "0.3" in sentence else 30.0)).run()
     (error,) = record.requests["error"]
