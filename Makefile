@@ -42,7 +42,7 @@ SAY := @printf '%s\n'
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
 	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures/dllm-serve; any other likewise' \
-	  '                     (3 to 5 simulate one sample: repro reproduce fig3 takes five)' \
+	  '                     (3 to 5 simulate one sample of 500 requests: repro reproduce fig3 takes five whole ones)' \
 	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, some six minutes on two cores' \
 	  'make reproduce-ampd  every figure of AMPD, some eleven minutes: $(AMPD_FIGURES)' \
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
@@ -99,11 +99,11 @@ $(filter-out $(SHORT),$(OWN_TARGETS)): reproduce-%: $(STAMP)
 	$(SAY) "$(DOING)"
 	@$(BIN)/repro reproduce $*
 
-# Five simulated samples would take longer than all that is measured: one is drawn, and its caption says so.
+# Five simulated samples of 2,000 requests would take longer than all that is measured: one of 500 is drawn, as its caption says.
 $(SHORT): reproduce-%: $(STAMP)
 	$(SAY) "$(DOING)"
 	@$(BIN)/repro reproduce $* --platform cpu-tiny
-	@$(BIN)/repro reproduce $* --platform rtx4090 --num-runs 1
+	@$(BIN)/repro reproduce $* --platform rtx4090 --num-runs 1 --num-prompts 500
 
 $(AMPD_FIGURES:%=reproduce-ampd-%): reproduce-ampd-%: $(STAMP)
 	$(SAY) "$${REPRO_PROGRESS:+$$REPRO_PROGRESS, }reproduce ampd/$*: simulated, on all cores; what is already stored is not run again"
