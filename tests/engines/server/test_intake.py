@@ -32,7 +32,8 @@ from engines.server.settings import ServerSettings
 WAIT_S = 60.0
 CONTENT = json.dumps({"model": "echo", "prompt": "hello", "seed": 0}).encode()
 LENGTH = len(CONTENT)
-MOST = 1 << 18
+MOST = 1 << 17
+"""Less than all bodies may have together, so that it is what is said of one that is too long, in whatever pieces it comes."""
 SETTINGS = ServerSettings(
     head_timeout_s=0.2, body_timeout_s=0.3, max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=18
 )
