@@ -173,6 +173,6 @@ FIGURE = ampd_figure(
     findings=findings,
     num_runs=NUM_RUNS,
     under_title=lambda runs: (
-        f"measured: the seconds, on {machines(runs)}\nsimulated: what is planned for, {runs.view.platform.title}"
+        f"measured: the seconds, on {machines(runs)}\n{runs.view.obtained}: what is planned for, {runs.view.platform.title}"
     ),
 )

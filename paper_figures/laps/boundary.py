@@ -141,6 +141,7 @@ def findings(runs: Runs) -> list[Finding]:
             "laps-boundary-range",
             middle.floor,
             f"c / beta of Qwen2.5-14B by its weights; weights and launches give {texts} (7B, 14B, 32B); the printed formula gives {middle.printed:.0f}",
+            obtained="computed",
         ),
         runs.finding(
             "laps-boundary-prefill",
@@ -167,9 +168,16 @@ def findings(runs: Runs) -> list[Finding]:
             "laps-hol",
             hol.mean,
             f"{in_ms(hol, 2)} ms in simulated queues, {1e3 * QUEUE.hol_penalty_s:.2f} ms by the formula",
+            obtained="simulated",
             holds=abs(hol.mean - QUEUE.hol_penalty_s) + hol.half_width <= 0.02 * QUEUE.hol_penalty_s,
         ),
     ]
 
 
-FIGURE = laps_figure("boundary", "LAPS, §2.1, §2.2", page=page, findings=findings)
+FIGURE = laps_figure(
+    "boundary",
+    "LAPS, §2.1, §2.2",
+    page=page,
+    findings=findings,
+    under_title=lambda runs: f"computed: the roofline of {part_of(runs.view.platform).title}",
+)

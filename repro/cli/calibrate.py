@@ -219,10 +219,11 @@ def _judged(platform: str, result_dir: Path) -> list[Judged]:
     from repro.reports.claims import judge_all
     from repro.reports.evidence import answers_of, sources, sweep_over
     from repro.reports.figures import DLLM_SERVE
+    from repro.reports.fitting import FITTED
     from repro.reports.paper import load_claims
     from repro.runs.store import Store
 
-    chosen = sources(DLLM_SERVE.entries, (platform,))
+    chosen = sources(DLLM_SERVE.entries, (platform,), charged=FITTED)
     sweep = sweep_over(chosen, Store(result_dir))
     run_sweep(sweep)
     simulated = [answer for answer in answers_of(chosen, sweep) if answer.finding.obtained == "simulated"]

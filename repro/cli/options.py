@@ -70,10 +70,10 @@ class Charged:
 
     panel: ClassVar[str] = WHAT
     cost: Literal["roofline", "composed"] | None = None
-    """What a simulated step takes: by a roofline of the card, or composed of kernel times that others measured on it [default:
-    roofline]."""
+    """What a simulated step takes: composed of kernel times that others measured on the card, or by its roofline [default:
+    composed, by the roofline on a card without such times]."""
     kernels: Literal["vllm", "sglang", "trtllm"] | None = None
-    """With --cost composed, whose kernels [default: vllm; of LAPS sglang]."""
+    """Of composed steps, whose kernels [default: vllm; of LAPS sglang]."""
 
     @property
     def charged(self) -> dict[str, Any]:

@@ -146,6 +146,7 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     rate, slo = sample.rate or PLANNING_RATE * asked.gpus / card.num_gpus, sample.slo(shape.name, card.name)
+    asked = asked.on(gpu_name)
     found = _planned(asked, sample, solved, shape, gpu_name, rate, slo)
     rows = _rows(found.plans, slo)
     if json:

@@ -67,7 +67,8 @@ class View(Checked):
     @property
     def charged(self) -> CostKnobs:
         """What simulated steps are charged by."""
-        return given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
+        asked = given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
+        return asked.on(self.platform.gpu)
 
     @property
     def charged_options(self) -> list[str]:

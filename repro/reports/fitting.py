@@ -22,6 +22,8 @@ from repro.systems.dllm.deployment import Deployment
 from repro.workloads.workload import Workload
 
 SYSTEM = "dllm-serve"
+FITTED = (("cost", "roofline"),)
+"""What is fitted: composed steps have nothing to fit."""
 BANDWIDTH_EFFICIENCY = 0.8
 STEP_OVERHEAD_S = 0.005
 TOLERANCE = 1e-3
@@ -59,7 +61,13 @@ class CardProtocol:
     def cell(self, target: FittedCell) -> Cell:
         """The run behind a target, as Figure 3 and Table 4 make it."""
         return Cell(
-            system=SYSTEM, dataset=target.dataset, rate=self.rate, platform=self.card, executor="roofline", seed=0
+            system=SYSTEM,
+            dataset=target.dataset,
+            rate=self.rate,
+            platform=self.card,
+            executor="roofline",
+            seed=0,
+            knobs=FITTED,
         )
 
 

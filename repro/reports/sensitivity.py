@@ -21,7 +21,7 @@ from engines.dllm.plan import StepOutcome, StepPlan
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork
 from repro.files import replace_text
-from repro.reports.fitting import STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
+from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm import knobs
@@ -93,7 +93,7 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
         executor="roofline",
         rate=None,
         seed=0,
-        knobs=tuple({"num_prompts": num_requests, **knobs}.items()),
+        knobs=(*FITTED, *{"num_prompts": num_requests, **knobs}.items()),
     )
     deployment, workload = SYSTEMS.get(system).prepare(cell)
     assert isinstance(deployment, Deployment)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self
 
 from engines.hardware.silicon.kernels import TRANSFERRED
-from engines.hardware.silicon.tables import Framework, Tables, load_tables
+from engines.hardware.silicon.tables import Framework, Tables, cards, load_tables
 from engines.knobs import Checked, Only
 from repro.runs.record import Obtained
 
@@ -15,10 +15,18 @@ Cost = Literal["roofline", "composed"]
 
 @dataclass(frozen=True, kw_only=True)
 class CostKnobs(Checked):
-    cost: Annotated[Cost, Only(executor="roofline")] = "roofline"
-    """What a simulated step takes: by a roofline of the card, or composed of kernel times that others measured on it."""
-    kernels: Annotated[Framework, Only(cost="composed")] = "vllm"
+    cost: Annotated[Cost | None, Only(executor="roofline")] = None
+    """What a simulated step takes: composed of kernel times that others measured on the card, or by its roofline [default:
+    composed, by the roofline on a card without such times]."""
+    kernels: Annotated[Framework, Only(cost=("composed", None))] = "vllm"
     """Whose kernels: those of vllm, sglang or trtllm."""
+
+    def on(self, card: str | None) -> Self:
+        """As charged on this card; of no effect where nothing is simulated."""
+        if self.cost is not None or card is None:
+            return self
+        is_known = TRANSFERRED.get(card, card) in cards()
+        return replace(self, cost="composed" if is_known else "roofline")
 
     @property
     def framework(self) -> Framework | None:

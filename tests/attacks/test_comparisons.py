@@ -60,7 +60,7 @@ def test_a_plot_and_the_numbers_behind_it(tmp_path):
     assert result.code == 0, result
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     (row,) = csv.DictReader((tmp_path / "p.csv").read_text().splitlines())
-    assert (row["obtained"], row["valid"], row["label"]) == ("simulated", "True", "dLLM-Serve, osc, all at once")
+    assert (row["obtained"], row["valid"], row["label"]) == ("composed", "True", "dLLM-Serve, osc, all at once")
     assert float(row["throughput_tok_s"]) > 0
 
 

@@ -191,7 +191,7 @@ def test_csv_of_the_papers_card(tmp_path):
     assert tuple(rows[0]) == CSV_COLUMNS
     ours = [row for row in rows if row["obtained"] != "paper"]
     assert len(ours) == len(fig3.FIGURE.cells(CARD_VIEW))
-    assert {row["obtained"] for row in ours} == {"simulated"}
+    assert {row["obtained"] for row in ours} == {"composed"}
     assert {(row["system"], row["batch_size"], row["reading"]) for row in ours} == {
         ("dllm-serve", "", ""),
         *((name, "3", "published") for name in BASELINES),
@@ -236,9 +236,9 @@ def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path, drawn):
         assert line.get_zorder() == max(each.get_zorder() for each in panel(picture, "Burst").lines)
     for title in ("LiveBench", "OSC"):
         assert not any("paper" in label for label in drawn_lines(panel(picture, title)))
-    assert "simulated: NVIDIA RTX 4090 24 GB, LLaDA-8B" in text_of(picture)
+    assert "composed: NVIDIA RTX 4090 24 GB, LLaDA-8B" in text_of(picture)
     text = caption_of(rendered)
-    assert f"All runs simulated, each step charged to the roofline of {CALIBRATION}." in text
+    assert f"All runs composed, each step of measured kernels: {CALIBRATION}." in text
     assert "Burst dLLM-Serve 76.6, Burst Fast-dLLM 42.4 tok/s" in text
     assert [row[5] for row in rendered.rows[-2:]] == ["paper", "paper"]
     assert "Paper, Burst: 1.81x over Fast-dLLM." in rendered.notes
@@ -362,7 +362,7 @@ def test_findings_answer_known_claims_on_the_papers_card_only():
     found = {finding.claim: finding for finding in fig3.FIGURE.findings(made(CARD_VIEW), CARD_VIEW)}
     known = {claim.id for claim in load_claims("dllm-serve")}
     assert found.keys() <= known
-    assert {finding.obtained for finding in found.values()} == {"simulated"}
+    assert {finding.obtained for finding in found.values()} == {"composed"}
     assert found["dllm-4090-burst-peak"].value == pytest.approx(30)
     assert found["dllm-4090-burst-ratio"].value == pytest.approx(1.5)
     assert found["dllm-abs-tput-4090"].value == pytest.approx((1.5, 1.5, 1.5))

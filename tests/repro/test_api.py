@@ -17,7 +17,7 @@ from repro.runs.store import StoreError
 def test_a_run_is_made_once_and_found_again(tmp_path):
     first = repro.run("dllm-serve", "burst", platform="l40s", rate=1.0, num_prompts=4, result_dir=tmp_path)
     assert first.validity.valid
-    assert first.obtained == "simulated"
+    assert first.obtained == "composed"
     again = repro.run("dllm-serve", "burst", platform="l40s", rate=1.0, num_prompts=4, result_dir=tmp_path)
     assert again.file == first.file
     assert again.provenance == first.provenance

@@ -63,7 +63,7 @@ def _run(cell: Cell, view: View) -> StoredRun:
         logit_rows=cell.knob_values.get("logit_rows", "decomposed"),
     )
     manifest: dict[str, Any] = {"facts": {**run.facts, "memory_plan": asdict(plan)}}
-    if view.obtained == "simulated":
+    if view.is_simulated:
         manifest["calibration"] = f"{view.platform.gpu}, fitted on one cell of a long name; another cell of a long name"
     record = run.record
     if is_graded:

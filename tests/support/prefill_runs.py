@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.stored_runs import told_of
+from support.stored_runs import charged, told_of
 
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
@@ -44,9 +44,9 @@ def prefill_run(
     }
     facts = {"calibration": "h200, uncalibrated: made up", "facts": {"num_instances": 1}}
     manifest: dict[str, Any] = {
-        "obtained": "simulated",
+        "obtained": charged(cell),
         "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
-        "facts": {"obtained": "simulated", **facts},
+        "facts": {"obtained": charged(cell), **facts},
     }
     record = RunRecord(
         tables={name: empty_table(own) for name, own in PREFILL.columns.items()}, manifest=manifest["facts"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.stored_runs import told_of
+from support.stored_runs import charged, told_of
 
 from engines.ar.metrics import READINGS
 from repro.runs.cell import Cell
@@ -36,7 +36,7 @@ def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float =
     }
     tables = {name: empty_table(columns) for name, columns in AR.columns.items()}
     tables["requests"]["request_id"] = list(range(99))
-    return _stored(cell, summary, facts, tables, "simulated", valid=valid)
+    return _stored(cell, summary, facts, tables, charged(cell), valid=valid)
 
 
 def planner_run(
@@ -54,7 +54,7 @@ def planner_run(
         "facts": {"method": "direct", "solver": "enumeration"},
     }
     tables = {REQUESTS: empty_table(REQUEST_COLUMNS)}
-    return _stored(cell, summary, facts, tables, "measured" if is_timed else "simulated")
+    return _stored(cell, summary, facts, tables, "measured" if is_timed else charged(cell))
 
 
 def _stored(

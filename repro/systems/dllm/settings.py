@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -124,7 +124,8 @@ def resolve(cell: Cell, method: Method) -> Settings:
     settings = given_to(usual, given, **beside)
     if is_measured:
         _check_measured(settings, given)
-    return settings
+        return settings
+    return replace(settings, charged=settings.charged.on(where.gpu))
 
 
 def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ def test_a_component_switched_all_else_equal(tmp_path):
     assert rows[0]["relative"] == 1
     for row in rows:
         assert row["relative"] == pytest.approx(row["throughput_tok_s"] / rows[0]["throughput_tok_s"])
-        assert (row["obtained"], row["valid"], row["accuracy"]) == ("simulated", True, None)
+        assert (row["obtained"], row["valid"], row["accuracy"]) == ("composed", True, None)
         assert row["kv_rows"] > 0
         assert len(row["run_folders"]) == 1
     # Phases share steps: more requests run at once than when each reserves a whole Refresh for life.

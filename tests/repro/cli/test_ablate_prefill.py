@@ -19,7 +19,7 @@ def test_variants_are_paired_with_the_component_switched_off(component, tmp_path
     assert [row["variant"] for row in rows] == [variant.label for variant in PREFILL_COMPONENTS[component]]
     assert rows[0]["added_points"] == 0
     for row in rows:
-        assert row["obtained"] == "simulated, uncalibrated"
+        assert row["obtained"] == "composed"
         assert row["num_runs"] == len(row["run_folders"]) == 2
         assert row["added_points"] == pytest.approx(100 * (row["slo_violations"] - rows[0]["slo_violations"]))
         assert row["valid"] == (row["reasons"] == [])

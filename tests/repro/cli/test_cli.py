@@ -274,7 +274,7 @@ def test_bench_and_resume(tmp_path):
     for run in runs:
         work = {"reading", "mean_prompt_tokens", "mean_output_tokens", "length_scale"}
         assert run.keys() == {"cell", *work, "obtained", "valid", "reasons", "facts", "file", "summary"}
-        assert run["obtained"] == "simulated"
+        assert run["obtained"] == "composed"
         assert (run["valid"], run["reasons"]) == (True, [])
         assert run["summary"]["throughput_tok_s"] > 0
         assert list(parts(Path(run["file"]))) == ["cell", "manifest", "summary", "provenance"]

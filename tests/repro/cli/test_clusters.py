@@ -30,7 +30,7 @@ def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
         assert plan["ttft_p95_of_slo"] == pytest.approx(plan["ttft_p95_s"] / 5.0)
         assert plan["worst_of_slo"] == pytest.approx(max(plan["ttft_p95_of_slo"], plan["itl_p95_of_slo"]))
     assert answer["plan_seconds"] > 0
-    assert answer["obtained"] == "simulated"
+    assert answer["obtained"] == "composed"
     said = run(*PLAN, "--solver", "enumeration", "--top", "1")
     assert "planned in" in said
     assert answer["plans"][0]["deployment"].split()[0] in said
@@ -67,7 +67,7 @@ def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path):
     knobs = ("--num-prompts", "6", "--request-rate", "0.5", "--result-dir", str(tmp_path), "--json")
     runs = json.loads(run("bench", *systems, "--platform", "h20x32", *knobs))["runs"]
     assert [each["cell"]["dataset"] for each in runs] == ["dureader"] * 4
-    assert all(each["valid"] and each["obtained"] == "simulated, uncalibrated" for each in runs)
+    assert all(each["valid"] and each["obtained"] == "composed" for each in runs)
     assert {each["facts"]["attainment_reading"] for each in runs} == {"round/every/p95"}
     assert all(0 <= each["summary"]["slo_attainment"] <= 1 for each in runs)
 

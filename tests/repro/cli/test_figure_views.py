@@ -89,7 +89,9 @@ def test_a_composed_figure_has_files_of_its_own():
     assert (view.obtained, view.stem) == ("composed", "l40s-composed-sglang")
     assert view.charged_options == ["--cost composed", "--kernels sglang"]
     (plain,) = FigureOptions(platform=["l40s"]).views("fig3")
-    assert (plain.obtained, plain.stem, plain.charged_options) == ("simulated", "l40s", [])
+    assert (plain.obtained, plain.stem, plain.charged_options) == ("composed", "l40s", [])
+    (charged,) = FigureOptions(platform=["l40s"], cost="roofline").views("fig3")
+    assert (charged.obtained, charged.stem) == ("simulated", "l40s-roofline")
 
 
 def test_claims_are_judged_by_composed_steps_where_they_are_simulated():

@@ -19,7 +19,7 @@ from repro.reports.claims import Answer, Finding
 from repro.reports.evidence import THROUGHPUTS, Source, sources
 from repro.reports.evidence import determined as given_by_the_fit
 from repro.reports.figures import FIGURES
-from repro.reports.fitting import PROTOCOLS, SYSTEM
+from repro.reports.fitting import FITTED, PROTOCOLS, SYSTEM
 from repro.reports.roles import FAR, NEAR, Perturbed, answers
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -36,7 +36,7 @@ Speeds = Mapping[tuple[str, str], float]
 """(system, data set) -> saturated tok/s."""
 SIMULATED = {
     f"{source.entry.name} {source.view.platform.name}": source
-    for source in sources(tuple(FIGURES.values()), ("rtx4090", "l40s"))
+    for source in sources(tuple(FIGURES.values()), ("rtx4090", "l40s"), charged=FITTED)
     if source.cells
 }
 

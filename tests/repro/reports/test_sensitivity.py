@@ -35,7 +35,7 @@ CASES: list[tuple[str, dict[str, Scalar]]] = [
 def test_counted_steps_say_what_a_simulation_says(system, knobs):
     """Under constants that they were not counted with, as all requests are there from the start."""
     counted = tally("l40s", system, "burst", **SMALL, **knobs)
-    cell = a_cell(system, dataset="burst", platform="l40s", executor="roofline", **{**SMALL, **knobs})
+    cell = a_cell(system, dataset="burst", platform="l40s", executor="roofline", cost="roofline", **{**SMALL, **knobs})
     deployment, workload = SYSTEMS.get(system).prepare(cell)
     for share, overhead in ((1.0, 0.0), (0.3, 0.005), (0.05, 0.2)):
         calibration = replace(

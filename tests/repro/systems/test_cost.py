@@ -41,17 +41,17 @@ def run(system: str, **knobs: object) -> tuple[RunRecord, str]:
 
 @pytest.mark.parametrize("system", FAMILIES)
 def test_a_run_says_what_its_steps_were_composed_of(system):
-    default, plain = run(system)
-    composed, basis = run(system, cost="composed")
-    assert default.obtained == "simulated"
+    plain, by_roofline = run(system, cost="roofline")
+    composed, basis = run(system)
+    assert (plain.obtained, run(system, cost="composed")[1]) == ("simulated", basis)
     assert composed.obtained == "composed"
     framework = "sglang" if system == "laps" else "vllm"
     said = composed.manifest["calibration"]
     assert f"composed of {framework} kernels measured in aiconfigurator-core 0.12.0" in said
     assert ("transferred from the h200" in said) == (system == "ampd")  # the H20 has no tables
-    other, another = run(system, cost="composed", kernels="trtllm")
-    assert len({plain, basis, another}) == 3
-    finished = [record.tables["requests"]["finished_s"] for record in (default, composed, other)]
+    other, another = run(system, kernels="trtllm")
+    assert len({by_roofline, basis, another}) == 3
+    finished = [record.tables["requests"]["finished_s"] for record in (plain, composed, other)]
     assert len({tuple(times) for times in finished}) == 3
 
 
@@ -70,7 +70,7 @@ def test_the_table_is_a_part_of_what_a_run_rests_on(system, monkeypatch):
 @pytest.mark.parametrize("system", FAMILIES)
 def test_kernels_are_of_composed_steps_alone(system):
     with pytest.raises(UserError, match="kernels='sglang' has no effect with cost='roofline': leave it out"):
-        SYSTEMS.get(system).prepare(cell(system, kernels="sglang"))
+        SYSTEMS.get(system).prepare(cell(system, cost="roofline", kernels="sglang"))
     with pytest.raises(UserError, match="cost='silicon' is unknown: use one of roofline, composed"):
         SYSTEMS.get(system).prepare(cell(system, cost="silicon"))
 
@@ -92,7 +92,9 @@ def test_a_measured_step_is_charged_nothing():
 def test_a_card_without_tables_or_a_twin_is_refused():
     with pytest.raises(UserError, match="card='h300' has no kernel tables"):
         CostKnobs(cost="composed").basis("h300")
-    assert CostKnobs().basis("h300") == ""
+    assert CostKnobs().on("h300") == CostKnobs(cost="roofline")
+    assert CostKnobs().on("rtx4090") == CostKnobs(cost="composed")
+    assert CostKnobs(cost="roofline").on("l40s").framework is None
 
 
 def test_a_cluster_of_the_measured_card_serves_the_same_sessions_faster():

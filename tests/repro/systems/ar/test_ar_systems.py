@@ -63,7 +63,7 @@ def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system):
     assert summary["slo_attainment"] == truth[deployment.settings.ground.reading]
     assert observed_of(record).ttft_s.tolist() == observe(run).ttft_s.tolist()
     assert summary["num_requests"] == {"ok": 20, "failed": 0, "unfinished": 0}
-    assert record.obtained == "simulated"
+    assert record.obtained == "composed"
     assert "constants physical (assumed)" in record.manifest["calibration"]
 
 

@@ -47,7 +47,7 @@ def test_it_plans_what_ampd_serves_on():
 
 def test_timed_runs_are_measured_and_plan_the_same():
     plain, timed = prepare(cell()), prepare(cell(timed=True))
-    assert (plain.deployment.obtained, timed.deployment.obtained) == ("simulated", "measured")
+    assert (plain.deployment.obtained, timed.deployment.obtained) == ("composed", "measured")
     assert plain.run() == plain.run()
     seconds = summary(cell(timed=True))
     assert all(seconds[name] >= 0 for name in ("coefficients_s", "solve_s", "routing_s", "ordering_s"))

@@ -264,7 +264,9 @@ in 16 bits."""
 def test_published_code_is_charged_its_copies_of_logits_and_nothing_else(system):
     """In batches of two, all else equal: the head's traffic takes so much longer, where it was the longer part or becomes
     it."""
-    ours, theirs = (simulate(cell_of(system, reading=r, batch_size=2, **SMALL)) for r in ("efficient", "published"))
+    ours, theirs = (
+        simulate(cell_of(system, reading=r, batch_size=2, cost="roofline", **SMALL)) for r in ("efficient", "published")
+    )
     roofline = Roofline(LLADA_8B, RTX4090, load_calibration("rtx4090"))
     calibration = roofline.calibration
     matmul, bandwidth = (
