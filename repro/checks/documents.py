@@ -21,7 +21,8 @@ from repro.runs.seal import is_whole, sealed
 
 NAME = "accepted.json"
 READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "README.md": ("cpu-tiny", "l40s", "rtx4090", "h200", "claims-dllm-serve.csv"),
+    "README.md": ("claims-dllm-serve.csv", "claims-ampd.csv", "claims-laps.csv"),
+    "docs/dllm-serve.md": ("cpu-tiny", "l40s", "rtx4090", "h200", "claims-dllm-serve.csv"),
     "docs/ampd.md": ("h20x32", "claims-ampd.csv"),
     "docs/laps.md": ("laps-h200", "laps-cpu-tiny", "claims-laps.csv"),
     "docs/semantics.md": ("calibration", "l40s", "rtx4090"),
@@ -45,7 +46,9 @@ def check_documents(root: Path, documents: Path) -> list[Checked]:
     except (OSError, ArithmeticError, LookupError, ValueError, UserError) as error:
         return [
             _checked(
-                "documents", documents / "README.md", f"what it quotes cannot be read ({type(error).__name__}: {error})"
+                "documents",
+                documents / "docs/dllm-serve.md",
+                f"what it quotes cannot be read ({type(error).__name__}: {error})",
             )
         ]
     try:

@@ -26,7 +26,7 @@ Row = dict[str, str]
 def quotes(root: Path) -> Iterator[tuple[str, str]]:
     """Document and what it has to say, of the results below ``root``."""
     for text in (*_readings(root), *_ladders(root), *_measured(root), *_predicted(), *_verdicts(root, "dllm-serve")):
-        yield "README.md", text
+        yield "docs/dllm-serve.md", text
     yield from statements(root)
     yield from (("docs/ampd.md", text) for text in _verdicts(root, "ampd"))
     yield from (("docs/laps.md", text) for text in _verdicts(root, "laps"))

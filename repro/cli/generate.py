@@ -18,7 +18,7 @@ from repro.cli.output import print_json, say
 from repro.cli.spread import Given, Knobs, Some
 
 ENDED_AT_ONCE = (
-    "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in the README "
+    "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in docs/using.md "
     "for one it answers"
 )
 

@@ -120,7 +120,7 @@ def predictions_note(card: str) -> str:
 
 
 def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The medians in words, the same in captions, on the terminal and in the README."""
+    """The medians in words, the same in captions and on the terminal."""
     parts = [
         f"{own['median_percent']:.1f} % over {own['count']} {_ONE.get(name, name) if own['count'] == 1 else name}"
         for name, own in found.items()

@@ -194,8 +194,8 @@ def test_make_help_lists_every_target():
     assert listed & figures
 
 
-def test_readme_lists_every_command():
-    listed = re.findall(r"^\| `repro ([\w-]+)", text_of(REPO / "README.md"), re.MULTILINE)
+def test_using_lists_every_command():
+    listed = re.findall(r"^\| `repro ([\w-]+)", text_of(REPO / "docs" / "using.md"), re.MULTILINE)
     assert sorted(listed) == sorted(options())
 
 

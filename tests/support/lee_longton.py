@@ -1,4 +1,4 @@
-"""The usual approximations of M/G/k, which docs/ampd.md says how far off they are. Times are in mean service times."""
+"""The usual approximations of M/G/k, which docs/simulation.md says how far off they are. Times are in mean service times."""
 
 import math
 

@@ -51,7 +51,7 @@ def edited(path: Path, old: str, new: str, root: Path) -> dict[str, str]:
 
 def test_every_quote_stands_in_its_document():
     assert missing(RESULTS, REPO) == []
-    assert {name for name, _ in quotes(RESULTS)} == {"README.md", "docs/ampd.md", "docs/laps.md"}
+    assert {name for name, _ in quotes(RESULTS)} == {"docs/dllm-serve.md", "docs/ampd.md", "docs/laps.md"}
 
 
 def test_every_number_of_a_quote_counts(tmp_path):
@@ -74,13 +74,13 @@ def test_every_number_of_a_quote_counts(tmp_path):
 @pytest.mark.parametrize(
     ("document", "old", "new", "reason"),
     [
-        ("README.md", "94 %", "99 %", "as the results do"),
-        ("README.md", "| `efficient` | 1.09", "| `efficient` | 1.90", "as the results do"),
+        ("docs/dllm-serve.md", "94 %", "99 %", "as the results do"),
+        ("docs/dllm-serve.md", "| `efficient` | 1.09", "| `efficient` | 1.90", "as the results do"),
         (
-            "README.md",
+            "docs/dllm-serve.md",
             "fitted on dLLM-Serve alone:",
             "fitted on 3 systems:",
-            "3 stands under 'dllm-serve-repro', where nothing was",
+            "3 stands under 'dLLM-Serve: what reproduces', where nothing was",
         ),
         (
             "docs/laps.md",
@@ -155,11 +155,11 @@ def test_results_that_cannot_be_read_are_a_fault(repository):
     for name in ("l40s/readings-l40s.csv", "claims-laps.csv", "cpu-tiny/fig8-cpu-tiny.csv"):
         if "claims" not in name:
             found = edited(repository / "results" / name, "dataset", "data", repository)
-            assert "cannot be read (KeyError" in found["README.md"]
+            assert "cannot be read (KeyError" in found["docs/dllm-serve.md"]
         path = repository / "results" / name
         path.rename(path.with_suffix(".away"))
         try:
-            assert "cannot be read (FileNotFoundError" in faults(repository)["README.md"]
+            assert "cannot be read (FileNotFoundError" in faults(repository)["docs/dllm-serve.md"]
         finally:
             path.with_suffix(".away").rename(path)
 
