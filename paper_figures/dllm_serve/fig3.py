@@ -23,15 +23,13 @@ from paper_figures.dllm_serve.comparison import (
     token_cap,
 )
 from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of, per_processor_second
-from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, dllm_figure, printed_in, table4_rows
+from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 
 SOURCE = f"{PAPER}, Figure 3, §6.2"
-CARD = "rtx4090"
-"""The paper's card: its values are comparable there and nowhere else."""
 TABLE_4_RATE = 1.0
 SERVED = Measure(path="request_throughput")
 OUTSIDE = Measure(path="outside_forward_share", scale=100)
@@ -247,13 +245,4 @@ def outside_forward_notes(curves: Curves) -> Iterator[str]:
         yield f"Share of step time outside the model's forward (measured): {', '.join(texts)}."
 
 
-FIGURE = dllm_figure(
-    "fig3",
-    SOURCE,
-    platforms=("cpu-tiny", CARD),
-    page=page,
-    cells=cells,
-    findings=findings,
-    card=CARD,
-    num_runs=SIMULATED_RUNS,
-)
+FIGURE = comparison_figure("fig3", SOURCE, page=page, cells=cells, findings=findings)

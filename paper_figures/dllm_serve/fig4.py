@@ -9,8 +9,8 @@ from paper_figures.common.words import number, said, shown
 from paper_figures.dllm_serve import rates
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, reading_sentence
 from paper_figures.dllm_serve.curve import LONGEST_WAIT, MEAN_LATENCY, P99_LATENCY, Curve, Curves, curves_of
-from paper_figures.dllm_serve.fig3 import CARD, cells, table4_values
-from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, dllm_figure
+from paper_figures.dllm_serve.fig3 import cells, table4_values
+from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure
 from paper_figures.dllm_serve.rates import PaperValue
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -112,13 +112,4 @@ def findings(runs: Runs) -> list[Finding]:
     return [runs.finding(claim, value, how) for claim, (value, how) in rows.items()]
 
 
-FIGURE = dllm_figure(
-    "fig4",
-    SOURCE,
-    platforms=("cpu-tiny", CARD),
-    page=page,
-    cells=cells,
-    findings=findings,
-    card=CARD,
-    num_runs=SIMULATED_RUNS,
-)
+FIGURE = comparison_figure("fig4", SOURCE, page=page, cells=cells, findings=findings)

@@ -14,8 +14,7 @@ from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
 from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_obtained, curves_of
-from paper_figures.dllm_serve.fig3 import CARD
-from paper_figures.dllm_serve.layout import PAPER, PRINTED, SIMULATED_RUNS, all_valid, dllm_figure, printed_in
+from paper_figures.dllm_serve.layout import CARD, PAPER, PRINTED, all_valid, comparison_figure, printed_in
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -195,13 +194,4 @@ def findings(runs: Runs) -> list[Finding]:
     return found
 
 
-FIGURE = dllm_figure(
-    "fig5",
-    SOURCE,
-    platforms=("cpu-tiny", CARD),
-    page=page,
-    cells=cells,
-    findings=findings,
-    card=CARD,
-    num_runs=SIMULATED_RUNS,
-)
+FIGURE = comparison_figure("fig5", SOURCE, page=page, cells=cells, findings=findings)

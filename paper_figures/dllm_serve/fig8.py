@@ -27,13 +27,12 @@ from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
-from paper_figures.dllm_serve.fig3 import CARD
 from paper_figures.dllm_serve.layout import (
+    CARD,
     PAPER,
     PRINTED,
-    SIMULATED_RUNS,
     all_valid,
-    dllm_figure,
+    comparison_figure,
     printed_in,
     simulation_note,
 )
@@ -264,13 +263,4 @@ def findings(runs: Runs) -> list[Finding]:
     return [*found, runs.finding("dllm-abl-engine-largest", engines, how, holds=largest)]
 
 
-FIGURE = dllm_figure(
-    "fig8",
-    SOURCE,
-    platforms=("cpu-tiny", CARD),
-    page=page,
-    cells=cells,
-    findings=findings,
-    card=CARD,
-    num_runs=SIMULATED_RUNS,
-)
+FIGURE = comparison_figure("fig8", SOURCE, page=page, cells=cells, findings=findings)

@@ -40,6 +40,9 @@ def basis_and_reading(runs: Runs) -> str:
 
 
 dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True, under_title=basis_and_reading)
+CARD = "rtx4090"
+"""The card of Figures 3, 4, 5 and 8: their values are comparable there and nowhere else."""
+comparison_figure = partial(dllm_figure, platforms=("cpu-tiny", CARD), card=CARD, num_runs=SIMULATED_RUNS)
 
 
 TABLE_4_CARD = "l40s"
