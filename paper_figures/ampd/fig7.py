@@ -98,7 +98,7 @@ def page(runs: Runs) -> Page:
             ],
             caption=[
                 f"Measured: processor seconds of one process on {machines(runs)}, for the coefficients and for the integer program, solved by "
-                f"{solvers}. Simulated, uncalibrated: the cluster and its sessions.",
+                f"{solvers}. {runs.view.obtained.capitalize()}: the cluster and its sessions.",
                 *invalid_notes(runs.all),
                 "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
                 f"{len(runs.view.seeds)} samples of sessions: mean, and bars for its 95 % interval (Student's t).",

@@ -13,7 +13,7 @@ from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory
 from engines.dllm.sequence import cache_rows
 from engines.hardware.catalogue import GB
-from paper_figures.common.caption import basis
+from paper_figures.common.caption import basis, basis_of
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
 from paper_figures.common.runs import Runs
@@ -152,7 +152,7 @@ def splits_of(runs: Runs) -> list[Split]:
             plans[mode] = divide_memory(shape_of(where), part.memory_bytes, config, logit_rows=mode)  # type: ignore[arg-type]
         if (plan := plans.get(mode)) is not None:
             requests = concurrency(plan, config, prompt_len + generation.gen_length, generation) if plan.fits else 0
-            obtained = "simulated" if is_computed else "measured"
+            obtained = "computed" if is_computed else "measured"
             found.append(Split(mode=mode, plan=plan, requests=requests, obtained=obtained))
     return found
 
@@ -198,4 +198,5 @@ FIGURE = dllm_figure(
     card=CARD,
     is_timed=False,
     needs_runs=False,
+    under_title=lambda runs: basis_of(runs) if runs.all else f"computed: {runs.view.platform.title}",
 )

@@ -126,7 +126,7 @@ def test_figure_4_compares_with_both_kinds_of_plan(tmp_path):
     with rendered.files[-1].open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(runs)
-    assert {row["obtained"] for row in rows} == {"simulated, uncalibrated"}
+    assert {row["obtained"] for row in rows} == {"composed"}
     found = by_claim(fig4.FIGURE.findings(runs, VIEW))
     mean = np.mean([share_ratio(rate) for rate in RATES])
     assert found["ampd-avg-dynamo"].value == pytest.approx(100 * (mean - 1))
@@ -407,7 +407,7 @@ def test_figure_7_times_plans_on_other_samples(tmp_path, monkeypatch):
     fig7.FIGURE.render(runs, VIEW, tmp_path)
     _, measured, simulated = said["title"].splitlines()
     assert measured.startswith("measured: the seconds, on an unnamed CPU")
-    assert simulated == "simulated: what is planned for, 4 servers of 8 NVIDIA H20 96 GB"
+    assert simulated == "composed: what is planned for, 4 servers of 8 NVIDIA H20 96 GB"
     assert "solved by enumeration of all plans" in said["caption"][0]
     found = by_claim(fig7.FIGURE.findings(runs, VIEW))
     assert found["ampd-plan-8"].value == pytest.approx(0.09)

@@ -31,7 +31,7 @@ def test_memory_split_of_a_card_is_arithmetic(tmp_path):
     parts = ("weights_bytes", "activation_bytes", "logits_bytes", "guard_bytes", "kv_bytes")
     for row in (standard, aware):
         assert sum(int(row[part]) for part in parts) == int(row["total_bytes"]) == 24 * 10**9
-        assert row["obtained"] == "simulated"
+        assert row["obtained"] == "computed"
     # 4000 rows against 2048, two copies of 126464 values of 2 bytes each: what logits lose the pool gains.
     assert int(standard["logits_bytes"]) - int(aware["logits_bytes"]) == (4000 - 2048) * 126464 * 2 * 2
     assert int(aware["kv_bytes"]) - int(standard["kv_bytes"]) == (4000 - 2048) * 126464 * 2 * 2

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.cells import a_cell
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
+from support.cells import a_cell
 from support.clusters import profiled, session
 from support.prefill import h200_14b
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.stored_runs import charged, told_of
+from support.stored_runs import calibration_of, charged, told_of
 
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
@@ -42,7 +42,7 @@ def prefill_run(
         "busy_share": 0.8,
         "moves_per_minute": 0.5,
     }
-    facts = {"calibration": "h200, uncalibrated: made up", "facts": {"num_instances": 1}}
+    facts = {"calibration": calibration_of(cell), "facts": {"num_instances": 1}}
     manifest: dict[str, Any] = {
         "obtained": charged(cell),
         "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},

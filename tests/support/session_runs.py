@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.stored_runs import charged, told_of
+from support.stored_runs import calibration_of, charged, told_of
 
 from engines.ar.metrics import READINGS
 from repro.runs.cell import Cell
@@ -31,7 +31,7 @@ def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float =
         "most_postponed": 3,
     }
     facts = {
-        "calibration": "h20, uncalibrated: constants physical (assumed), made up",
+        "calibration": calibration_of(cell),
         "facts": {"deployment": "P:TP8x1 D:TP8x1", "overload_reason": "made up"},
     }
     tables = {name: empty_table(columns) for name, columns in AR.columns.items()}
@@ -49,10 +49,7 @@ def planner_run(
         "plans": [{"deployment": plan, "worst_of_slo": 0.2 + 0.1 * place} for place, plan in enumerate(plans)],
         **(took if is_timed else dict.fromkeys(took)),
     }
-    facts = {
-        "calibration": "h20, uncalibrated: constants physical (assumed), made up",
-        "facts": {"method": "direct", "solver": "enumeration"},
-    }
+    facts = {"calibration": calibration_of(cell), "facts": {"method": "direct", "solver": "enumeration"}}
     tables = {REQUESTS: empty_table(REQUEST_COLUMNS)}
     return _stored(cell, summary, facts, tables, "measured" if is_timed else charged(cell))
 

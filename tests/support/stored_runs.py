@@ -27,6 +27,14 @@ def charged(cell: Cell) -> Obtained:
     return "simulated" if cell.knob_values.get("cost") == "roofline" else "composed"
 
 
+def calibration_of(cell: Cell) -> str:
+    """What its steps are charged by, in words."""
+    card = cell.platform.removesuffix("x32")
+    if charged(cell) == "composed":
+        return f"measured kernels of {card}, made up"
+    return f"{card}, uncalibrated: constants physical (assumed), made up"
+
+
 def stored(
     cell: Cell, *, tok_s: float, gen_length: int = 64, n: int = 4, stretch: float = 0.0, validity: Validity = VALID
 ) -> StoredRun:

@@ -38,7 +38,7 @@ def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
 
 def test_a_plan_that_misses_its_objectives_says_so():
     assert "no split meets both objectives" in run(
-        *PLAN, "--rate", "6", "--method", "closed", "--solver", "enumeration"
+        *PLAN, "--rate", "12", "--method", "closed", "--solver", "enumeration"
     )
 
 

@@ -206,7 +206,7 @@ def test_every_tolerance_says_why():
 
 
 def test_a_row_says_what_it_rests_on(tmp_path):
-    cell = a_cell(dataset="burst", platform="rtx4090", executor="roofline", rate=0.5)
+    cell = a_cell(dataset="burst", platform="rtx4090", executor="roofline", rate=0.5, cost="roofline")
     git = {"commit": "0123456789abcdef", "dirty": False}
     first, second = (
         replace(

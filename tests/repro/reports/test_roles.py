@@ -74,7 +74,7 @@ def runs_of(source: Source, speed: Speeds, seed: int = 0) -> list[StoredRun]:
     """What is switched off or of another length changes the speed by a factor that is the run's own."""
 
     def factor(cell: Cell) -> float:
-        own = [knob for knob in cell.knobs if knob[0] != "reading"]
+        own = [knob for knob in cell.knobs if knob[0] not in ("reading", "cost")]
         return random.Random(f"{seed} {own}").uniform(0.5, 0.9) if own else 1.0
 
     return [fluid(cell, speed, factor(cell)) for cell in source.cells]
@@ -132,7 +132,7 @@ def determined(source: Source, fitted: frozenset[tuple[str, str]]) -> dict[str, 
 
 def held(fitted: frozenset[tuple[str, str]]) -> Callable[[StoredRun], frozenset[str]]:
     def metrics(run: StoredRun) -> frozenset[str]:
-        knobs = {name for name, _ in run.cell.knobs} - {"basis", "reading"}
+        knobs = {name for name, _ in run.cell.knobs} - {"basis", "reading", "cost"}
         if run.cell.rate is None or knobs or (run.cell.system, run.cell.dataset) not in fitted:
             return frozenset()
         is_saturated = run.summary["request_throughput"] < 0.9 * run.cell.rate
