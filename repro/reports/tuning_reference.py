@@ -25,8 +25,8 @@ very runs that are reported would be luck as well. A knob that the cell itself s
 not tried. It is made anew in every process (seconds to a minute or two) and finds the same everywhere; `tuned` among a run's facts says what it
 chose. What is not below is held by the system's own definition, and is in [knobs.md](knobs.md).
 
-AMPD and what it is compared with search their deployments too, by `deployment=search` and a size of its own for all of them:
-[ampd.md](ampd.md#what-is-free-and-searched).
+AMPD and what it is compared with are free in their deployments too, which have no default: `deployment=search` is that search with the
+deployment in it, and what such a system does where nothing says its deployment (but AMPD, which has a planner).
 
 What is searched for is the same for all of a family, and one number says nothing of its price: read the longest wait beside it.
 

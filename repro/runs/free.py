@@ -30,6 +30,8 @@ class Free(NamedTuple):
     """What the source says of it."""
     settings_of: Callable[[Cell], tuple[Mapping[str, Scalar], ...]] | None = None
     """More of them, where they depend on what a cell asks for; its docstring says which."""
+    has_default: bool = True
+    """False: one of them is taken, the first of all candidates the first."""
 
     def among(self, cell: Cell) -> tuple[Setting, ...]:
         """What it may be in a cell; nothing where the cell says what it is."""

@@ -93,7 +93,7 @@ def prepared(system: System, cell: Cell) -> tuple[Any, Any]:
     check_value(Tune, TUNE, tune)
     plain = cell.without(TUNE)
     deployment, workload = system.prepare(plain)
-    if tune == "off":
+    if tune == "off" or isinstance(deployment, Tuned):
         return deployment, workload
     require(
         bool(free_of(cell.system)) and system.family.score is not None,
@@ -124,7 +124,9 @@ def searched(cell: Cell) -> Found:
 def candidates(cell: Cell) -> list[Setting]:
     """A power of two of them: the defaults, then combinations of what is free in this cell and can be set in it."""
     axes = [
-        [(), *(setting for setting in each.among(cell) if _is_possible(cell, setting))] for each in free_of(cell.system)
+        [*([()] if each.has_default else []), *(setting for setting in each.among(cell) if _is_possible(cell, setting))]
+        or [()]
+        for each in free_of(cell.system)
     ]
     default, *others = (tuple(pair for part in parts for pair in part) for parts in product(*axes))
     random.Random(0).shuffle(others)

@@ -253,12 +253,21 @@ def _memory_held(record: RunRecord) -> Iterator[str]:
         yield f"{wrong} workers held more K/V than they have memory for"
 
 
+def score(record: RunRecord) -> tuple[float, ...]:
+    """One that never ends is infinitely late."""
+    late = column(record, "finished_s") - column(record, "arrival_s")
+    ended = late.size and not np.isnan(late).any()
+    return -(slo_attainment.compute(record) or 0.0), float(late.mean()) if ended else math.inf
+
+
 AR = Family(
     name="ar",
     request_columns=REQUEST_COLUMNS,
     tables=TABLES,
     metrics=AR_METRICS,
     checks=(_drained, _rounds_are_whole, _transfers_match, _memory_held),
+    score=score,
+    score_said="the highest SLO attainment, then the least mean time of a session",
     shown=(
         Shown("longest TTFT s", "ttft_longest_s"),
         Shown("attainment", "slo_attainment", is_share=True),

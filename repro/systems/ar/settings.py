@@ -67,14 +67,13 @@ class ClusterKnobs(SessionKnobs, Checked):
     """A reading of the cost model; of composed steps, of their overheads."""
     charged: CostKnobs = field(default_factory=CostKnobs)
     deployment: str | None = None
-    """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best of several, found by simulating other samples of
-    the workload."""
+    """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best, with all else that is free (docs/tuning.md)."""
     counted: Lengths | None = None
     """What the lengths of a card count."""
     meets_totals: bool | None = None
     """Scale sessions to the means of the trace's card: its own are by default, those of a file are not."""
     planning_rate: Rate | None = None
-    """Sessions/s that the planner, or a search, expects; the cell's own rate by default."""
+    """Sessions/s that the planner, or deployment=search, expects; the cell's own rate by default."""
     slo_scope: Scope | None = None
     """Whether rounds or sessions meet the objectives."""
     ttft_rule: TtftRule | None = None
@@ -111,13 +110,10 @@ class Ground:
         """What policies know of the hardware's speed."""
         return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
 
-    def expecting(self, rate: float) -> Ground:
-        """For sessions at another rate than the run's."""
-        return replace(self, workload=replace(self.workload, arrivals=ArrivalConfig(kind="poisson", rate=rate)))
-
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
-        ground = self if rate is None else self.expecting(rate)
-        return sessions_of(replace(ground.workload, seed=OTHER_SEED + turn))
+        """Sessions of another seed; at another rate than the run's."""
+        arrivals = self.workload.arrivals if rate is None else ArrivalConfig(kind="poisson", rate=rate)
+        return sessions_of(replace(self.workload, arrivals=arrivals, seed=OTHER_SEED + turn))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.ar.cluster.cluster import StopRule
+from engines.ar.cluster.cluster import Cluster, StopRule
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
+from repro.runs.tuning import Tuned
 from repro.systems.ar.family import AR, tables_of
-from repro.systems.ar.plans import PLANNER, SEARCH, Build, Placed, parse_deployment, planned, searched
+from repro.systems.ar.plans import PLANNER, SEARCH, parse_deployment, planned
 from repro.systems.ar.platforms import ArPart
-from repro.systems.ar.settings import ClusterKnobs, Settings, resolve, sessions_of
+from repro.systems.ar.settings import ClusterKnobs, Ground, Settings, resolve, sessions_of
 from repro.systems.platforms import Platform
-from repro.systems.simulated import Options, PolicyDeployment, PolicySystem
+from repro.systems.simulated import PolicyDeployment, PolicySystem
 from repro.workloads.sessions.workload import SessionWorkload
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
 
+Build = Callable[[Ground, Deployment, Mapping[str, Any]], Cluster]
 _MOST_LIVE_SESSIONS = 20_000
 """More at once mean that arrivals outrun the cluster: the run is given up, and says so."""
 
@@ -33,8 +35,6 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
     """The plan itself is made when it runs: it may take simulations of its own, which the seeds of a cell share."""
 
     is_disaggregated: bool
-    tried: tuple[Options, ...]
-    """Options that a search chooses among, besides deployments."""
     how: str
     """planner, search, or a deployment in words."""
     seed: int
@@ -89,31 +89,24 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
         )
         self.build(ground, some, options)
 
-    def placed(self) -> Placed:
-        ground, options = self.settings.ground, dict(self.options)
-        if self.how == SEARCH:
-            expected = self.settings.expected_rate
-            ground = ground if expected is None else ground.expecting(expected)
-            tried = {tuple(sorted({**dict(each), **options}.items())) for each in self.tried}
-            return searched(ground, self.build, self.is_disaggregated, tuple(sorted(tried, key=repr)))
+    def cluster(self) -> Cluster:
+        ground = self.settings.ground
         if self.how == PLANNER:
             (best,) = planned(ground, self.settings.planning_rate)
-            chosen = f"AMPD's planner at {self.settings.planning_rate:g} sessions/s"
-            return Placed(cluster=self.build(ground, best.deployment, options), chosen=chosen, options=self.options)
-        cluster = self.build(ground, parse_deployment(self.how), options)
-        return Placed(cluster=cluster, chosen="as asked for", options=self.options)
+        deployment = best.deployment if self.how == PLANNER else parse_deployment(self.how)
+        return self.build(ground, deployment, dict(self.options))
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        settings, ground, placed = self.settings, self.settings.ground, self.placed()
-        run = placed.cluster.simulate(
+        settings, ground, cluster = self.settings, self.settings.ground, self.cluster()
+        run = cluster.simulate(
             OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
         )
         facts = {
-            "deployment": str(placed.cluster.deployment),
-            "deployment_chosen": placed.chosen,
-            "options": dict(placed.options),
+            "deployment": str(cluster.deployment),
+            "planned_for": settings.planning_rate if self.how == PLANNER else None,
+            "options": dict(self.options),
             "num_gpus": ground.num_gpus,
-            "gpus_used": placed.cluster.deployment.gpus,
+            "gpus_used": cluster.deployment.gpus,
             "slo": {"ttft_s": ground.slo.ttft_s, "itl_s": ground.slo.itl_s},
             "attainment_reading": str(ground.reading),
             "constants": ground.hardware.constants.name,
@@ -139,8 +132,6 @@ class ArSystem(PolicySystem[Build]):
     is_disaggregated: bool
     deployment: str
     """Where a cell asks for none: ``planner`` or ``search``."""
-    tried: tuple[Options, ...] = ((),)
-    """Options that a search chooses among, besides deployments."""
 
     @property
     def knobs(self) -> tuple[type, ...]:
@@ -149,7 +140,7 @@ class ArSystem(PolicySystem[Build]):
     def default_dataset(self, where: Platform) -> str:
         return where.part(ArPart).trace
 
-    def prepare(self, cell: Cell) -> tuple[ClusterDeployment, SessionWorkload]:
+    def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Every refusal a user can cause is raised here."""
         settings = resolve(cell, self.name, self.own)
         workload = sessions_of(settings.workload)
@@ -167,7 +158,6 @@ class ArSystem(PolicySystem[Build]):
             title=self.title,
             build=self.build,
             is_disaggregated=self.is_disaggregated,
-            tried=self.tried,
             settings=settings,
             options=self.options_of(cell),
             basis=settings.basis,
@@ -177,4 +167,7 @@ class ArSystem(PolicySystem[Build]):
             modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),
         )
         deployment.check()
-        return deployment, workload
+        if deployment.how != SEARCH:
+            return deployment, workload
+        searched = replace(cell.without("deployment"), figure=None, rate=settings.expected_rate or cell.rate)
+        return Tuned(cell=searched, default=deployment), workload

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from baselines.ar.dynamo import DynamoConfig, dynamo
@@ -19,11 +18,13 @@ from engines.errors import UserError, require
 from engines.knobs import given_to, knobs_of
 from engines.named import load_named
 from engines.policies.routing import Router
-from repro.runs.cell import Scalar
-from repro.systems.ar.plans import PLANNER, SEARCH
-from repro.systems.ar.settings import Ground
+from repro.runs.cell import Cell, Scalar
+from repro.runs.free import Free
+from repro.runs.system import SYSTEMS
+from repro.runs.tuning import CANDIDATES
+from repro.systems.ar.plans import PLANNER, SEARCH, replicated, splits
+from repro.systems.ar.settings import Ground, resolve
 from repro.systems.ar.system import ArSystem
-from repro.systems.simulated import Options
 
 _NEEDED = "name a class, or a function, that called with model, slo and seed gives an object with route(task, home, prefills, now)"
 
@@ -65,13 +66,41 @@ def _takes(call: object, num: int) -> bool:
     return True
 
 
-def _each(**values: tuple[Scalar, ...]) -> tuple[Options, ...]:
-    """Every combination of the values of free knobs, the first of each before the others."""
-    return tuple(tuple(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+def _ground(cell: Cell) -> Ground:
+    system = SYSTEMS.get(cell.system)
+    assert isinstance(system, ArSystem)
+    return resolve(cell, system.name, system.own).ground
 
 
-_CO_LOCATED = _each(scheduling=("prefill-first", "chunked"), balance=("memory", "sessions", "round-robin"))
-_DYNAMO = _each(dispatch=("shortest", "round-robin", "shared"))
+def _splits(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """the 16 splits of all GPUs with the least worst phase by closed forms, the even one among them"""
+    return tuple({"deployment": str(each)} for each in splits(_ground(cell), CANDIDATES))
+
+
+def _replicated(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """replicas of every degree that holds the longest session"""
+    return tuple({"deployment": str(each)} for each in replicated(_ground(cell)))
+
+
+_TUNED = "§7.1 tunes the deployments of all and reports the best"
+_SPLITS = Free("deployment", (), _TUNED, _splits, has_default=False)
+_DYNAMO = (
+    _SPLITS,
+    Free(
+        "which prefill worker",
+        ({"dispatch": "round-robin"}, {"dispatch": "shared"}),
+        "no setting of a baseline is printed. The shortest queue by default",
+    ),
+)
+_CO_LOCATED = (
+    Free("deployment", (), _TUNED, _replicated, has_default=False),
+    Free("steps", ({"scheduling": "chunked"},), "no setting of a baseline is printed. Whole prefills first by default"),
+    Free(
+        "where sessions go",
+        ({"balance": "sessions"}, {"balance": "round-robin"}),
+        "no setting of a baseline is printed. To the worker with most memory by default",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +142,15 @@ def build_continuum(ground: Ground, deployment: Deployment, options: Mapping[str
     return continuum(ground.hardware, deployment, given_to(ContinuumConfig(), options))
 
 
-AMPD = ArSystem(name="ampd", title="AMPD", own=AmpdKnobs, build=build_ampd, is_disaggregated=True, deployment=PLANNER)
+AMPD = ArSystem(
+    name="ampd",
+    title="AMPD",
+    own=AmpdKnobs,
+    build=build_ampd,
+    is_disaggregated=True,
+    deployment=PLANNER,
+    free=(_SPLITS,),
+)
 DYNAMO_SIM = ArSystem(
     name="dynamo-sim",
     title="Dynamo",
@@ -121,7 +158,7 @@ DYNAMO_SIM = ArSystem(
     build=build_dynamo,
     is_disaggregated=True,
     deployment=SEARCH,
-    tried=_DYNAMO,
+    free=_DYNAMO,
 )
 VLLM_SIM = ArSystem(
     name="vllm-sim",
@@ -130,7 +167,7 @@ VLLM_SIM = ArSystem(
     build=build_vllm,
     is_disaggregated=False,
     deployment=SEARCH,
-    tried=_CO_LOCATED,
+    free=_CO_LOCATED,
 )
 CONTINUUM_SIM = ArSystem(
     name="continuum-sim",
@@ -139,5 +176,5 @@ CONTINUUM_SIM = ArSystem(
     build=build_continuum,
     is_disaggregated=False,
     deployment=SEARCH,
-    tried=_CO_LOCATED,
+    free=_CO_LOCATED,
 )

@@ -16,18 +16,20 @@ from engines.ar.metrics import READINGS, attainments, observe
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
 from repro.paths import PAPER
+from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
+from repro.runs.system import free_of
+from repro.runs.tuning import TRIALS
 from repro.systems.ar.family import AR, observed_of
-from repro.systems.ar.plans import SEARCHED, candidates, parse_deployment
+from repro.systems.ar.plans import parse_deployment, splits
 from repro.systems.ar.platforms import PAPER_OBJECTIVES
 from repro.systems.ar.settings import profiled_context
 from repro.systems.ar.system import ClusterDeployment
-from repro.systems.ar.systems import CONTINUUM_SIM, DYNAMO_SIM, VLLM_SIM
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
 SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
@@ -56,7 +58,7 @@ def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system):
     assert AR.assess(record).reasons == ()
     deployment = experiment.deployment
     assert isinstance(deployment, ClusterDeployment)
-    run = deployment.placed().cluster.simulate(OpenLoop(sessions=experiment.workload.sessions), seed=1)
+    run = deployment.cluster().simulate(OpenLoop(sessions=experiment.workload.sessions), seed=1)
     truth = attainments(observe(run), deployment.settings.ground.slo)
     summary = AR.summarize(record)
     assert summary["attainment_by_reading"] == {str(reading): truth[reading] for reading in READINGS}
@@ -173,19 +175,20 @@ def test_a_session_that_no_worker_holds_is_refused(tmp_path):
         prepare(cell(dataset="gaia", dataset_path=path))
 
 
-def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions():
-    experiment, record = ran(cell("vllm-sim", deployment="search", rate=2.0, num_prompts=60))
-    assert record.facts["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
-    assert record.facts["options"]["scheduling"] in ("prefill-first", "chunked")
-    assert "other samples" in record.facts["deployment_chosen"]
-    ground = experiment.deployment.settings.ground
-    assert ground.sampled().sessions != experiment.workload.sessions
-    fixed = [
-        ran(cell("vllm-sim", deployment=str(each), rate=2.0, num_prompts=60))[1]
-        for each in candidates(ground, False, 4)
-    ]
-    shares = [AR.summarize(each)["slo_attainment"] for each in fixed]
-    assert AR.summarize(record)["slo_attainment"] >= min(shares)
+def test_a_search_chooses_a_deployment_and_what_else_is_free():
+    _, record = ran(cell("vllm-sim", deployment="search", rate=2.0, scheduling="chunked"))
+    told = record.facts["tuned"]
+    assert (told["candidates"], told["trials"]) == (8, TRIALS)
+    assert record.facts["deployment"] == told["chosen"]["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
+    assert set(told["chosen"]) <= {"deployment", "balance"}
+    asked = cell("vllm-sim", deployment="search", rate=2.0, scheduling="chunked", tune="search")
+    assert ran(asked)[1].facts["tuned"] == told
+    # No better one was left out.
+    shares = {
+        each: AR.summarize(ran(cell("vllm-sim", deployment=each, rate=2.0, scheduling="chunked"))[1])["slo_attainment"]
+        for each in ("TP2x8", "TP8x2")
+    }
+    assert AR.summarize(record)["slo_attainment"] >= max(shares.values())
 
 
 @pytest.mark.parametrize("affinity", ["prefix", "cost", "none"])
@@ -200,35 +203,40 @@ def test_prefill_workers_with_a_cache_of_their_own_make_a_valid_run(affinity):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_searches_of_all_systems_are_of_one_size(system):
-    """Where there are GPUs to split: deployments times free knobs; a given knob leaves more deployments."""
-    asked = cell(system, deployment="search", dataset="gaia", model="Qwen3-32B", rate=0.8)
-    deployment, _ = SYSTEM_BY_NAME.get(system).prepare(asked)
-    free = len(deployment.tried)
-    found = candidates(deployment.settings.ground, deployment.is_disaggregated, SEARCHED // free)
-    assert len(set(found)) * free == SEARCHED
-    assert all(each.gpus == 32 for each in found)
-    assert not deployment.is_disaggregated or Deployment.disaggregated(8, 2, 8, 2) in found
+    """Where there are GPUs to split; the even split is among what may be drawn."""
+    asked = cell(system, dataset="gaia", model="Qwen3-32B", rate=0.8).without("deployment")
+    found = [dict(each) for each in tuning.candidates(asked)]
+    assert len({str(each) for each in found}) == tuning.CANDIDATES
+    assert all(parse_deployment(each["deployment"]).gpus == 32 for each in found)
+    free = free_of(system)[0].among(asked)
+    assert SYSTEM_BY_NAME.get(system).is_disaggregated == ((("deployment", "P:TP8x2 D:TP8x2"),) in free)
 
 
-def test_the_free_knobs_are_in_the_docs():
-    """A line a system, its candidates in words."""
-    text = Path("docs/ampd.md").read_text()
-    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.count("|") == 5}
-    for each in (DYNAMO_SIM, VLLM_SIM, CONTINUUM_SIM):
-        line = lines[each.title]
-        for name, value in {pair for options in each.tried for pair in options}:
-            assert f"`{name}`" in line
-            assert str(value) in line
+def test_the_likeliest_splits_hold_the_best_of_all():
+    """By closed forms the first of any number; simulated, the best of all is among them."""
+
+    def on(deployment: str) -> Cell:
+        return cell("dynamo-sim", num_gpus=8, rate=2.0, num_prompts=60, deployment=deployment, transient=True)
+
+    ground = prepare(on("P:TP4x1 D:TP4x1")).deployment.settings.ground
+    every, few = splits(ground, 99), splits(ground, 4)
+    assert len(every) == 6
+    assert every[:3] == few[:3]
+    shares = {each: AR.summarize(ran(on(str(each)))[1])["slo_attainment"] for each in every}
+    assert min(shares.values()) < 0.9
+    assert max(shares[each] for each in few) == pytest.approx(max(shares.values()), abs=0.02)
 
 
 def test_a_search_is_for_the_rate_that_it_is_told():
     """At 2.4/s GAIA wants three prefill GPUs to one, at 0.4/s an even split; the run's own rate does not matter then."""
 
-    def placed(rate: float, **knobs: Scalar) -> str:
-        asked = cell("dynamo-sim", deployment="search", dataset="gaia", model="Llama-3.1-70B", rate=rate, **knobs)
-        return str(prepare(asked).deployment.placed().cluster.deployment)
+    def chosen(rate: float, **knobs: Scalar) -> object:
+        asked = cell(
+            "dynamo-sim", deployment="search", dataset="gaia", model="Llama-3.1-70B", rate=rate, num_prompts=8, **knobs
+        )
+        return ran(asked)[1].facts["tuned"]
 
-    assert placed(0.4) == placed(2.4, planning_rate=0.4) != placed(2.4) == placed(0.4, planning_rate=2.4)
+    assert chosen(0.4) == chosen(2.4, planning_rate=0.4) != chosen(2.4) == chosen(0.4, planning_rate=2.4)
 
 
 def test_the_planner_plans_for_the_rate_of_the_cell():
