@@ -8,9 +8,11 @@ from paper_figures.common.caption import how_obtained, invalid_notes, missing_no
 from paper_figures.common.figure import Columns, Page, Table, cell_by_cell
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import said, shown
-from paper_figures.dllm_serve.comparison import OURS, system_knobs
+from paper_figures.dllm_serve.answers import title_of
+from paper_figures.dllm_serve.comparison import OURS, contender_knobs, contenders_of, system_of
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.layout import dllm_figure
+from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -24,25 +26,27 @@ OUTSIDE = Measure(path="outside_forward_share", scale=100)
 @dataclass(frozen=True, kw_only=True)
 class SamplerCase:
     label: str
-    system: str
+    contender: str
     options: Knobs = ()
 
     def cell(self, view: View, batching: str) -> Cell:
         """All requests at once; batched is the largest static batch, or dLLM-Serve's own packing."""
-        limit: Knobs = (("max_num_seqs" if self.system == OURS else "batch_size", 1),)
+        system = system_of(self.contender)
+        limit: Knobs = (("max_num_seqs" if system == OURS else "batch_size", 1),)
         alone = limit if batching == "alone" else ()
         knobs = (("num_prompts", NUM_REQUESTS), *self.options, *alone, *view.together("baselines"))
-        return view.cell(None, self.system, DATASET, knobs=(*knobs, *system_knobs(view, self.system)))
+        return view.cell(None, system, DATASET, knobs=(*knobs, *contender_knobs(view, self.contender)))
 
 
 SAMPLERS = (
-    SamplerCase(label="dLLM-Serve", system=OURS),
-    SamplerCase(label="Fast-dLLM, dual cache", system="fast-dllm"),
-    SamplerCase(label="Fast-dLLM, prefix cache", system="fast-dllm", options=(("cache", "prefix"),)),
-    SamplerCase(label="Fast-dLLM, no cache", system="fast-dllm", options=(("cache", "none"),)),
-    SamplerCase(label="dLLM-Cache", system="dllm-cache"),
-    SamplerCase(label="Sparse-dLLM", system="sparse-dllm"),
-    SamplerCase(label="LLaDA, no cache", system="llada"),
+    SamplerCase(label="dLLM-Serve", contender=OURS),
+    SamplerCase(label=title_of(SINGLE_REFRESH), contender=SINGLE_REFRESH),
+    SamplerCase(label="Fast-dLLM, dual cache", contender="fast-dllm"),
+    SamplerCase(label="Fast-dLLM, prefix cache", contender="fast-dllm", options=(("cache", "prefix"),)),
+    SamplerCase(label="Fast-dLLM, no cache", contender="fast-dllm", options=(("cache", "none"),)),
+    SamplerCase(label="dLLM-Cache", contender="dllm-cache"),
+    SamplerCase(label="Sparse-dLLM", contender="sparse-dllm"),
+    SamplerCase(label="LLaDA, no cache", contender="llada"),
 )
 COLUMNS: Columns[StoredRun] = {
     "batch_size": lambda run: run.facts.get("batch_size"),
@@ -58,13 +62,18 @@ COLUMNS: Columns[StoredRun] = {
 }
 
 
+def samplers(view: View) -> list[SamplerCase]:
+    """With dLLM-Serve's variant where it is compared."""
+    return [each for each in SAMPLERS if each.contender != SINGLE_REFRESH or SINGLE_REFRESH in contenders_of(view)]
+
+
 def cells(view: View) -> list[Cell]:
-    return cell_by_cell((each.cell(view, batching) for each in SAMPLERS for batching in BATCHING), view)
+    return cell_by_cell((each.cell(view, batching) for each in samplers(view) for batching in BATCHING), view)
 
 
 def page(runs: Runs) -> Page:
     view = runs.view
-    asked = [(each, batching, runs.of(each.cell(view, batching))) for each in SAMPLERS for batching in BATCHING]
+    asked = [(each, batching, runs.of(each.cell(view, batching))) for each in samplers(view) for batching in BATCHING]
     missing = [f"{each.label} {batching}" for each, batching, own in asked if not own]
     return Page(
         table=Table(
@@ -72,12 +81,12 @@ def page(runs: Runs) -> Page:
                 *("sampler", "alone tok/s", "batched tok/s", "batch", "gain", "outside forward, alone", "batched"),
                 *("obtained", "valid"),
             ),
-            rows=[table_row(runs, each) for each in SAMPLERS],
+            rows=[table_row(runs, each) for each in samplers(view)],
         ),
         csv=Table(
             columns=("platform", "system", "options", "batching", *COLUMNS),
             rows=[
-                (view.platform.name, each.system, options, batching, *(of(run) for of in COLUMNS.values()))
+                (view.platform.name, each.contender, options, batching, *(of(run) for of in COLUMNS.values()))
                 for each, batching, own in asked
                 for options in [" ".join(f"{key}={value}" for key, value in each.options)]
                 for run in own

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from paper_figures.common.figure import cell_by_cell
 from paper_figures.common.runs import Runs
+from paper_figures.common.style import Look, system_look
+from paper_figures.dllm_serve.answers import title_of
+from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -15,23 +19,49 @@ DATASETS = ("livebench", "burst", "osc")
 OURS = "dllm-serve"
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 SYSTEMS = (OURS, *BASELINES)
+CONTENDERS = (OURS, SINGLE_REFRESH, *BASELINES)
+"""Systems, and the variant of dLLM-Serve that is compared as one at equal accuracy, where it is ahead."""
 DENSE_SENTENCE = " Every system keeps the least with which the embedded model answers as it does without a cache."
 Throughputs = Mapping[tuple[str, str], float]
 """(data set, system) -> tok/s, saturated."""
 
 
+def contenders_of(view: View) -> tuple[str, ...]:
+    return SYSTEMS if view.accuracy == "usual" else CONTENDERS
+
+
+def ours_of(view: View) -> list[str]:
+    """What is held against baselines: dLLM-Serve, and its variant where it is compared."""
+    return [contender for contender in contenders_of(view) if contender not in BASELINES]
+
+
+def contender_of(cell: Cell) -> str:
+    is_single = cell.system == OURS and cell.knob_values.get("refresh_delay") == 0
+    return SINGLE_REFRESH if is_single else cell.system
+
+
+def system_of(contender: str) -> str:
+    return OURS if contender == SINGLE_REFRESH else contender
+
+
+def look_of(contender: str) -> Look:
+    """A variant has its system's colour."""
+    own = system_look(system_of(contender))
+    return own if contender != SINGLE_REFRESH else replace(own, title=title_of(contender), marker="P", linestyle="--")
+
+
 def rate_cells(view: View, rates_of: Callable[[str], Sequence[float]]) -> list[Cell]:
-    """Every system on every data set at every rate of it; figures of it share their runs, measured ones too."""
+    """Every contender on every data set at every rate of it; figures of it share their runs, measured ones too."""
     asked = (
         view.cell(
             None,
-            system,
+            system_of(contender),
             dataset,
             rate=rate,
-            knobs=(*requests_at(view, rate), *system_knobs(view, system), *view.together("rates")),
+            knobs=(*requests_at(view, rate), *contender_knobs(view, contender), *view.together("rates")),
         )
         for dataset in DATASETS
-        for system in SYSTEMS
+        for contender in contenders_of(view)
         for rate in rates_of(dataset)
     )
     return cell_by_cell(asked, view)
@@ -43,9 +73,9 @@ def requests_at(view: View, rate: float) -> Knobs:
     return () if number is None or "num_prompts" in dict(view.knobs) else (("num_prompts", number),)
 
 
-def system_knobs(view: View, system: str) -> Knobs:
-    """What the view's reading of baselines and its accuracy make of a system."""
-    return (*(() if system == OURS else view.baseline_knobs()), *view.accuracy_knobs(system))
+def contender_knobs(view: View, contender: str) -> Knobs:
+    """What the view's reading of baselines and its accuracy make of it."""
+    return (*(() if system_of(contender) == OURS else view.baseline_knobs()), *view.accuracy_knobs(contender))
 
 
 def reading_sentence(view: View) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from engines.errors import UserError
 from paper_figures.common.caption import dataset_title, how_obtained
 from paper_figures.common.runs import Against, Measure, Of, Runs, paired
-from paper_figures.common.style import Look, system_look
-from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
+from paper_figures.common.style import Look
+from paper_figures.dllm_serve.comparison import BASELINES, CONTENDERS, DATASETS, OURS, SYSTEMS, contender_of, look_of
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
 
@@ -34,7 +34,7 @@ def per_processor_second(run: StoredRun) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A system on one data set: its repeats by rate, the least rate first."""
+    """A contender, which ``system`` names, on one data set: its repeats by rate, the least rate first."""
 
     dataset: str
     system: str
@@ -42,7 +42,7 @@ class Curve:
 
     @property
     def look(self) -> Look:
-        return system_look(self.system)
+        return look_of(self.system)
 
     @property
     def label(self) -> str:
@@ -166,8 +166,8 @@ def curves_of(runs: Runs) -> Curves:
                 f"run {cell.folder_name} has system={cell.system!r}, dataset={cell.dataset!r} and rate={cell.rate}: "
                 f"give runs of {', '.join(SYSTEMS)} on {', '.join(DATASETS)} at a rate"
             )
-        grouped.setdefault((cell.dataset, cell.system), {}).setdefault(cell.rate, []).append(run)
-    names = [(dataset, system) for dataset in DATASETS for system in SYSTEMS if (dataset, system) in grouped]
+        grouped.setdefault((cell.dataset, contender_of(cell)), {}).setdefault(cell.rate, []).append(run)
+    names = [(dataset, system) for dataset in DATASETS for system in CONTENDERS if (dataset, system) in grouped]
     return Curves(
         by_name={
             (dataset, system): Curve(

@@ -17,6 +17,7 @@ from paper_figures.dllm_serve.comparison import (
     OURS,
     SYSTEMS,
     labels,
+    look_of,
     ranks_of,
     rate_cells,
     reading_sentence,
@@ -25,6 +26,7 @@ from paper_figures.dllm_serve.comparison import (
 from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of, per_processor_second
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
+from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -193,21 +195,23 @@ def paper_row(value: PaperValue) -> tuple[str, ...]:
     )
 
 
-def ratio_text(curve: Curve, curves: Curves) -> str:
-    """Peak of dLLM-Serve over that of ``curve``, in the same panel."""
-    if curve.system == OURS:
+def ratio_text(curve: Curve, curves: Curves, ours: str = OURS) -> str:
+    """Peak of dLLM-Serve, or of its variant, over that of ``curve``, in the same panel."""
+    if curve.system == ours:
         return "-"
-    found = curves.versus(curve.dataset, OURS, curve.system, THROUGHPUT)
+    found = curves.versus(curve.dataset, ours, curve.system, THROUGHPUT)
     return "-" if found.mean is None else said(found, "x", 2)
 
 
 def ratio_notes(curves: Curves, paper: Sequence[PaperValue]) -> Iterator[str]:
-    by_system: dict[str, list[str]] = {}
-    for curve in curves.all:
-        if (found := ratio_text(curve, curves)) != "-":
-            by_system.setdefault(curve.label, []).append(f"{found} ({dataset_title(curve.dataset)})")
-    for label, ratios in by_system.items():
-        yield f"Peak throughput of dLLM-Serve over {label}: {', '.join(ratios)}."
+    by_pair: dict[tuple[str, str], list[str]] = {}
+    for one in (OURS, SINGLE_REFRESH):
+        for curve in curves.all:
+            if (found := ratio_text(curve, curves, one)) != "-":
+                pair = (look_of(one).title, curve.label)
+                by_pair.setdefault(pair, []).append(f"{found} ({dataset_title(curve.dataset)})")
+    for (title, label), ratios in by_pair.items():
+        yield f"Peak throughput of {title} over {label}: {', '.join(ratios)}."
     for dataset in dict.fromkeys(value.dataset for value in paper):
         printed = {value.system: value.value for value in paper if value.dataset == dataset}
         ours = printed.pop(OURS)
@@ -223,7 +227,7 @@ def saturation_notes(curves: Curves) -> Iterator[str]:
 
 def processor_notes(curves: Curves) -> Iterator[str]:
     """What a busy machine decides less than the wall's time: only where it was measured."""
-    for system in BASELINES:
+    for system in dict.fromkeys(curve.system for curve in curves.all if curve.system != OURS):
         texts = []
         for dataset in DATASETS:
             rate = max((rate for curve in curves.of(dataset) for rate in curve.by_rate), default=None)
@@ -231,7 +235,7 @@ def processor_notes(curves: Curves) -> Iterator[str]:
             if found.mean is not None:
                 texts.append(f"{said(found, 'x', 2)} ({dataset_title(dataset)})")
         if texts:
-            yield f"Tokens per processor second at the highest rate, over {system_look(system).title}: {', '.join(texts)}."
+            yield f"Tokens per processor second at the highest rate, over {look_of(system).title}: {', '.join(texts)}."
 
 
 def outside_forward_notes(curves: Curves) -> Iterator[str]:

@@ -12,7 +12,15 @@ from paper_figures.common.runs import Measure, Runs, paired
 from paper_figures.common.style import WIDE_INCHES, system_look
 from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
+from paper_figures.dllm_serve.comparison import (
+    BASELINES,
+    DATASETS,
+    OURS,
+    look_of,
+    ours_of,
+    rate_cells,
+    reading_sentence,
+)
 from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_obtained, curves_of
 from paper_figures.dllm_serve.layout import CARD, PAPER, PRINTED, all_valid, comparison_figure, printed_in
 from repro.reports.claims import Finding
@@ -25,7 +33,8 @@ STD = Measure(path="e2el_s/std", column="std_latency_s", label="standard deviati
 SPAN = Measure(path="e2el_s/span", column="span_latency_s", label="tail span (max - min)")
 COLORS = {STD: "#0072B2", SPAN: "#E69F00"}
 PRINTED_AS = {STD: "sd_reduction_pct", SPAN: "span_reduction_pct"}
-BAR_WIDTH = 0.36
+GROUP_WIDTH = 0.72
+"""What the bars of a data set take together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +42,8 @@ class SpreadGain:
     """A spread of latencies: the best baseline's over dLLM-Serve's, by repeat; None where a run is missing or invalid."""
 
     dataset: str
+    ours: str
+    """dLLM-Serve, or its variant."""
     measure: Measure
     best: str | None
     ours_s: float | None
@@ -50,31 +61,39 @@ def cells(view: View) -> list[Cell]:
     return rate_cells(view, lambda dataset: (max(view.dllm.rates),))
 
 
-def gain_of(curves: Curves, dataset: str, measure: Measure, paper: Mapping[tuple[str, Measure], float]) -> SpreadGain:
+def gain_of(
+    curves: Curves, dataset: str, ours: str, measure: Measure, paper: Mapping[tuple[str, Measure], float]
+) -> SpreadGain:
     """The best baseline is the one with the least mean spread over the repeats."""
     spreads: dict[str, dict[int, float]] = {}
-    for system in SYSTEMS:
+    for system in (ours, *BASELINES):
         curve = curves.by_name.get((dataset, system))
         runs = [run for run in curve.last_runs if run.validity.valid] if curve else []
         spreads[system] = {run.cell.seed: value for run in runs if (value := measure(run)) is not None}
     means = {system: sum(found.values()) / len(found) for system, found in spreads.items() if found}
     best = min((system for system in BASELINES if system in means), key=means.__getitem__, default=None)
-    ours = dict(sorted(spreads[OURS].items()))
-    theirs = {seed: spreads[best][seed] for seed in ours if best and seed in spreads[best]}
+    own = dict(sorted(spreads[ours].items()))
+    theirs = {seed: spreads[best][seed] for seed in own if best and seed in spreads[best]}
     return SpreadGain(
         dataset=dataset,
+        ours=ours,
         measure=measure,
         best=best,
-        ours_s=means.get(OURS),
+        ours_s=means.get(ours),
         best_s=means.get(best) if best else None,
-        gain=paired(theirs, ours, "ratio"),
-        paper=paper.get((dataset, measure)),
+        gain=paired(theirs, own, "ratio"),
+        paper=paper.get((dataset, measure)) if ours == OURS else None,
     )
 
 
 def gains_of(runs: Runs) -> list[SpreadGain]:
     curves, paper = curves_of(runs), paper_gains(runs.view)
-    return [gain_of(curves, dataset, measure, paper) for dataset in DATASETS for measure in COLORS]
+    return [
+        gain_of(curves, dataset, ours, measure, paper)
+        for dataset in DATASETS
+        for ours in ours_of(runs.view)
+        for measure in COLORS
+    ]
 
 
 def paper_gains(view: View) -> dict[tuple[str, Measure], float]:
@@ -105,26 +124,54 @@ def page(runs: Runs) -> Page:
     ]
     measured = [
         (
-            *(name, runs.view.reading, gain.dataset, gain.measure.column, gain.ours_s, gain.best, gain.best_s),
+            *(
+                name,
+                runs.view.reading,
+                gain.dataset,
+                gain.ours,
+                gain.measure.column,
+                gain.ours_s,
+                gain.best,
+                gain.best_s,
+            ),
             *(*ends(gain.gain), obtained, all_valid(runs.all)),
         )
         for gain in gains
     ]
     printed = [
-        (name, None, dataset, measure.column, None, None, None, value, None, None, "paper", None)
+        (name, None, dataset, OURS, measure.column, None, None, None, value, None, None, "paper", None)
         for (dataset, measure), value in paper.items()
     ]
     return Page(
         table=Table(
             columns=(
-                *("dataset", "spread of", "dLLM-Serve s", "best baseline", "its s", "gain", "reduction", "paper"),
+                *(
+                    "dataset",
+                    "system",
+                    "spread of",
+                    "its s",
+                    "best baseline",
+                    "baseline s",
+                    "gain",
+                    "reduction",
+                    "paper",
+                ),
                 "obtained",
             ),
             rows=[(*table_row(gain), obtained) for gain in gains],
         ),
         csv=Table(
             columns=(
-                *("platform", "reading", "dataset", "measure", "dllm_serve_s", "best_baseline", "best_baseline_s"),
+                *(
+                    "platform",
+                    "reading",
+                    "dataset",
+                    "system",
+                    "measure",
+                    "dllm_serve_s",
+                    "best_baseline",
+                    "best_baseline_s",
+                ),
                 *("gain", "gain_low", "gain_high", "obtained", "valid"),
             ),
             rows=[*measured, *printed],
@@ -136,11 +183,23 @@ def page(runs: Runs) -> Page:
 
 def panel(gains: list[SpreadGain], rate: float) -> Panel:
     layers: list[Layer] = []
-    for side, (measure, color) in zip((-1, 1), COLORS.items(), strict=True):
-        own = [gain for gain in gains if gain.measure is measure]
-        places = [place + side * BAR_WIDTH / 2 for place in range(len(own))]
-        at = [gain.gain for gain in own]
-        layers.append(Bars(label=measure.label, places=places, at=at, width=BAR_WIDTH, color=color, is_numbered=True))
+    series = [(ours, measure) for ours in dict.fromkeys(gain.ours for gain in gains) for measure in COLORS]
+    width = GROUP_WIDTH / len(series)
+    for index, (ours, measure) in enumerate(series):
+        own = [gain for gain in gains if (gain.ours, gain.measure) == (ours, measure)]
+        places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(own))]
+        is_variant = ours != OURS
+        bars = Bars(
+            label=f"{measure.label}, {look_of(ours).title}" if is_variant else measure.label,
+            places=places,
+            at=[gain.gain for gain in own],
+            width=width,
+            color=COLORS[measure],
+            hatch="///" if is_variant else None,
+            edge="white" if is_variant else None,
+            is_numbered=True,
+        )
+        layers.append(bars)
         layers += [
             Mark(label="paper", place=place, value=gain.paper, look=PRINTED, size=7)
             for place, gain in zip(places, own, strict=True)
@@ -157,6 +216,7 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
 def table_row(gain: SpreadGain) -> tuple[str, ...]:
     return (
         dataset_title(gain.dataset),
+        look_of(gain.ours).title,
         gain.measure.label,
         shown(gain.ours_s),
         "-" if gain.best is None else system_look(gain.best).title,
@@ -172,7 +232,7 @@ def findings(runs: Runs) -> list[Finding]:
     reductions = {
         (gain.dataset, gain.measure): gain.reduction_percent
         for gain in gains_of(runs)
-        if gain.reduction_percent is not None
+        if gain.ours == OURS and gain.reduction_percent is not None
     }
     for claim, measure in (("dllm-jitter-sd", STD), ("dllm-jitter-span", SPAN)):
         if (value := reductions.get(("livebench", measure))) is not None:

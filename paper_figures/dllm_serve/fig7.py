@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paper_figures.common.caption import how_obtained, invalid_notes, obtained_text, seeds_sentence, validity_text
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Line, Mark, Panel
-from paper_figures.common.runs import Runs
-from paper_figures.common.style import system_look
+from paper_figures.common.runs import Of, Runs
 from paper_figures.common.words import said, shown
 from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import OURS, reading_sentence, system_knobs
-from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
-from paper_figures.dllm_serve.layout import PAPER, dllm_figure, printed_in, simulation_note
+from paper_figures.dllm_serve.comparison import (
+    BASELINES,
+    OURS,
+    contender_knobs,
+    contender_of,
+    look_of,
+    ours_of,
+    reading_sentence,
+    system_of,
+)
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
+from paper_figures.dllm_serve.layout import PAPER, PROCESSOR_COLOR, dllm_figure, printed_in, simulation_note
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -43,7 +51,7 @@ class Length:
     def value(self) -> int:
         return self.input_len if self.axis == "input" else self.output_len
 
-    def cell(self, view: View, system: str) -> Cell:
+    def cell(self, view: View, contender: str) -> Cell:
         output = scaled(view, self.output_len)
         knobs: Knobs = (
             ("input_len", scaled(view, self.input_len)),
@@ -53,7 +61,8 @@ class Length:
             ("num_prompts", NUM_REQUESTS[view.platform.executor]),
             *view.together("fig7"),
         )
-        return view.cell(None, system, DATASET, knobs=(*knobs, *system_knobs(view, system)))
+        own = (*knobs, *contender_knobs(view, contender))
+        return view.cell(None, system_of(contender), DATASET, knobs=own)
 
 
 INPUTS = [Length(axis="input", input_len=n, output_len=FIXED_OUTPUT) for n in (100, 200, 300, 400, 500, 600)]
@@ -63,9 +72,10 @@ PRINTED = {INPUTS[0]: "short (100)", INPUTS[-1]: "600", OUTPUTS[0]: "short (128)
 COLUMNS: Columns[StoredRun] = {
     "input_len": lambda run: run.cell.knob_values["input_len"],
     "output_len": lambda run: run.cell.knob_values["gen_length"],
-    "system": lambda run: run.cell.system,
+    "system": lambda run: contender_of(run.cell),
     "seed": lambda run: run.cell.seed,
     "throughput_tok_s": THROUGHPUT,
+    "tokens_per_processor_s": per_processor_second,
     "mean_latency_s": MEAN_LATENCY,
     "batch_size": lambda run: run.facts.get("batch_size"),
     "num_requests": lambda run: run.num_requests,
@@ -80,13 +90,14 @@ def scaled(view: View, length: int) -> int:
 
 
 def cells(view: View) -> list[Cell]:
-    """All requests at once, so that both systems are saturated at every length. The axes share a point."""
-    return cell_by_cell((each.cell(view, system) for each in (*INPUTS, *OUTPUTS) for system in (OURS, BASE)), view)
+    """All requests at once, so that all systems are saturated at every length. The axes share a point."""
+    compared = (*ours_of(view), BASE)
+    return cell_by_cell((each.cell(view, system) for each in (*INPUTS, *OUTPUTS) for system in compared), view)
 
 
-def relative(runs: Runs, length: Length) -> Interval:
+def relative(runs: Runs, length: Length, ours: str = OURS, of: Of = THROUGHPUT) -> Interval:
     """dLLM-Serve's throughput over Sparse-dLLM's, by repeat."""
-    return runs.versus(length.cell(runs.view, OURS), length.cell(runs.view, BASE), THROUGHPUT, "ratio")
+    return runs.versus(length.cell(runs.view, ours), length.cell(runs.view, BASE), of, "ratio")
 
 
 def paper_values(view: View) -> dict[Length, float]:
@@ -111,17 +122,31 @@ def page(runs: Runs) -> Page:
     return Page(
         table=Table(
             columns=(
-                *("axis", "tokens", "dLLM-Serve tok/s", "Sparse-dLLM tok/s", "relative", "paper"),
+                *(
+                    "axis",
+                    "tokens",
+                    "system",
+                    "its tok/s",
+                    "Sparse-dLLM tok/s",
+                    "relative",
+                    "by processor time",
+                    "paper",
+                ),
                 *("obtained", "valid"),
             ),
-            rows=[table_row(runs, length, printed.get(length)) for length in (*INPUTS, *OUTPUTS)],
+            rows=[
+                table_row(runs, length, ours, printed.get(length) if ours == OURS else None)
+                for length in (*INPUTS, *OUTPUTS)
+                for ours in ours_of(view)
+            ],
         ),
         csv=Table(
             columns=("platform", "reading", "axis", *COLUMNS),
             rows=[
                 (view.platform.name, reading, length.axis, *(of(run) for of in COLUMNS.values()))
                 for length in (*INPUTS, *OUTPUTS)
-                for system, reading in ((OURS, None), (BASE, view.reading))
+                for system in (*ours_of(view), BASE)
+                for reading in [view.reading if system in BASELINES else None]
                 for run in runs.of(length.cell(view, system))
             ],
         ),
@@ -135,39 +160,53 @@ def top(runs: Runs) -> float:
     tops, printed = [], paper_values(runs.view)
     for lengths in (INPUTS, OUTPUTS):
         ends = [1.0, *(printed[length] for length in lengths if length in printed)]
-        for found in (relative(runs, length) for length in lengths):
+        for found in (relative(runs, length, *how) for length in lengths for how in series(runs.view)):
             if found.mean is not None:
                 ends += [found.mean - found.arms[0], found.mean + found.arms[1]]
         tops.append(1.12 * max(ends))
     return max(tops)
 
 
-def panel(runs: Runs, lengths: list[Length], top: float) -> Panel:
-    look, axis, printed = system_look(OURS), lengths[0].axis, paper_values(runs.view)
-    found = {scaled(runs.view, length.value): relative(runs, length) for length in lengths}
+def series(view: View) -> list[tuple[str, Of]]:
+    """What is drawn of whom: where it was measured, by processor time too."""
+    measures: list[Of] = [THROUGHPUT] if view.is_simulated else [THROUGHPUT, per_processor_second]
+    return [(ours, of) for of in measures for ours in ours_of(view)]
+
+
+def line(runs: Runs, lengths: list[Length], ours: str, of: Of) -> Line:
+    found = {scaled(runs.view, length.value): relative(runs, length, ours, of) for length in lengths}
     usable = {place: interval for place, interval in found.items() if interval.mean is not None}
-    line = Line(label=f"{look.title} / Sparse-dLLM", places=list(usable), at=list(usable.values()), look=look)
+    look, label = look_of(ours), f"{look_of(ours).title} / Sparse-dLLM"
+    if of is per_processor_second:
+        look, label = replace(look, color=PROCESSOR_COLOR, linestyle=":"), f"{label}, by processor time"
+    return Line(label=label, places=list(usable), at=list(usable.values()), look=look)
+
+
+def panel(runs: Runs, lengths: list[Length], top: float) -> Panel:
+    axis, printed = lengths[0].axis, paper_values(runs.view)
+    lines = [line(runs, lengths, *how) for how in series(runs.view)]
     marks = [
-        Mark(label="paper", place=length.value, value=printed[length], look=look)
+        Mark(label="paper", place=length.value, value=printed[length], look=look_of(OURS))
         for length in lengths
         if length in printed
     ]
     return Panel(
         title=f"({'a' if axis == 'input' else 'b'}) by {axis} length",
-        layers=[line, Guide(value=1, label="Sparse-dLLM"), *marks],
-        x=Axis(label=f"{axis} length (tokens)", ticks=list(found)),
+        layers=[*lines, Guide(value=1, label="Sparse-dLLM"), *marks],
+        x=Axis(label=f"{axis} length (tokens)", ticks=[scaled(runs.view, length.value) for length in lengths]),
         y=Axis(label="throughput relative\nto Sparse-dLLM (x)" if axis == "input" else None, limits=(0, top)),
     )
 
 
-def table_row(runs: Runs, length: Length, paper: float | None) -> tuple[str, ...]:
-    both = [length.cell(runs.view, system) for system in (OURS, BASE)]
+def table_row(runs: Runs, length: Length, ours: str, paper: float | None) -> tuple[str, ...]:
+    both = [length.cell(runs.view, system) for system in (ours, BASE)]
     own = [run for cell in both for run in runs.of(cell)]
     return (
         length.axis,
         str(scaled(runs.view, length.value)),
+        look_of(ours).title,
         *(shown(runs.at(cell, THROUGHPUT).mean, ".1f") for cell in both),
-        said(relative(runs, length), "x", 2),
+        *(said(relative(runs, length, ours, of), "x", 2) for of in (THROUGHPUT, per_processor_second)),
         shown(paper, ".2f", "x"),
         obtained_text(own),
         validity_text(own),

@@ -20,17 +20,18 @@ from paper_figures.common.caption import (
     validity_text,
 )
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
-from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
-from paper_figures.common.runs import Measure, Runs
-from paper_figures.common.style import WIDE_INCHES
+from paper_figures.common.panel import Axis, Bars, Guide, Layer, Line, Mark, Panel
+from paper_figures.common.runs import Measure, Of, Runs
+from paper_figures.common.style import WIDE_INCHES, Look
 from paper_figures.common.words import ends, said, shown
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
-from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
 from paper_figures.dllm_serve.layout import (
     CARD,
     PAPER,
     PRINTED,
+    PROCESSOR_COLOR,
     all_valid,
     comparison_figure,
     printed_in,
@@ -45,6 +46,7 @@ from repro.runs.statistics import Interval
 SOURCE = f"{PAPER}, Figure 8, §6.6"
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
 COLORS = dict(zip(LADDER, ("#D55E00", "#F5B27A", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
+SPENT = Look(color=PROCESSOR_COLOR, marker=".", linestyle="none")
 GROUP_WIDTH = 0.84
 """What the bars of a data set take together."""
 PRINTED_RUNGS = tuple(rung for rung in LADDER if not rung.is_ours)
@@ -74,9 +76,9 @@ def cells(view: View) -> list[Cell]:
     return cell_by_cell((cell(view, *place) for place in places(view)), view)
 
 
-def relative(runs: Runs, dataset: str, rung: Variant) -> Interval:
+def relative(runs: Runs, dataset: str, rung: Variant, of: Of = THROUGHPUT) -> Interval:
     """Throughput over that of the first rung, by repeat."""
-    return runs.versus(cell(runs.view, dataset, rung), cell(runs.view, dataset, LADDER[0]), THROUGHPUT, "ratio")
+    return runs.versus(cell(runs.view, dataset, rung), cell(runs.view, dataset, LADDER[0]), of, "ratio")
 
 
 def paper_ladder(view: View) -> dict[tuple[str, Variant], float]:
@@ -110,14 +112,26 @@ def page(runs: Runs) -> Page:
     return Page(
         table=Table(
             columns=(
-                *("dataset", "rung", "tok/s", "relative", "share of the gain", "paper", "mean latency s", "running"),
+                *(
+                    "dataset",
+                    "rung",
+                    "tok/s",
+                    "relative",
+                    "by processor time",
+                    "share of the gain",
+                    "paper",
+                    "mean latency s",
+                    "running",
+                ),
                 *("obtained", "valid"),
             ),
             rows=[table_row(runs, *place) for place in asked if runs.of(cell(runs.view, *place))],
         ),
         csv=Table(
             columns=(
-                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "low", "high", "log_share"),
+                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "low", "high"),
+                *(f"by_processor_time{end}" for end in ("", "_low", "_high")),
+                "log_share",
                 *("throughput_tok_s", "mean_latency_s", "p99_latency_s", "mean_running", "kv_rows"),
                 *("paper_relative_throughput", "obtained", "valid"),
             ),
@@ -138,7 +152,7 @@ def page(runs: Runs) -> Page:
 
 
 def panel(runs: Runs) -> Panel:
-    layers: list[Layer] = []
+    layers, spent = list[Layer](), list[Layer]()
     printed = paper_ladder(runs.view)
     ladder = rungs(runs.view)
     width = GROUP_WIDTH / len(ladder)
@@ -157,6 +171,9 @@ def panel(runs: Runs) -> Panel:
                 is_numbered=True,
             )
         )
+        if not runs.view.is_simulated:
+            own = [relative(runs, dataset, rung, per_processor_second) for dataset in DATASETS]
+            spent.append(Line(label="by processor time", places=at, at=own, look=SPENT, capsize=0, zorder=4))
         layers += [
             Mark(label="paper", place=place, value=printed[dataset, rung], look=PRINTED, size=5)
             for place, dataset in zip(at, DATASETS, strict=True)
@@ -164,7 +181,7 @@ def panel(runs: Runs) -> Panel:
         ]
     return Panel(
         title=f"at {max(runs.view.dllm.rates):g} req/s",
-        layers=[*layers, Guide(value=1)],
+        layers=[*layers, *spent, Guide(value=1)],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
         y=Axis(label="throughput relative\nto Sparse-dLLM (x)", margin=0.12),
     )
@@ -176,6 +193,7 @@ def csv_row(runs: Runs, dataset: str, rung: Variant) -> tuple[object, ...]:
     return (
         *(view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours),
         *ends(gain),
+        *ends(relative(runs, dataset, rung, per_processor_second)),
         shares(runs, dataset).get(rung),
         *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, P99, RUNNING)),
         own[0].facts.get("kv_rows") if own else None,
@@ -192,7 +210,7 @@ def table_row(runs: Runs, dataset: str, rung: Variant) -> tuple[str, ...]:
         dataset_title(dataset),
         rung.label + (" (ours)" if rung.is_ours else ""),
         throughput,
-        said(relative(runs, dataset, rung), "x", 2),
+        *(said(relative(runs, dataset, rung, of), "x", 2) for of in (THROUGHPUT, per_processor_second)),
         shown(shares(runs, dataset).get(rung), ".0%"),
         shown(paper_ladder(runs.view).get((dataset, rung)), ".2f", "x"),
         latency,

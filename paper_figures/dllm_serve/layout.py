@@ -25,6 +25,8 @@ PRINTED = Look(color="black", marker="D")
 """Look of the paper's values in bars."""
 
 
+PROCESSOR_COLOR = "#333333"
+"""What is drawn of processor time, beside wall time."""
 SIMULATED_RUNS = 5
 """Repeats of a simulated ratio: over fewer, other arrivals and lengths move its second decimal and nothing says by how much."""
 

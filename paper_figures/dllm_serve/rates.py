@@ -13,7 +13,7 @@ from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Po
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import system_look
 from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS
+from paper_figures.dllm_serve.comparison import DATASETS, OURS, contender_of, contenders_of, look_of
 from paper_figures.dllm_serve.curve import (
     LONGEST_WAIT,
     MEAN_LATENCY,
@@ -34,7 +34,7 @@ MIN_TICK_GAP = 0.1
 """Least distance, as a share of the axis, at which two rates have a tick each."""
 RUN_COLUMNS: Columns[StoredRun] = {
     "dataset": lambda run: run.cell.dataset,
-    "system": lambda run: run.cell.system,
+    "system": lambda run: contender_of(run.cell),
     "batch_size": lambda run: run.facts.get("batch_size"),
     "rate_req_s": lambda run: run.cell.rate,
     "seed": lambda run: run.cell.seed,
@@ -196,12 +196,13 @@ def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: 
 
 def notes(runs: Runs, curves: Curves, rates_of: Callable[[str], Sequence[float]]) -> list[str]:
     """What is wrong or missing, and how good the simulation is where it can be checked."""
-    asked = [(dataset, system, rate) for dataset in DATASETS for system in SYSTEMS for rate in rates_of(dataset)]
+    contenders = contenders_of(runs.view)
+    asked = [(dataset, system, rate) for dataset in DATASETS for system in contenders for rate in rates_of(dataset)]
     missing = []
     for dataset, system, rate in asked:
         curve = curves.by_name.get((dataset, system))
         if curve is None or len(curve.by_rate.get(rate, ())) < runs.view.num_runs:
-            missing.append(f"{dataset_title(dataset)} {system_look(system).title} at {rate:g} req/s")
+            missing.append(f"{dataset_title(dataset)} {look_of(system).title} at {rate:g} req/s")
     return [
         *invalid_notes(runs.all),
         *missing_note(missing, len(asked)),

@@ -90,8 +90,8 @@ def test_lengths_grid_shares_its_common_point():
 def test_relative_throughput_by_length(tmp_path, drawn):
     runs = runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length)
     rendered = fig7.FIGURE.render(runs, L40S_VIEW, tmp_path)
-    assert rendered.rows[0][:6] == ("input", "100", "32.5", "10.0", "3.25x", "3.12x")
-    assert rendered.rows[-1][:6] == ("output", "512", "22.5", "10.0", "2.25x", "2.47x")
+    assert rendered.rows[0][:8] == ("input", "100", "dLLM-Serve", "32.5", "10.0", "3.25x", "-", "3.12x")
+    assert rendered.rows[-1][:8] == ("output", "512", "dLLM-Serve", "22.5", "10.0", "2.25x", "-", "2.47x")
     assert [axes.get_title() for axes in drawn[0].axes] == ["(a) by input length", "(b) by output length"]
     assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
     found = {f.claim: f for f in fig7.FIGURE.findings(runs, L40S_VIEW)}
@@ -110,7 +110,7 @@ def test_an_invalid_length_is_left_out(tmp_path):
     runs = runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length)
     broken = [changed(r, validity=FAILED) if r.cell.knob_values["input_len"] == 100 else r for r in runs]
     rendered = fig7.FIGURE.render(broken, L40S_VIEW, tmp_path)
-    assert rendered.rows[0][2:5] == ("-", "-", "-")
+    assert rendered.rows[0][3:6] == ("-", "-", "-")
     assert rendered.rows[0][-1] == "2 of 2 runs INVALID"
     assert fig7.FIGURE.findings(broken, L40S_VIEW) == []
 
@@ -144,8 +144,8 @@ def test_ladder(tmp_path, drawn):
         *("1.00x", "1.20x", "1.50x", "1.60x", "1.80x", "2.00x", "1.70x")
     ]
     # ln(1.2), ln(1.5 / 1.2), ln(1.6 / 1.5) and ln(1.8 / 1.6) over ln(1.8)
-    assert [row[4] for row in rendered.rows[: len(LADDER)]] == ["-", "31%", "38%", "11%", "20%", "-", "-"]
-    assert [row[5] for row in rendered.rows[: len(LADDER)]] == ["1.00x", "-", "1.48x", "-", "1.75x", "-", "-"]
+    assert [row[5] for row in rendered.rows[: len(LADDER)]] == ["-", "31%", "38%", "11%", "20%", "-", "-"]
+    assert [row[6] for row in rendered.rows[: len(LADDER)]] == ["1.00x", "-", "1.48x", "-", "1.75x", "-", "-"]
     assert any("in logarithms: static batching 31 % (LiveBench)" in note for note in rendered.notes)
     assert "Not monotone on Burst: look-ahead admission (0.850x) below the rung before." in rendered.notes
     assert sum(rung.is_ours for rung in LADDER) == 3
@@ -196,3 +196,33 @@ def test_components_start_with_themselves_switched_off():
         assert len(keys) == len(each.variants) > 1
     with pytest.raises(Exception, match="component='nosuch' is unknown"):
         component("nosuch")
+
+
+def spent(run: StoredRun) -> StoredRun:
+    """dLLM-Serve takes 4 s of a processor whatever it runs as, the others 1 s: a quarter of what the wall's time says."""
+    seconds = 4.0 if run.cell.system == "dllm-serve" else 1.0
+    return changed(run, record=run.record.with_manifest(facts={**run.facts, "processor_s": seconds}))
+
+
+def test_a_measured_ratio_is_told_by_processor_time_too(tmp_path, drawn):
+    """All runs commit the same number of tokens, so only the processor's seconds tell them apart by it."""
+    runs = [spent(run) for run in runs_of(fig7.FIGURE.cells(CPU_VIEW), by_length)]
+    rendered = fig7.FIGURE.render(runs, CPU_VIEW, tmp_path)
+    assert {row[6] for row in rendered.rows} == {"0.25x"}
+    assert len({row[5] for row in rendered.rows}) > 3
+    ours = next(row for row in read_csv(rendered) if row["system"] == "dllm-serve")
+    assert float(ours["tokens_per_processor_s"]) == pytest.approx(4 * 64 / 4.0)
+    assert "dLLM-Serve / Sparse-dLLM, by processor time" in {each.get_text() for each in drawn[0].legends[0].texts}
+
+    runs = [spent(run) for run in runs_of(fig8.FIGURE.cells(CPU_VIEW), climb)]
+    rendered = fig8.FIGURE.render(runs, CPU_VIEW, tmp_path)
+    assert [row[4] for row in rendered.rows[:3]] == ["1.00x", "0.25x", "0.25x"]
+    assert [row[3] for row in rendered.rows[:3]] != [row[4] for row in rendered.rows[:3]]
+    assert [float(row["by_processor_time"]) for row in read_csv(rendered)[:2]] == pytest.approx([1.0, 0.25])
+    assert "by processor time" in {each.get_text() for each in drawn[1].legends[0].texts}
+
+
+def test_a_simulated_ratio_has_no_processor_time(tmp_path, drawn):
+    rendered = fig8.FIGURE.render(runs_of(fig8.FIGURE.cells(CARD_VIEW), climb), CARD_VIEW, tmp_path)
+    assert {row[4] for row in rendered.rows} == {"-"}
+    assert "by processor time" not in {each.get_text() for each in drawn[0].legends[0].texts}

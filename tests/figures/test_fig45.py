@@ -88,7 +88,7 @@ def test_jitter_without_a_valid_baseline_says_so(tmp_path):
     runs = runs_of(fig5.FIGURE.cells(CPU_VIEW), speed, stretch=0.5)
     broken = [changed(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
     rendered = fig5.FIGURE.render(broken, CPU_VIEW, tmp_path)
-    assert {row[3:7] for row in rendered.rows} == {("-", "-", "-", "-")}
+    assert {row[4:8] for row in rendered.rows} == {("-", "-", "-", "-")}
     assert sum(note.startswith("INVALID") for note in rendered.notes) == 9
 
 

@@ -112,7 +112,7 @@ def test_table_4_stands_beside_the_printed_one(tmp_path):
 def test_samplers_alone_and_batched(tmp_path):
     view = View(platform=platform("cpu-tiny"), reading="efficient")
     cells = baselines.FIGURE.cells(view)
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * len(baselines.SAMPLERS)
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * len(baselines.samplers(view))
     runs = runs_of(cells, lambda cell: 10.0 if {"batch_size", "max_num_seqs"} & cell.knob_values.keys() else 25.0)
     rendered = baselines.FIGURE.render(runs, view, tmp_path)
     assert rendered.rows[0] == ("dLLM-Serve", "10.0", "25.0", "packed", "2.50x", "25.0 %", "25.0 %", "measured", "yes")

@@ -65,6 +65,8 @@ def _run(cell: Cell, view: View) -> StoredRun:
     manifest: dict[str, Any] = {"facts": {**run.facts, "memory_plan": asdict(plan)}}
     if view.is_simulated:
         manifest["calibration"] = f"{view.platform.gpu}, fitted on one cell of a long name; another cell of a long name"
+    else:
+        manifest["facts"]["processor_s"] = 1 + _share(cell.key, "processor")
     record = run.record
     if is_graded:
         solved = round(NUM_PROBLEMS * _share(cell.knobs))

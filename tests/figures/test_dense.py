@@ -1,0 +1,97 @@
+"""Comparisons at the accuracy of no cache: dLLM-Serve with one refresh is one of those compared, everywhere."""
+
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+from support.figure_runs import figure_runs
+from support.stored_runs import drawn_lines, read_csv, runs_of
+from support.text_boxes import overprinted
+
+from paper_figures.dllm_serve import baselines, fig3, fig4, fig5, fig7, table4
+from paper_figures.dllm_serve.comparison import SYSTEMS, contender_of
+from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
+from repro.reports.figures import View, default_reading
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
+
+pytestmark = pytest.mark.usefixtures("unsaved")
+
+L40S_VIEW = View(platform=L40S, reading="policy", accuracy="dense")
+COMPARED = {
+    "fig3": (fig3.FIGURE, RTX4090),
+    "fig4": (fig4.FIGURE, RTX4090),
+    "fig5": (fig5.FIGURE, RTX4090),
+    "fig7": (fig7.FIGURE, L40S),
+    "table4": (table4.FIGURE, L40S),
+    "baselines": (baselines.FIGURE, CPU_TINY),
+}
+TITLE = "dLLM-Serve with one refresh"
+
+
+def dense(where, num_runs: int = 1) -> View:
+    return View(platform=where, reading=default_reading(where), accuracy="dense", num_runs=num_runs)
+
+
+def speed(cell: Cell) -> float:
+    """One refresh makes a quarter more than two, and dLLM-Serve with two twice what others make."""
+    return {SINGLE_REFRESH: 100.0, "dllm-serve": 80.0}.get(contender_of(cell), 40.0)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_one_refresh_is_compared_at_equal_accuracy_and_nowhere_else(name):
+    module, where = COMPARED[name]
+    view = dense(where)
+    cells = module.cells(view)
+    single = [cell for cell in cells if contender_of(cell) == SINGLE_REFRESH]
+    two = [cell for cell in cells if contender_of(cell) == "dllm-serve"]
+    assert {(cell.dataset, cell.rate) for cell in single} == {(cell.dataset, cell.rate) for cell in two}
+    assert len(single) == len(two) > 0
+    kept = dict(at_dense_accuracy(SINGLE_REFRESH).knobs)
+    assert all(kept.items() <= cell.knob_values.items() for cell in single)
+    prepare(single[0])
+    assert not any("refresh_delay" in cell.knob_values for cell in module.cells(replace(view, accuracy="usual")))
+
+
+def test_a_curve_and_rows_of_its_own(tmp_path, drawn):
+    rendered = fig3.FIGURE.render(runs_of(fig3.FIGURE.cells(L40S_VIEW), speed), L40S_VIEW, tmp_path)
+    assert [row[1] for row in rendered.rows[:5]] == ["dLLM-Serve", TITLE, "Fast-dLLM", "dLLM-Cache", "Sparse-dLLM"]
+    assert [row[4] for row in rendered.rows[:3]] == ["-", "0.80x", "2.00x"]
+    notes = "\n".join(rendered.notes)
+    assert f"Peak throughput of {TITLE} over Fast-dLLM: 2.50x (LiveBench)" in notes
+    assert "points are missing" not in notes
+    assert {row["system"] for row in read_csv(rendered)} == {*SYSTEMS, SINGLE_REFRESH}
+    lines = drawn_lines(drawn[0].axes[0])
+    assert lines[TITLE].get_linestyle() == "--"
+    assert lines[TITLE].get_color() == lines["dLLM-Serve"].get_color()
+
+
+def test_table_4_and_figures_5_and_7_tell_it_beside_the_others(tmp_path):
+    view = replace(L40S_VIEW, reading="published")
+    rendered = table4.FIGURE.render(runs_of(table4.FIGURE.cells(view), speed), view, tmp_path)
+    assert [(row[1], row[8]) for row in rendered.rows[3:5]] == [("dLLM-Serve", "2.00x"), (TITLE, "2.50x")]
+
+    rendered = fig7.FIGURE.render(runs_of(fig7.FIGURE.cells(view), speed), view, tmp_path)
+    assert [(row[2], row[5], row[7]) for row in rendered.rows[:2]] == [
+        ("dLLM-Serve", "2.00x", "3.12x"),
+        (TITLE, "2.50x", "-"),
+    ]
+    assert {row["system"] for row in read_csv(rendered)} == {"dllm-serve", SINGLE_REFRESH, "sparse-dllm"}
+
+    view = dense(RTX4090)
+    rendered = fig5.FIGURE.render(runs_of(fig5.FIGURE.cells(view), speed, stretch=0.75), view, tmp_path)
+    # Spreads go as 1 / speed.
+    gains = {(row["system"], row["measure"]): row["gain"] for row in read_csv(rendered) if row["obtained"] != "paper"}
+    assert float(gains["dllm-serve", "span_latency_s"]) == pytest.approx(2.0)
+    assert float(gains[SINGLE_REFRESH, "span_latency_s"]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "fig7"])
+def test_nothing_is_clipped_or_overprinted(name, tmp_path, drawn: list[Figure]):
+    module, card = COMPARED[name]
+    for where in (card, CPU_TINY):
+        view = dense(where, num_runs=3)
+        module.render(figure_runs(module, view), view, tmp_path)
+        assert overprinted(drawn[-1]) == []
+        assert any(TITLE in text.get_text() for text in drawn[-1].legends[0].texts)
