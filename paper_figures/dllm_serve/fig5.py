@@ -108,7 +108,7 @@ def paper_gains(view: View) -> dict[tuple[str, Measure], float]:
 
 
 def page(runs: Runs) -> Page:
-    curves, gains, paper, name = curves_of(runs), gains_of(runs), paper_gains(runs.view), runs.view.platform.name
+    curves, gains, paper = curves_of(runs), gains_of(runs), paper_gains(runs.view)
     obtained, reading = obtained_text(runs.all), reading_sentence(runs.view)
     caption = [
         "Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's; above 1 dLLM-Serve "
@@ -121,26 +121,6 @@ def page(runs: Runs) -> Page:
         *answer_notes(curves.runs),
         *curves_obtained(curves),
         *batch_sentence(curves),
-    ]
-    measured = [
-        (
-            *(
-                name,
-                runs.view.reading,
-                gain.dataset,
-                gain.ours,
-                gain.measure.column,
-                gain.ours_s,
-                gain.best,
-                gain.best_s,
-            ),
-            *(*ends(gain.gain), obtained, all_valid(runs.all)),
-        )
-        for gain in gains
-    ]
-    printed = [
-        (name, None, dataset, OURS, measure.column, None, None, None, value, None, None, "paper", None)
-        for (dataset, measure), value in paper.items()
     ]
     return Page(
         table=Table(
@@ -160,24 +140,49 @@ def page(runs: Runs) -> Page:
             ),
             rows=[(*table_row(gain), obtained) for gain in gains],
         ),
-        csv=Table(
-            columns=(
-                *(
-                    "platform",
-                    "reading",
-                    "dataset",
-                    "system",
-                    "measure",
-                    "dllm_serve_s",
-                    "best_baseline",
-                    "best_baseline_s",
-                ),
-                *("gain", "gain_low", "gain_high", "obtained", "valid"),
-            ),
-            rows=[*measured, *printed],
-        ),
+        csv=csv_of(runs, gains),
         picture=Picture(panels=[panel(gains, max(curves.rates))], caption=caption, width_inches=WIDE_INCHES),
         notes=[*invalid_notes(runs.all), *answer_notes(runs.all), *curves_obtained(curves), reading],
+    )
+
+
+def csv_of(runs: Runs, gains: list[SpreadGain]) -> Table:
+    name, obtained = runs.view.platform.name, obtained_text(runs.all)
+    measured = [
+        (
+            *(
+                name,
+                runs.view.reading,
+                gain.dataset,
+                gain.ours,
+                gain.measure.column,
+                gain.ours_s,
+                gain.best,
+                gain.best_s,
+            ),
+            *(*ends(gain.gain), obtained, all_valid(runs.all)),
+        )
+        for gain in gains
+    ]
+    printed = [
+        (name, None, dataset, OURS, measure.column, None, None, None, value, None, None, "paper", None)
+        for (dataset, measure), value in paper_gains(runs.view).items()
+    ]
+    return Table(
+        columns=(
+            *(
+                "platform",
+                "reading",
+                "dataset",
+                "system",
+                "measure",
+                "dllm_serve_s",
+                "best_baseline",
+                "best_baseline_s",
+            ),
+            *("gain", "gain_low", "gain_high", "obtained", "valid"),
+        ),
+        rows=[*measured, *printed],
     )
 
 
