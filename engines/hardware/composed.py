@@ -20,24 +20,13 @@ class Composed(Roofline):
         self.kernels = kernels
 
     def step_time(self, work: StepWork, *, copied_bytes_per_logit: int = 0) -> StepCost:
-        linear, attention, logits = self._parts(
+        parts = linear, attention, logits = self._parts(
             work, logit_passes=LOGIT_PASSES, copied_bytes_per_logit=copied_bytes_per_logit
         )
-        flops = linear.flops + attention.flops + logits.flops
-        num_bytes = linear.bytes + attention.bytes + logits.bytes
-        linear_s, attention_s = self._linear_s(work), self._attention_s(work)
-        logits_s = self._logits_s(work, copied_bytes_per_logit)
-        overhead_s = self.calibration.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
-        return StepCost(
-            total_s=linear_s + attention_s + logits_s + overhead_s,
-            linear_s=linear_s,
-            attention_s=attention_s,
-            logits_s=logits_s,
-            overhead_s=overhead_s,
-            bound="compute" if flops / self.gpu.peak_flops >= num_bytes / self.gpu.bandwidth else "memory",
-            flops=flops,
-            bytes=num_bytes,
-        )
+        compute_s = (linear.flops + attention.flops + logits.flops) / self.gpu.peak_flops
+        memory_s = (linear.bytes + attention.bytes + logits.bytes) / self.gpu.bandwidth
+        seconds = self._linear_s(work), self._attention_s(work), self._logits_s(work, copied_bytes_per_logit)
+        return self._cost(work, parts, seconds, "compute" if compute_s >= memory_s else "memory")
 
     def _linear_s(self, work: StepWork) -> float:
         kernels, layers = self.kernels, self.shape.n_layers

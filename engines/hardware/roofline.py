@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -145,18 +145,20 @@ class Roofline:
         bandwidth = calibration.bandwidth_efficiency * self.gpu.bandwidth
         compute = (linear.flops / matmul, attention.flops / scores, logits.flops / matmul)
         traffic = tuple(part.bytes / bandwidth for part in (linear, attention, logits))
-        linear_s, attention_s, logits_s = map(max, compute, traffic)
-        # A step without work launches nothing.
-        overhead_s = 0.0
-        if work.query_rows or work.extra_linear_flops:
-            overhead_s = calibration.step_overhead_s
+        bound: Bound = "compute" if math.fsum(compute) >= math.fsum(traffic) else "memory"
+        return self._cost(work, (linear, attention, logits), map(max, compute, traffic), bound)
+
+    def _cost(self, work: StepWork, parts: Sequence[_Part], seconds: Iterable[float], bound: Bound) -> StepCost:
+        """``seconds`` are those of the ``parts``; a step without work launches nothing."""
+        (linear, attention, logits), (linear_s, attention_s, logits_s) = parts, seconds
+        overhead_s = self.calibration.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
         return StepCost(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,
             attention_s=attention_s,
             logits_s=logits_s,
             overhead_s=overhead_s,
-            bound="compute" if math.fsum(compute) >= math.fsum(traffic) else "memory",
+            bound=bound,
             flops=linear.flops + attention.flops + logits.flops,
             bytes=linear.bytes + attention.bytes + logits.bytes,
         )
