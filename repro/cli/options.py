@@ -73,7 +73,7 @@ class Charged:
     """What a simulated step takes: composed of kernel times that others measured on the card, or by its roofline [default:
     composed, by the roofline on a card without such times]."""
     kernels: Literal["vllm", "sglang", "trtllm"] | None = None
-    """Of composed steps, whose kernels [default: vllm; of LAPS sglang]."""
+    """Whose kernels composed steps are made of [default: vllm; of LAPS sglang]."""
 
     @property
     def charged(self) -> dict[str, Any]:

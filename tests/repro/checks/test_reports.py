@@ -31,7 +31,8 @@ from repro.runs.seal import sealed
 from repro.systems.calibration import load_calibration, save_calibration
 from repro.systems.dllm import requests
 
-CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
+CELL = replace(PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0]), knobs=())
+"""As claims have it: nothing is fitted there."""
 TARGET = PROTOCOLS["l40s"].targets[0].claim
 
 

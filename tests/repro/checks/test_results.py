@@ -18,7 +18,7 @@ from repro.runs import code
 from repro.runs.seal import sealed
 from repro.systems import calibration
 
-SMALL = ("--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")
+SMALL = ("--platform", "rtx4090", "--cost", "roofline", "--request-rate", "0.5", "--num-prompts", "4")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def only(root: Path) -> Checked:
 
 def edit_stamp(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """By one who knows the seal."""
-    path = root / "rtx4090" / "fig3-rtx4090.json"
+    path = root / "rtx4090" / "fig3-rtx4090-roofline.json"
     stamp = json.loads(path.read_text())
     del stamp["seal"]
     change(stamp)
@@ -63,22 +63,22 @@ def test_what_was_just_drawn_is_the_same(results):
 
 
 def test_a_file_changed_by_hand_is_stale(results):
-    path = results / "rtx4090" / "fig3-rtx4090.csv"
+    path = results / "rtx4090" / "fig3-rtx4090-roofline.csv"
     path.write_text(path.read_text().replace("osc", "OSC", 1))
     found = only(results)
     assert (found.status, found.is_fault, found.reason) == ("stale", True, f"{path.name} is not as it was drawn")
 
 
 def test_a_stamp_changed_by_hand_is_stale(results):
-    path = results / "rtx4090" / "fig3-rtx4090.json"
+    path = results / "rtx4090" / "fig3-rtx4090-roofline.json"
     path.write_text(path.read_text().replace('"valid": true', '"valid": false', 1))
     assert (only(results).status, only(results).is_fault) == ("stale", True)
     assert only(results).reason == f"{path.name} is not as it was written: draw its figure again"
 
 
 def test_a_file_that_was_not_drawn_with_the_others_is_stale(results):
-    (results / "rtx4090" / "fig3-rtx4090.md").write_text("| 1.81 |")
-    assert (only(results).status, only(results).reason) == ("stale", "fig3-rtx4090.md was not drawn with it")
+    (results / "rtx4090" / "fig3-rtx4090-roofline.md").write_text("| 1.81 |")
+    assert (only(results).status, only(results).reason) == ("stale", "fig3-rtx4090-roofline.md was not drawn with it")
 
 
 @pytest.mark.parametrize("name", ["panel", "style"])
@@ -179,7 +179,7 @@ def test_other_code_is_a_fault_of_simulated_figures_alone(results):
 
 
 def test_a_figure_without_a_stamp_is_a_fault(results):
-    (results / "rtx4090" / "fig3-rtx4090.json").unlink()
+    (results / "rtx4090" / "fig3-rtx4090-roofline.json").unlink()
     assert (only(results).status, only(results).is_fault) == ("no stamp", True)
 
 
@@ -198,7 +198,7 @@ def test_many_runs_are_named_by_one_digest(drawn, tmp_path, monkeypatch):
     where = ["--result-dir", str(drawn / "runs"), "--out-dir", str(tmp_path / "rtx4090")]
     result = CliRunner().invoke(app, ["figure", "fig3", *SMALL, "--num-runs", "2", *where])
     assert result.exit_code == 0, result.output
-    stamp = json.loads((tmp_path / "rtx4090" / "fig3-rtx4090.json").read_text())
+    stamp = json.loads((tmp_path / "rtx4090" / "fig3-rtx4090-roofline.json").read_text())
     assert stamp["folders"].startswith("24x")
     assert sum(group["count"] for group in stamp["runs"]) == 24
     assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "24 runs")
