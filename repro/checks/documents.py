@@ -46,9 +46,7 @@ def check_documents(root: Path, documents: Path) -> list[Checked]:
     except (OSError, ArithmeticError, LookupError, ValueError, UserError) as error:
         return [
             _checked(
-                "documents",
-                documents / "docs/dllm-serve.md",
-                f"what it quotes cannot be read ({type(error).__name__}: {error})",
+                "documents", documents / "README.md", f"what it quotes cannot be read ({type(error).__name__}: {error})"
             )
         ]
     try:

@@ -7,10 +7,14 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from engines.errors import UserError
+
+Key = TypeVar("Key")
+"""What pairs two runs: a seed, or a place."""
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
@@ -97,7 +101,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def paired_ratio(
-    ours: Mapping[int, float], theirs: Mapping[int, float], *, confidence: float = 0.95, percent: bool = False
+    ours: Mapping[Key, float], theirs: Mapping[Key, float], *, confidence: float = 0.95, percent: bool = False
 ) -> Interval:
     """Ours over theirs where both have a seed, or by how many percent ours exceed theirs: Student's interval of the mean logarithm, back
     in ratios. Seeds that both share, arrivals and lengths, so cancel, and a half is as far from 1 as a double. Where a value

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from repro.checks.documents import NAME, READ_WITH, accept, check_documents
-from repro.checks.quotes import missing, plain, quotes
+from repro.checks.quotes import missing, restate
+from repro.checks.stated import statements
 from repro.cli.main import app
 from repro.paths import REPO, RESULTS
 from repro.runs.seal import sealed
@@ -49,53 +50,53 @@ def edited(path: Path, old: str, new: str, root: Path) -> dict[str, str]:
         path.write_text(text, encoding="utf-8")
 
 
-def test_every_quote_stands_in_its_document():
+PAGES = {"README.md", "docs/dllm-serve.md", "docs/ampd.md", "docs/laps.md"}
+
+
+def test_every_statement_stands_in_its_document():
     assert missing(RESULTS, REPO) == []
-    assert {name for name, _ in quotes(RESULTS)} == {"docs/dllm-serve.md", "docs/ampd.md", "docs/laps.md"}
+    assert {each.document for each in statements(RESULTS)} == PAGES
 
 
-def test_every_number_of_a_quote_counts(tmp_path):
-    """One digit more of each number that is made again from results: the quote is missed."""
+def test_every_number_of_a_statement_counts(tmp_path, monkeypatch):
+    """One digit more of its first or last number: the statement is missed, and restating puts it right."""
     (tmp_path / "docs").mkdir()
-    found = list(quotes(RESULTS))
-    for place, (name, text) in enumerate(found):
-        for other in {name for name, _ in found}:
-            whole = [quote for at, (own, quote) in enumerate(found) if own == other and at != place]
-            (tmp_path / other).write_text("\n".join(map(plain, whole)), encoding="utf-8")
-        page = (tmp_path / name).read_text(encoding="utf-8")
-        numbers = list(re.finditer(r"\d+(?:\.\d+)?", plain(text)))
-        assert numbers
-        for number in (numbers[0], numbers[-1]):
-            spoilt = f"{plain(text)[: number.end()]}9{plain(text)[number.end() :]}"
-            (tmp_path / name).write_text(f"{page}\n{spoilt}", encoding="utf-8")
-            assert (name, text) in missing(RESULTS, tmp_path)
+    for each in statements(RESULTS):
+        monkeypatch.setattr("repro.checks.quotes.statements", lambda root, only=each: [only])
+        page = tmp_path / each.document
+        for place in (1, len(each.parts) - 2):
+            number = each.parts[place]
+            spoilt = "".join(
+                (
+                    *each.parts[:place],
+                    f"{number.split()[0]}9{number[len(number.split()[0]) :]}",
+                    *each.parts[place + 1 :],
+                )
+            )
+            page.write_text(f"It says {spoilt}, so.", encoding="utf-8")
+            assert missing(RESULTS, tmp_path) == [(each.document, each.text)]
+            assert restate(RESULTS, tmp_path) == []
+            assert page.read_text(encoding="utf-8") == f"It says {each.text}, so."
 
 
 @pytest.mark.parametrize(
     ("document", "old", "new", "reason"),
     [
-        ("docs/dllm-serve.md", "94 %", "99 %", "as the results do"),
-        ("docs/dllm-serve.md", "| `efficient` | 1.09", "| `efficient` | 1.90", "as the results do"),
-        (
-            "docs/dllm-serve.md",
-            "fitted on dLLM-Serve alone:",
-            "fitted on 3 systems:",
-            "3 stands under 'dLLM-Serve: what reproduces', where nothing was",
-        ),
+        ("README.md", "| laps | prediction | ", "| laps | prediction | 9", "as the results do"),
+        ("README.md", "mini-code solves ", "mini-code solves 9", "as the results do"),
+        ("docs/ampd.md", "| 36 of 36 |", "| 35 of 36 |", "as the results do"),
         (
             "docs/laps.md",
-            "LAPS violates 21 points",
-            "LAPS violates 31 points",
-            "31 stands under 'Eleven lines for a reviewer', where 21",
+            "Ten seeds of 3,000 turns",
+            "Ten seeds of 4,000 turns",
+            "4,000 stands under 'How it was made again', where 3,000",
         ),
         (
-            "docs/laps.md",
-            "is one seed in ten",
-            "is one seed in five",
-            "five stands under 'Eleven lines for a reviewer', where ten",
+            "docs/ampd.md",
+            "serves sessions of several",
+            "serves 3 sessions of",
+            "3 stands under 'What the paper says', where",
         ),
-        ("docs/ampd.md", "21 hold and 27 do not", "41 hold and 7 do not", "as the results do"),
-        ("docs/ampd.md", "| -7 ± 1 % tuned", "| +7 ± 1 % tuned", "+7 stands under"),
         ("docs/metrics.md", "## ", "## 99 ", "99 stands under"),
     ],
 )
@@ -110,7 +111,7 @@ def test_words_may_change(repository):
 
 
 def test_results_that_changed_ask_for_their_documents_to_be_read_again(repository):
-    path = repository / "results/laps-h200/fig7-h200.csv"
+    path = repository / "results/laps-h200/fig8-h200.csv"
     found = edited(path, path.read_text().splitlines()[-1], "", repository)
     assert found.keys() == {"docs/laps.md"}
     assert "have changed since it was accepted" in found["docs/laps.md"]
@@ -152,14 +153,13 @@ def test_what_was_accepted_cannot_be_edited(repository):
 
 
 def test_results_that_cannot_be_read_are_a_fault(repository):
-    for name in ("l40s/readings-l40s.csv", "claims-laps.csv", "cpu-tiny/fig8-cpu-tiny.csv"):
-        if "claims" not in name:
-            found = edited(repository / "results" / name, "dataset", "data", repository)
-            assert "cannot be read (KeyError" in found["docs/dllm-serve.md"]
+    for name in ("cpu-tiny/accuracy-cpu-tiny.csv", "claims-laps.csv"):
         path = repository / "results" / name
+        if "claims" not in name:
+            assert "cannot be computed (KeyError" in edited(path, "contender", "data", repository)["README.md"]
         path.rename(path.with_suffix(".away"))
         try:
-            assert "cannot be read (FileNotFoundError" in faults(repository)["docs/dllm-serve.md"]
+            assert "cannot be" in faults(repository)["README.md"]
         finally:
             path.with_suffix(".away").rename(path)
 
