@@ -75,7 +75,8 @@ def requests_at(view: View, rate: float) -> Knobs:
 
 def contender_knobs(view: View, contender: str) -> Knobs:
     """What the view's reading of baselines and its accuracy make of it."""
-    return (*(() if system_of(contender) == OURS else view.baseline_knobs()), *view.accuracy_knobs(contender))
+    single: Knobs = (("refresh_delay", 0),) if contender == SINGLE_REFRESH and view.accuracy == "usual" else ()
+    return (*single, *(() if system_of(contender) == OURS else view.baseline_knobs()), *view.accuracy_knobs(contender))
 
 
 def reading_sentence(view: View) -> str:

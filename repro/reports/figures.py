@@ -241,6 +241,7 @@ DLLM_SERVE = Paper(
         "table3": "Table 3: hyper-parameters",
         "table4": "Table 4: latency and throughput at a high rate",
         "readings": "readings: every baseline in every reading and batch rule",
+        "tuned": "tuned: every system as printed, and with its free knobs searched",
         "baselines": "baselines: every sampler alone and batched",
         "accuracy": "accuracy: problems solved in every configuration that is compared",
         "growth": "growth: throughput and memory by concurrency, length, retention and logit budget",

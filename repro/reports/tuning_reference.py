@@ -29,6 +29,7 @@ AMPD and what it is compared with are free in their deployments too, which have 
 deployment in it, and what such a system does where nothing says its deployment (but AMPD, which has a planner).
 
 What is searched for is the same for all of a family, and one number says nothing of its price: read the longest wait beside it.
+`repro reproduce dllm-serve/tuned` and `repro reproduce laps/tuned` draw both forms of every system.
 
 Made by `python -m repro.reports.tuning_reference` from the systems themselves.
 """

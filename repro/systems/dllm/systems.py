@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from baselines.dllm.dllm_cache import method as dllm_cache
 from baselines.dllm.dream import DREAM as _DREAM
 from baselines.dllm.fast_dllm import FAST_DLLM as _FAST_DLLM
 from baselines.dllm.llada import LLADA as _LLADA
 from baselines.dllm.sparse_dllm import SPARSE_DLLM as _SPARSE_DLLM
 from engines.dllm.serve import DLLM_SERVE as _DLLM_SERVE
+from repro.runs.cell import Cell, Scalar
 from repro.runs.free import Free
 from repro.systems.dllm.system import DllmSystem
 
@@ -20,11 +23,20 @@ _STATIC_BATCH = Free(
 _PLACES = Free(
     "requests running at once",
     ({"max_num_seqs": 16}, {"max_num_seqs": 64}, {"max_num_seqs": 128}),
-    "Table 3 prints budgets of tokens and logits and no number of requests. 512 by default",
+    "Table 3 prints budgets of tokens and logits and no number of requests. 256 by default on a card",
 )
+
+
+def _packed(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """with reading=policy, whose steps are packed, as of dllm-serve"""
+    return _PLACES.settings if cell.knob_values.get("reading") == "policy" else ()
+
+
+_PACKED = Free(_PLACES.what, (), "the engine of this reading is dLLM-Serve's", _packed)
+_BASELINE = (_STATIC_BATCH, _PACKED)
 DLLM_SERVE = DllmSystem(_DLLM_SERVE, (_PLACES,))
-FAST_DLLM = DllmSystem(_FAST_DLLM, (_STATIC_BATCH,))
-DLLM_CACHE = DllmSystem(dllm_cache.DLLM_CACHE, (_STATIC_BATCH,))
-SPARSE_DLLM = DllmSystem(_SPARSE_DLLM, (_STATIC_BATCH,))
-LLADA = DllmSystem(_LLADA, (_STATIC_BATCH,))
-DREAM = DllmSystem(_DREAM, (_STATIC_BATCH,))
+FAST_DLLM = DllmSystem(_FAST_DLLM, _BASELINE)
+DLLM_CACHE = DllmSystem(dllm_cache.DLLM_CACHE, _BASELINE)
+SPARSE_DLLM = DllmSystem(_SPARSE_DLLM, _BASELINE)
+LLADA = DllmSystem(_LLADA, _BASELINE)
+DREAM = DllmSystem(_DREAM, _BASELINE)

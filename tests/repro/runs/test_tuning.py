@@ -1,6 +1,7 @@
 """Equal tuning: every system's search is of the same size and on seeds of its own, and a tuned run is that of what it chose."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from support.cells import a_cell
@@ -133,7 +134,8 @@ def test_off_is_as_printed_and_a_stored_run_knows_what_was_searched():
 
 
 def test_baselines_of_diffusion_llms_are_tuned_alike():
-    """Batches that hold their own longest request serve Burst faster than one size for all; on dLLM-Serve's engine there is none."""
+    """Batches that hold their own longest request serve Burst faster than one size for all; on dLLM-Serve's engine there is none, and
+    what is free of dLLM-Serve is free of them."""
 
     def run(**knobs: Scalar) -> RunRecord:
         return prepare(
@@ -147,7 +149,13 @@ def test_baselines_of_diffusion_llms_are_tuned_alike():
     assert tuned.facts["tuned"] == {"chosen": {"batch_rule": "batch"}, "candidates": 4, "trials": TRIALS}
     assert tuned.tables == run(batch_rule="batch").tables
     held = run(tune="search", reading="policy")
-    assert held.facts["tuned"] == {"chosen": {}, "candidates": 1, "trials": 0}
+    assert held.facts["tuned"] == {
+        "chosen": {},
+        "candidates": 4,
+        "trials": TRIALS,
+    }  # 12 requests are fewer than any allows
+    packed = a_cell("fast-dllm", dataset="burst", platform="l40s", executor="roofline", rate=None, reading="policy")
+    assert candidates(packed) == candidates(replace(packed, system="dllm-serve", knobs=()))
 
 
 def test_a_search_is_refused_where_there_is_none():

@@ -1,0 +1,263 @@
+"""Every system as printed, with our defaults, and tuned by a search that is the same for all, saturated (ours)."""
+
+from __future__ import annotations
+
+from paper_figures.common.caption import (
+    dataset_title,
+    how_obtained,
+    invalid_notes,
+    missing_note,
+    obtained_text,
+    prompt_sources,
+    seeds_sentence,
+    validity_text,
+)
+from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
+from paper_figures.common.panel import Axis, Bars, Guide, Layer, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.words import ends, said, shown
+from paper_figures.dllm_serve.answers import answer_notes
+from paper_figures.dllm_serve.comparison import (
+    BASELINES,
+    CONTENDERS,
+    DATASETS,
+    contender_knobs,
+    look_of,
+    reading_sentence,
+    system_of,
+)
+from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, LONGEST_WAIT, MEAN_LATENCY, THROUGHPUT
+from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figure, simulation_note
+from repro.reports.accuracy import TASKS, Solved, configuration_of, solved_by
+from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
+from repro.runs.free import TUNE
+from repro.runs.statistics import Interval
+from repro.runs.tuning import CANDIDATES, TRIALS
+
+BASE = "fast-dllm"
+"""What all are held against, as printed or tuned as they are: the fastest baseline as published, and as accurate as no cache."""
+NUM_REQUESTS = {"livebench": 128, "burst": 400, "osc": 400}
+"""Several times what runs at once. A search of the whole traces would take five times as long."""
+FORMS = (False, True)
+"""Whether it is tuned."""
+FORM_NAMES = {False: "as printed, our defaults", True: "tuned"}
+COLORS = {False: "#B8B8B8", True: "#0072B2"}
+BAR_WIDTH = 0.38
+RUNNING = Measure(path="mean_running")
+Place = tuple[str, str, bool]
+"""Data set, contender, and whether it is tuned."""
+
+
+def cell(view: View, dataset: str, contender: str, is_tuned: bool) -> Cell:
+    """At the platform's highest rate."""
+    requests: Knobs = () if "num_prompts" in dict(view.knobs) else (("num_prompts", NUM_REQUESTS[dataset]),)
+    tune: Knobs = ((TUNE, "search"),) if is_tuned else ()
+    knobs = (*requests, *contender_knobs(view, contender), *tune)
+    return view.cell(None, system_of(contender), dataset, rate=max(view.dllm.rates), knobs=knobs)
+
+
+PLACES: tuple[Place, ...] = tuple(
+    (dataset, contender, is_tuned) for dataset in DATASETS for contender in CONTENDERS for is_tuned in FORMS
+)
+
+
+def cells(view: View) -> list[Cell]:
+    return cell_by_cell((cell(view, *place) for place in PLACES), view)
+
+
+def over_base(runs: Runs, dataset: str, contender: str, is_tuned: bool) -> Interval:
+    """Throughput over Fast-dLLM's in the same form, paired by seed."""
+    ours, theirs = (cell(runs.view, dataset, each, is_tuned) for each in (contender, BASE))
+    return runs.versus(ours, theirs, THROUGHPUT, "ratio")
+
+
+def gained(runs: Runs, dataset: str, contender: str) -> Interval:
+    """Throughput tuned over that as printed."""
+    printed, tuned = (cell(runs.view, dataset, contender, is_tuned) for is_tuned in FORMS)
+    return runs.versus(tuned, printed, THROUGHPUT, "ratio")
+
+
+def chosen(runs: Runs, dataset: str, contender: str) -> str:
+    found = runs.of(cell(runs.view, dataset, contender, True))
+    setting = found[0].facts.get("tuned", {}).get("chosen", {}) if found else {}
+    return " ".join(f"{knob}={value}" for knob, value in setting.items()) or "the defaults"
+
+
+def solved(view: View, contender: str) -> list[Solved | None]:
+    """By task. What is free decides when tokens are made and never which, so both forms answer alike."""
+    asked = cell(view, DATASETS[0], contender, False)
+    configuration = configuration_of(asked.system, asked.knob_values)
+    return [None if configuration is None else solved_by(configuration, task) for task in TASKS]
+
+
+def page(runs: Runs) -> Page:
+    view, rate = runs.view, f"{max(runs.view.dllm.rates):g} req/s"
+    missing = [
+        f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}"
+        for dataset, contender, is_tuned in PLACES
+        if not runs.of(cell(view, dataset, contender, is_tuned))
+    ]
+    about = (
+        f"Tuned: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} candidates and {TRIALS} simulated "
+        "trials on other seeds, for most tokens/s; they decide when tokens are made and never which, so it answers as it does as printed."
+    )
+    said_of_runs = [reading_sentence(view), *answer_notes(runs.all), *how_obtained(runs.all)]
+    return Page(
+        table=Table(
+            columns=(
+                *("dataset", "system", "as printed: tok/s", "over Fast-dLLM", "mean latency / longest wait s"),
+                *("tuned: tok/s", "over Fast-dLLM, tuned too", "mean latency / longest wait, tuned, s"),
+                *("tuned over printed", "chosen", f"solves, % of {' / '.join(TASKS)}", "valid"),
+            ),
+            rows=[table_row(runs, dataset, contender) for dataset in DATASETS for contender in CONTENDERS],
+        ),
+        csv=csv_of(runs),
+        picture=Picture(
+            panels=[
+                *(panel(runs, dataset, True) for dataset in DATASETS),
+                *(panel(runs, dataset) for dataset in DATASETS),
+            ],
+            columns=len(DATASETS),
+            caption=[about, prompt_sources(runs.all), seeds_sentence(runs.all), *conclusions(runs), *said_of_runs],
+            after_title=f"; saturated, {rate}",
+        ),
+        notes=[
+            *conclusions(runs),
+            *load_notes(runs),
+            about,
+            *missing_note(missing, len(PLACES)),
+            *invalid_notes(runs.all),
+            *said_of_runs,
+            *simulation_note(runs),
+        ],
+    )
+
+
+def panel(runs: Runs, dataset: str, is_absolute: bool = False) -> Panel:
+    """Throughput, or below it the ratio to Fast-dLLM."""
+    layers: list[Layer] = []
+    for side, is_tuned in zip((-1, 1), FORMS, strict=True):
+        at = [
+            runs.at(cell(runs.view, dataset, contender, is_tuned), THROUGHPUT)
+            if is_absolute
+            else over_base(runs, dataset, contender, is_tuned)
+            for contender in CONTENDERS
+        ]
+        bars = Bars(
+            label=FORM_NAMES[is_tuned],
+            places=[place + side * BAR_WIDTH / 2 for place in range(len(CONTENDERS))],
+            at=at,
+            width=BAR_WIDTH,
+            capsize=2,
+            color=COLORS[is_tuned],
+            is_numbered=True,
+        )
+        layers.append(bars)
+    is_first, names = dataset == DATASETS[0], [look_of(each).title.replace(" with ", "\n") for each in CONTENDERS]
+    what = "throughput (tok/s)" if is_absolute else "throughput relative\nto Fast-dLLM (x)"
+    return Panel(
+        title=dataset_title(dataset),
+        layers=layers if is_absolute else [*layers, Guide(value=1)],
+        x=Axis(ticks=range(len(CONTENDERS)), names=names, size=6),
+        y=Axis(label=what if is_first else None, margin=0.12),
+    )
+
+
+def table_row(runs: Runs, dataset: str, contender: str) -> tuple[str, ...]:
+    both = [cell(runs.view, dataset, contender, is_tuned) for is_tuned in FORMS]
+    texts: list[str] = []
+    for each, is_tuned in zip(both, FORMS, strict=True):
+        texts += [
+            said(runs.at(each, THROUGHPUT)),
+            said(over_base(runs, dataset, contender, is_tuned), "x", 2),
+            f"{shown(runs.at(each, MEAN_LATENCY).mean)} / {shown(runs.at(each, LONGEST_WAIT).mean)}",
+        ]
+    return (
+        *(dataset_title(dataset), look_of(contender).title, *texts, said(gained(runs, dataset, contender), "x", 2)),
+        chosen(runs, dataset, contender),
+        " / ".join("-" if each is None else str(each) for each in solved(runs.view, contender)),
+        validity_text([run for each in both for run in runs.of(each)]),
+    )
+
+
+def csv_of(runs: Runs) -> Table:
+    rows = []
+    for dataset, contender, is_tuned in PLACES:
+        asked = cell(runs.view, dataset, contender, is_tuned)
+        own = runs.of(asked)
+        answers = [
+            (None,) * 3 if each is None else (each.share, each.low, each.high) for each in solved(runs.view, contender)
+        ]
+        rows.append(
+            (
+                *(runs.view.platform.name, runs.view.reading if contender in BASELINES else None, dataset, contender),
+                *(is_tuned, chosen(runs, dataset, contender) if is_tuned else None, max(runs.view.dllm.rates)),
+                *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, LONGEST_WAIT, RUNNING)),
+                *ends(over_base(runs, dataset, contender, is_tuned)),
+                *(ends(gained(runs, dataset, contender)) if is_tuned else (None,) * 3),
+                *(number for answer in answers for number in answer),
+                *(is_saturated(runs, dataset, contender, is_tuned), len(own), obtained_text(own), all_valid(own)),
+            )
+        )
+    return Table(
+        columns=(
+            *("platform", "reading", "dataset", "system", "is_tuned", "chosen", "rate_req_s"),
+            *("throughput_tok_s", "mean_latency_s", "longest_wait_s", "mean_running"),
+            *(f"{what}{end}" for what in ("of_fast_dllm", "of_as_printed") for end in ("", "_low", "_high")),
+            *(f"{task}{end}" for task in TASKS for end in ("", "_low", "_high")),
+            *("is_saturated", "num_runs", "obtained", "valid"),
+        ),
+        rows=rows,
+    )
+
+
+def is_saturated(runs: Runs, dataset: str, contender: str, is_tuned: bool) -> bool:
+    """Whether more arrived than was delivered."""
+    mean = runs.at(cell(runs.view, dataset, contender, is_tuned), THROUGHPUT).mean
+    return mean is not None and mean < FOLLOWS_LOAD * max(runs.view.dllm.rates) * runs.view.dllm.gen_length
+
+
+def conclusions(runs: Runs) -> list[str]:
+    """By data set, as printed and tuned, and what tuning alone gives."""
+    notes = []
+    for dataset in DATASETS:
+        ratios, alone = [], []
+        for contender in CONTENDERS:
+            title = look_of(contender).title
+            if contender != BASE:
+                both = " -> ".join(said(over_base(runs, dataset, contender, is_tuned), "x", 2) for is_tuned in FORMS)
+                ratios.append(f"{title} {both}")
+            alone.append(
+                f"{title} {said(gained(runs, dataset, contender), 'x', 2)} ({chosen(runs, dataset, contender)})"
+            )
+        title = dataset_title(dataset)
+        notes.append(f"{title}, throughput over Fast-dLLM's, as printed -> tuned: {'; '.join(ratios)}.")
+        notes.append(f"{title}, tuned over as printed: {'; '.join(alone)}.")
+    return notes
+
+
+def load_notes(runs: Runs) -> list[str]:
+    """Names what the arrivals hold back: it would be ahead by more."""
+    held = [
+        f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}"
+        for dataset, contender, is_tuned in PLACES
+        if runs.of(cell(runs.view, dataset, contender, is_tuned))
+        and not is_saturated(runs, dataset, contender, is_tuned)
+    ]
+    return (
+        [f"Within {100 * (1 - FOLLOWS_LOAD):.0f} % of what arrives, so not saturated: {'; '.join(held)}."]
+        if held
+        else []
+    )
+
+
+FIGURE = dllm_figure(
+    "tuned",
+    "this project; what dLLM-Serve §6.1 and Table 3 leave open",
+    platforms=("rtx4090", "l40s"),
+    page=page,
+    cells=cells,
+    decides_on=(),
+    num_runs=SIMULATED_RUNS,
+)

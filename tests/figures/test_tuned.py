@@ -1,0 +1,115 @@
+"""dLLM-Serve's comparison under equal tuning: what is run, and what the table says of it."""
+
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+from support.figure_runs import figure_runs
+from support.stored_runs import changed, read_csv, runs_of
+from support.text_boxes import overprinted
+
+from paper_figures.dllm_serve import tuned
+from paper_figures.dllm_serve.comparison import CONTENDERS, DATASETS, contender_of
+from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
+from repro.reports.figures import View
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.store import StoredRun
+from repro.runs.tuning import Tuned
+from repro.systems.dllm.platforms import L40S, RTX4090
+
+pytestmark = pytest.mark.usefixtures("unsaved")
+
+VIEW = View(platform=L40S, reading="published")
+SPEED = {"dllm-serve": 80.0, SINGLE_REFRESH: 88.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
+TUNING = {"dllm-serve": 1.1, SINGLE_REFRESH: 1.0, "fast-dllm": 2.0, "dllm-cache": 1.5, "sparse-dllm": 1.0}
+
+
+def speed(cell: Cell) -> float:
+    """Seeds lie far apart, and what they do to all alike."""
+    name = contender_of(cell)
+    return SPEED[name] * (TUNING[name] if "tune" in cell.knob_values else 1.0) * (1 + 0.2 * cell.seed)
+
+
+def told(run: StoredRun) -> StoredRun:
+    """What the search chose."""
+    if "tune" not in run.cell.knob_values:
+        return run
+    chosen = {"batch_rule": "batch"} if run.cell.system == "fast-dllm" else {}
+    facts = {**run.facts, "tuned": {"chosen": chosen, "candidates": 4, "trials": 64}}
+    return changed(run, record=run.record.with_manifest(facts=facts))
+
+
+def made(view: View) -> list[StoredRun]:
+    return [told(run) for run in runs_of(tuned.FIGURE.cells(view), speed)]
+
+
+def test_every_contender_is_run_in_both_forms_on_the_same_requests():
+    view = replace(VIEW, num_runs=2)
+    cells = tuned.FIGURE.cells(view)
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 2 * len(DATASETS) * len(CONTENDERS)
+    assert {cell.rate for cell in cells} == {max(view.dllm.rates)}
+    asked = {(cell.dataset, cell.knob_values["num_prompts"]) for cell in cells}
+    assert asked == set(tuned.NUM_REQUESTS.items())
+    forms = {
+        name: [cell for cell in cells if contender_of(cell) == name and cell.dataset == "osc" and cell.seed == 0]
+        for name in CONTENDERS
+    }
+    for printed, searched in forms.values():
+        assert searched.without("tune").key == printed.key
+        assert "tune" not in printed.knob_values
+        assert isinstance(prepare(searched).deployment, Tuned)
+    few = replace(view, knobs=(("num_prompts", 3),))
+    assert {few.applied(cell).knob_values["num_prompts"] for cell in tuned.FIGURE.cells(few)} == {3}
+
+
+def test_at_dense_accuracy_all_keep_what_that_takes():
+    for cell in tuned.FIGURE.cells(replace(VIEW, accuracy="dense")):
+        assert dict(at_dense_accuracy(contender_of(cell)).knobs).items() <= cell.knob_values.items()
+
+
+def test_ratios_are_of_the_same_form_and_paired(tmp_path):
+    view = replace(VIEW, num_runs=3)
+    rendered = tuned.FIGURE.render(made(view), view, tmp_path)
+    by_system = {row[1]: row for row in rendered.rows if row[0] == "Burst"}
+    assert by_system["Fast-dLLM"][3] == by_system["Fast-dLLM"][6] == "1.00x [1.00, 1.00]"
+    # Seeds differ by 40 %, and cancel; tuned Fast-dLLM is twice as fast.
+    assert by_system["dLLM-Serve"][3] == "2.00x [2.00, 2.00]"
+    assert by_system["dLLM-Serve"][6] == "1.10x [1.10, 1.10]"
+    assert by_system["dLLM-Serve with one refresh"][6] == "1.10x [1.10, 1.10]"
+    assert [by_system[name][8] for name in ("dLLM-Serve", "Fast-dLLM", "Sparse-dLLM")] == [
+        *("1.10x [1.10, 1.10]", "2.00x [2.00, 2.00]", "1.00x [1.00, 1.00]")
+    ]
+    assert [by_system[name][9] for name in ("dLLM-Serve", "Fast-dLLM")] == ["the defaults", "batch_rule=batch"]
+    notes = "\n".join(rendered.notes)
+    assert "Burst, throughput over Fast-dLLM's, as printed -> tuned: dLLM-Serve 2.00x [2.00, 2.00] -> 1.10x" in notes
+    assert "Fast-dLLM 2.00x [2.00, 2.00] (batch_rule=batch)" in notes
+
+    rows = {(row["system"], row["is_tuned"]): row for row in read_csv(rendered) if row["dataset"] == "burst"}
+    assert float(rows["dllm-serve", "false"]["of_fast_dllm"]) == pytest.approx(2.0)
+    assert float(rows["dllm-serve", "true"]["of_fast_dllm"]) == pytest.approx(1.1)
+    assert (rows["fast-dllm", "true"]["chosen"], rows["fast-dllm", "false"]["chosen"]) == ("batch_rule=batch", "")
+
+
+def test_each_has_the_accuracy_of_what_it_keeps(tmp_path):
+    rows = read_csv(tuned.FIGURE.render(made(VIEW), VIEW, tmp_path))
+    usual = {row["system"]: float(row["mini-code"]) for row in rows}
+    assert usual["fast-dllm"] == 1.0
+    assert max(usual["dllm-serve"], usual[SINGLE_REFRESH], usual["sparse-dllm"]) < 0.5
+    view = replace(VIEW, accuracy="dense")
+    dense = read_csv(tuned.FIGURE.render(made(view), view, tmp_path))
+    assert {float(row["mini-code"]) for row in dense if row["system"] != "dllm-cache"} == {1.0}
+
+
+def test_what_arrives_too_slowly_is_named(tmp_path):
+    runs = [told(run) for run in runs_of(tuned.FIGURE.cells(VIEW), lambda cell: 3 * speed(cell))]
+    notes = [note for note in tuned.FIGURE.render(runs, VIEW, tmp_path).notes if "not saturated" in note]
+    assert "Burst dLLM-Serve as printed" in notes[0]
+    assert "Sparse-dLLM" not in notes[0]
+    assert not any("not saturated" in note for note in tuned.FIGURE.render(made(VIEW), VIEW, tmp_path).notes)
+
+
+def test_a_dense_picture_has_nothing_clipped_either(tmp_path, drawn: list[Figure]):
+    view = View(platform=RTX4090, reading="efficient", accuracy="dense", num_runs=3)
+    tuned.FIGURE.render(figure_runs(tuned.FIGURE, view), view, tmp_path)
+    assert overprinted(drawn[0]) == []
