@@ -58,10 +58,11 @@ def restate(root: Path, documents: Path) -> list[str]:
         if each.document not in texts:
             texts[each.document] = (documents / each.document).read_text(encoding="utf-8")
         found = list(re.finditer(_pattern(each), texts[each.document]))
-        if not found:
-            faults.append(f"{each.document} does not say {each.text!r} with any numbers")
-        for match in reversed(found):
-            texts[each.document] = _put(texts[each.document], match, each.parts[1::2])
+        if len(found) == 1:
+            texts[each.document] = _put(texts[each.document], found[0], each.parts[1::2])
+        else:
+            how = "in several places" if found else "with any numbers"
+            faults.append(f"{each.document} {'says' if found else 'does not say'} {each.text!r} {how}")
     for name, text in texts.items():
         if table := _table_in(text):
             text = f"{text[: table.start()]}{facts_table(committed_facts(root))}\n{text[table.end() :]}"

@@ -153,6 +153,14 @@ def test_words_that_are_not_there_are_told(said, tmp_path):
     assert restate(tmp_path, tmp_path) == [f"page.md does not say {text!r} with any numbers"]
 
 
+def test_words_that_stand_twice_are_told_and_left(said, tmp_path):
+    said("| load 0.9 | {n:.0f} |", n=f"mean: speed, {OURS}")
+    text = "| load 0.9 | 7 |\n\n| load 0.9 | 8 | 9 |\n"
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    assert restate(tmp_path, tmp_path) == ["page.md says '| load 0.9 | 41 |' in several places"]
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == text
+
+
 def test_the_table_of_facts_is_made_again(said, tmp_path, monkeypatch):
     said("{n:.0f} rows", n="count: speed, of: a.csv")
     header = facts_table({})
