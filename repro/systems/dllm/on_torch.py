@@ -232,16 +232,22 @@ def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationCo
 # -- static batches: "preliminary profiling" (§6.1) -------------------------------------------------------------
 
 
+_Batch = tuple[PublishedMethod, ModelKey, EngineConfig, Sampler, GenerationConfig, int]
+"""What a batch takes memory for; the last is the tokens of its longest request."""
+
+
 def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
     settings = deployment.settings
     most = static.most_members(deployment)
     found = _largest_measured(
-        deployment.published,
-        model_key(settings),
-        replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
-        deployment.sampler,
-        settings.generation,
-        static.member_tokens(deployment),
+        (
+            deployment.published,
+            model_key(settings),
+            replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
+            deployment.sampler,
+            settings.generation,
+            static.member_tokens(deployment),
+        ),
         memory_bytes=settings.memory_limit,
         fixed_bytes=base_bytes(settings.shape, settings.memory_limit),
         most=most,
@@ -250,42 +256,23 @@ def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _largest_measured(
-    method: PublishedMethod,
-    key: ModelKey,
-    config: EngineConfig,
-    sampler: Sampler,
-    generation: GenerationConfig,
-    longest: int,
-    *,
-    memory_bytes: int,
-    fixed_bytes: int,
-    most: int,
-) -> FoundBatch:
+def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, most: int) -> FoundBatch:
     """Searched once per sweep."""
-    batch = method, key, config, sampler, generation, longest
 
     def peak(size: int) -> int:
-        held = _held(*batch, size)
+        held = _held(batch, size)
         return memory_bytes + 1 if held is None else fixed_bytes + held
 
     # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
-    _held.__wrapped__(*batch, 1)
+    _held.__wrapped__(batch, 1)
     return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)
 
 
 @lru_cache(maxsize=256)
-def _held(
-    method: PublishedMethod,
-    key: ModelKey,
-    config: EngineConfig,
-    sampler: Sampler,
-    generation: GenerationConfig,
-    longest: int,
-    size: int,
-) -> int | None:
+def _held(batch: _Batch, size: int) -> int | None:
     """Bytes that a batch takes, None where the device has not that much; once per sweep, as the rates of a figure ask for the
     same sizes."""
+    method, key, config, sampler, generation, longest = batch
     model = load(*key)
     try:
         return static_batch_bytes(
