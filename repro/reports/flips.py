@@ -16,6 +16,7 @@ from typing import Any
 
 from engines.errors import UserError
 from engines.knobs import knobs_of
+from repro.files import kept
 from repro.reports.claims import COMPARED, Answer, Finding, Role, Verdict, judge_all
 from repro.reports.evidence import Source, sources
 from repro.reports.figures import paper as paper_of
@@ -61,11 +62,7 @@ class Change:
         if self.system not in (None, cell.system) or not names <= _knobs(cell.system):
             return cell
         changed = replace(cell, knobs=tuple({**cell.knob_values, **dict(self.setting)}.items()))
-        try:
-            prepare(changed)
-        except UserError:
-            return cell
-        return changed
+        return changed if _can_be(changed.with_seed(0)) else cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +77,15 @@ class Flip:
 
 def _knobs(system: str) -> frozenset[str]:
     return frozenset(name for kind in settings_of(system) for name in knobs_of(kind))
+
+
+@kept(maxsize=4096)
+def _can_be(cell: Cell) -> bool:
+    try:
+        prepare(cell)
+    except UserError:
+        return False
+    return True
 
 
 def changes(cells: Sequence[Cell]) -> Iterator[Change]:
