@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engines.errors import UserError
 from paper_figures.common.caption import dataset_title, how_obtained
@@ -39,6 +39,8 @@ class Curve:
     dataset: str
     system: str
     by_rate: Mapping[float, tuple[StoredRun, ...]]
+    _known: dict[tuple[float, Of], Interval] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Its highest point is asked for by every comparison of a figure."""
 
     @property
     def look(self) -> Look:
@@ -67,7 +69,9 @@ class Curve:
         return {run.cell.seed: value for run in runs if (value := of(run)) is not None}
 
     def at(self, rate: float, of: Of) -> Interval:
-        return mean_interval(list(self.values(rate, of).values()))
+        if (found := self._known.get((rate, of))) is None:
+            found = self._known[rate, of] = mean_interval(list(self.values(rate, of).values()))
+        return found
 
     def last(self, of: Of) -> Interval:
         return self.at(max(self.by_rate), of)

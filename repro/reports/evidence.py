@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from repro.files import kept
 from repro.reports.claims import Answer
 from repro.reports.costs import read_cost
 from repro.reports.figures import FIGURES, Figure, FigureEntry, Knobs, View, default_reading
@@ -55,18 +56,22 @@ def sources(
 ) -> list[Source]:
     """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them. ``charged`` are what
     simulated steps are charged by."""
-    found = []
-    for entry in entries:
-        figure = entry.load()
-        for name in figure.deciding:
-            if platforms is None or name in platforms:
-                where = platform_of(name)
-                view = View(platform=where, reading=default_reading(where), num_runs=figure.num_runs)
-                if view.is_simulated:
-                    view = replace(view, knobs=charged)
-                cells = tuple(view.applied(cell) for cell in figure.cells(view))
-                found.append(Source(entry=entry, figure=figure, view=view, cells=cells))
-    return found
+    return [
+        _source(entry, name, charged)
+        for entry in entries
+        for name in entry.load().deciding
+        if platforms is None or name in platforms
+    ]
+
+
+@kept(maxsize=64)
+def _source(entry: FigureEntry, platform: str, charged: Knobs) -> Source:
+    figure, where = entry.load(), platform_of(platform)
+    view = View(platform=where, reading=default_reading(where), num_runs=figure.num_runs)
+    if view.is_simulated:
+        view = replace(view, knobs=charged)
+    cells = tuple(view.applied(cell) for cell in figure.cells(view))
+    return Source(entry=entry, figure=figure, view=view, cells=cells)
 
 
 def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
