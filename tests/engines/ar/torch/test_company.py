@@ -82,7 +82,7 @@ def test_a_decode_s_kv_and_token_are_bit_for_bit_those_it_has_alone(dtype, heads
         tiny_causal(d_model=1280, n_layers=2, n_heads=heads, n_kv_heads=2), weights="random", dtype=dtype
     )
     wide, found = executor(model, num_slots=12), []
-    for company in (0, 1, 2, 3, 4, 6, 9):
+    for company in (0, 1, 3, 9):
         slots = [start(wide, prompt(21 + 9 * seed, seed)) for seed in range(company + 1)]
         run(wide, *((slot, 0, 20 + 9 * seed, False) for seed, slot in enumerate(slots)))
         token = run(wide, *((slot, 20 + 9 * seed, 1, True) for seed, slot in reversed([*enumerate(slots)])))[-1]
