@@ -267,7 +267,7 @@ def log_scale(axes: Axes) -> None:
 
 def foot_label(axes: Axes, place: float, value: float | None) -> None:
     """A bar's number below the axis, where neither its interval nor the paper's value can be."""
-    text = "no run" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    text = "no run" if value is None else f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
     axes.annotate(
         text,
         (place, 0),

@@ -80,8 +80,11 @@ def gained(runs: Runs, dataset: str, contender: str) -> Interval:
 
 def chosen(runs: Runs, dataset: str, contender: str) -> str:
     found = runs.of(cell(runs.view, dataset, contender, True))
-    setting = found[0].facts.get("tuned", {}).get("chosen", {}) if found else {}
-    return " ".join(f"{knob}={value}" for knob, value in setting.items()) or "the defaults"
+    told = found[0].facts.get("tuned") if found else None
+    if not told:
+        return "-"
+    setting = " ".join(f"{knob}={value}" for knob, value in told["chosen"].items())
+    return setting or ("the defaults" if told["trials"] else "nothing is free")
 
 
 def solved(view: View, contender: str) -> list[Solved | None]:
