@@ -26,7 +26,7 @@ from paper_figures.dllm_serve.comparison import (
     reading_sentence,
     system_of,
 )
-from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, LONGEST_WAIT, MEAN_LATENCY, THROUGHPUT
+from paper_figures.dllm_serve.curve import LONGEST_WAIT, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figure, simulation_note
 from repro.reports.accuracy import TASKS, Solved, configuration_of, solved_by
 from repro.reports.figures import Knobs, View
@@ -50,11 +50,11 @@ Place = tuple[str, str, bool]
 
 
 def cell(view: View, dataset: str, contender: str, is_tuned: bool) -> Cell:
-    """At the platform's highest rate."""
+    """All requests at once, so that all are saturated."""
     requests: Knobs = () if "num_prompts" in dict(view.knobs) else (("num_prompts", NUM_REQUESTS[dataset]),)
     tune: Knobs = ((TUNE, "search"),) if is_tuned else ()
     knobs = (*requests, *contender_knobs(view, contender), *tune)
-    return view.cell(None, system_of(contender), dataset, rate=max(view.dllm.rates), knobs=knobs)
+    return view.cell(None, system_of(contender), dataset, knobs=knobs)
 
 
 PLACES: tuple[Place, ...] = tuple(
@@ -95,7 +95,7 @@ def solved(view: View, contender: str) -> list[Solved | None]:
 
 
 def page(runs: Runs) -> Page:
-    view, rate = runs.view, f"{max(runs.view.dllm.rates):g} req/s"
+    view = runs.view
     missing = [
         f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}"
         for dataset, contender, is_tuned in PLACES
@@ -123,11 +123,10 @@ def page(runs: Runs) -> Page:
             ],
             columns=len(DATASETS),
             caption=[about, prompt_sources(runs.all), seeds_sentence(runs.all), *conclusions(runs), *said_of_runs],
-            after_title=f"; saturated, {rate}",
+            after_title="; all requests at once",
         ),
         notes=[
             *conclusions(runs),
-            *load_notes(runs),
             about,
             *missing_note(missing, len(PLACES)),
             *invalid_notes(runs.all),
@@ -195,30 +194,24 @@ def csv_of(runs: Runs) -> Table:
         rows.append(
             (
                 *(runs.view.platform.name, runs.view.reading if contender in BASELINES else None, dataset, contender),
-                *(is_tuned, chosen(runs, dataset, contender) if is_tuned else None, max(runs.view.dllm.rates)),
+                *(is_tuned, chosen(runs, dataset, contender) if is_tuned else None),
                 *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, LONGEST_WAIT, RUNNING)),
                 *ends(over_base(runs, dataset, contender, is_tuned)),
                 *(ends(gained(runs, dataset, contender)) if is_tuned else (None,) * 3),
                 *(number for answer in answers for number in answer),
-                *(is_saturated(runs, dataset, contender, is_tuned), len(own), obtained_text(own), all_valid(own)),
+                *(len(own), obtained_text(own), all_valid(own)),
             )
         )
     return Table(
         columns=(
-            *("platform", "reading", "dataset", "system", "is_tuned", "chosen", "rate_req_s"),
+            *("platform", "reading", "dataset", "system", "is_tuned", "chosen"),
             *("throughput_tok_s", "mean_latency_s", "longest_wait_s", "mean_running"),
             *(f"{what}{end}" for what in ("of_fast_dllm", "of_as_printed") for end in ("", "_low", "_high")),
             *(f"{task}{end}" for task in TASKS for end in ("", "_low", "_high")),
-            *("is_saturated", "num_runs", "obtained", "valid"),
+            *("num_runs", "obtained", "valid"),
         ),
         rows=rows,
     )
-
-
-def is_saturated(runs: Runs, dataset: str, contender: str, is_tuned: bool) -> bool:
-    """Whether more arrived than was delivered."""
-    mean = runs.at(cell(runs.view, dataset, contender, is_tuned), THROUGHPUT).mean
-    return mean is not None and mean < FOLLOWS_LOAD * max(runs.view.dllm.rates) * runs.view.dllm.gen_length
 
 
 def conclusions(runs: Runs) -> list[str]:
@@ -238,21 +231,6 @@ def conclusions(runs: Runs) -> list[str]:
         notes.append(f"{title}, throughput over Fast-dLLM's, as printed -> tuned: {'; '.join(ratios)}.")
         notes.append(f"{title}, tuned over as printed: {'; '.join(alone)}.")
     return notes
-
-
-def load_notes(runs: Runs) -> list[str]:
-    """Names what the arrivals hold back: it would be ahead by more."""
-    held = [
-        f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}"
-        for dataset, contender, is_tuned in PLACES
-        if runs.of(cell(runs.view, dataset, contender, is_tuned))
-        and not is_saturated(runs, dataset, contender, is_tuned)
-    ]
-    return (
-        [f"Within {100 * (1 - FOLLOWS_LOAD):.0f} % of what arrives, so not saturated: {'; '.join(held)}."]
-        if held
-        else []
-    )
 
 
 FIGURE = dllm_figure(
