@@ -16,9 +16,11 @@ from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, judge
 from repro.reports.figures import PAPERS
 from repro.reports.fitting import PROTOCOLS
+from repro.reports.flipped import flips_path, read_flips
+from repro.reports.flips import SIZES, changes, sized
 from repro.reports.paper import Claim, load_claims, read_claims
 from repro.reports.predictions import medians, read_report, report_path
-from repro.reports.stamp import answered_by, changed_files, read_stamp
+from repro.reports.stamp import answered_by, changed_files, flipped_by, read_stamp
 from repro.runs.seal import is_whole
 from repro.systems.calibration import load_calibration
 
@@ -39,6 +41,21 @@ def check_claims(root: Path, today: Today | None = None) -> list[Checked]:
                 status, reason = "stale", str(error)
             command = f"repro claims --paper {paper} --out-dir {shlex.quote(os.path.relpath(root))}"
             found.append(_checked("claims", path, status, reason, command))
+    return found
+
+
+def check_flips(root: Path) -> list[Checked]:
+    """Every ``flips-PAPER.csv`` below ``root``: as it was written, of the choices that there are today, in today's size."""
+    found = []
+    for paper in PAPERS:
+        path = flips_path(paper, root)
+        if path.is_file():
+            try:
+                status, reason = _flips(paper, path)
+            except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
+                status, reason = "stale", str(error)
+            command = f"python -m repro.reports.flips {paper} results/local {shlex.quote(os.path.relpath(root))}"
+            found.append(_checked("flips", path, status, reason, command))
     return found
 
 
@@ -70,7 +87,7 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
     rows, claims = claims_file.read(path), read_claims(PAPERS[paper].claims, paper)
     if [row["id"] for row in rows] != [claim.id for claim in claims]:
         return "stale", "its claims are not those of claims.yaml"
-    judged = claims_file.judged_again(claims, rows)
+    judged = claims_file.judged_again(claims, rows, read_flips(paper, path.parent))
     if faults := [fault for row, each in zip(rows, judged, strict=True) if (fault := _misjudged(row, each))]:
         return "stale", f"{faults[0]}{f', and {len(faults) - 1} more' if len(faults) > 1 else ''}"
     if fault := _miscomputed(paper, today, rows):
@@ -89,6 +106,26 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
     if stamp["drawn_by"] != answered_by(PAPERS[paper]):
         return "other code", "runs were held against the claims by other code"
     return "same", f"{len(rows)} claims, {len(runs)} runs"
+
+
+def _flips(paper: str, path: Path) -> tuple[Status, str]:
+    if not path.with_suffix(".json").is_file():
+        return "no stamp", "nothing says what it was made from"
+    stamp = read_stamp(path.with_suffix(".json"))
+    if changed_files(stamp, path.parent) or path.name not in stamp["files"]:
+        return "stale", "it is not as it was written"
+    if stamp["size"] != json.loads(json.dumps(asdict(SIZES[paper]))):
+        return "stale", "its runs are of another size"
+    cells = [cell for source in sized(PAPERS[paper], SIZES[paper]) for cell in source.cells]
+    now = {each.text for each in changes(cells)}
+    if others := sorted(now ^ set(stamp["tried"])):
+        return "stale", f"it has other choices than there are, such as {others[0]}"
+    flips = [each for own in read_flips(paper, path.parent).values() for each in own]
+    if strange := [each for each in flips if each.change not in now or each.claim not in stamp["judged"]]:
+        return "stale", f"{strange[0].claim} under {strange[0].change} was not judged"
+    if stamp["drawn_by"] != flipped_by(PAPERS[paper]):
+        return "other code", "they were found by other code"
+    return "same", f"{len(flips)} flips, {len(now)} choices"
 
 
 def _misjudged(row: Mapping[str, str], each: Judged) -> str | None:

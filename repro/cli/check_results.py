@@ -33,7 +33,7 @@ def check_results(
     """Compare every committed figure, calibration report and claim with what they would be made from today: data, settings,
     code, also the code that draws, and the papers' numbers. Verdicts are judged again, arithmetic is done again, and what
     documents say of results is read against them; no run is made. About 40 s of processor time, said at the end. Exit code 1 if one has to be made again."""
-    from repro.checks.answers import check_claims, check_reports
+    from repro.checks.answers import check_claims, check_flips, check_reports
     from repro.checks.documents import accept as accept_documents
     from repro.checks.documents import check_documents
     from repro.checks.results import Today
@@ -51,7 +51,7 @@ def check_results(
         return
     with counting("comparing, runs:") as advance:
         today = Today(advance)
-        found = [*check_figures(root, today), *check_claims(root, today)]
+        found = [*check_figures(root, today), *check_claims(root, today), *check_flips(root)]
         if root == RESULTS:
             found += [*check_reports(today), *check_documents(root, REPO)]
     if json:

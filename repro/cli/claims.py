@@ -14,7 +14,7 @@ from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from repro.reports.claims import Judged
+    from repro.reports.claims import Flips, Judged
     from repro.reports.figures import Paper
     from repro.reports.paper import Claim
     from repro.runs.store import Store
@@ -49,7 +49,9 @@ def claims(
     from repro.reports.claims_file import as_row
     from repro.reports.evidence import stored_answers
     from repro.reports.facts import count_facts
+    from repro.reports.figures import PAPERS
     from repro.reports.figures import paper as paper_of
+    from repro.reports.flipped import read_flips
     from repro.reports.paper import read_claims
     from repro.reports.stamp import save_claims
     from repro.runs.store import Store
@@ -62,10 +64,11 @@ def claims(
     with counting("looking at stored runs, figures:") as advance:
         charged = tuple(asked.charged.items())
         answers = stored_answers(chosen.entries, store, advance, charged)
-    judged = judge_all(stated, answers)
+    flips = {} if charged or chosen.name not in PAPERS else read_flips(chosen.name)
+    judged = judge_all(stated, answers, flips)
     ranges = _over_kernels(chosen, stated, judged, store) if charged == (("cost", "composed"),) else {}
     # Committed verdicts are of steps as they are charged by default.
-    committed = {} if charged else _committed(chosen, stated)
+    committed = {} if charged else _committed(chosen, stated, flips)
     shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
     borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
     name = "-".join([f"claims-{chosen.name}", *(str(value) for _, value in charged)])
@@ -91,7 +94,7 @@ def claims(
         say("claims that were not run become answerable with 'make reproduce-all'")
 
 
-def _committed(paper: Paper, stated: Sequence[Claim]) -> dict[str, Judged]:
+def _committed(paper: Paper, stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
     """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
     from engines.errors import UserError
     from repro.paths import IS_INSTALLED, RESULTS
@@ -106,7 +109,7 @@ def _committed(paper: Paper, stated: Sequence[Claim]) -> dict[str, Judged]:
         say(f"committed verdicts are not shown: {error}", file=sys.stderr)
         return {}
     known = {row["id"] for row in rows}
-    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows)}
+    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows, flips)}
 
 
 def _over_kernels(

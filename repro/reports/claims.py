@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from repro.reports.flipped import Flip, undecided
 from repro.reports.paper import Claim
 from repro.runs.store import StoredRun
 
@@ -104,20 +105,24 @@ class Judged:
 COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "undecided by reading", "by construction")
 
 
-def judge_all(claims: Sequence[Claim], answers: Iterable[Answer]) -> list[Judged]:
+Flips = Mapping[str, tuple[Flip, ...]]
+"""Choices of ours that turn a verdict, by claim."""
+
+
+def judge_all(claims: Sequence[Claim], answers: Iterable[Answer], flips: Flips | None = None) -> list[Judged]:
     """Judges every claim, in their order."""
     found: dict[str, list[Answer]] = {claim.id: [] for claim in claims}
     for answer in answers:
         if answer.finding.claim not in found:
             raise ValueError(f"finding for unknown claim {answer.finding.claim!r}")
         found[answer.finding.claim].append(answer)
-    return with_facts([judge(claim, found[claim.id]) for claim in claims])
+    return with_facts([judge(claim, found[claim.id]) for claim in claims], flips)
 
 
-def with_facts(judged: Sequence[Judged]) -> list[Judged]:
-    """What follows from a number that is not reproduced is not either: two errors may cancel, or a wider tolerance forgive one. An
+def with_facts(judged: Sequence[Judged], flips: Flips | None = None) -> list[Judged]:
+    """What a choice of ours turns is undecided by reading. What follows from a number that is not reproduced is not either: two errors may cancel, or a wider tolerance forgive one. An
     ordering can be right where the numbers are not."""
-    verdicts: dict[str, Judged] = {each.claim.id: each for each in judged}
+    verdicts: dict[str, Judged] = {each.claim.id: _turned(each, flips or {}) for each in judged}
 
     def follows_missed(each: Judged) -> str | None:
         return next((name for name in each.claim.follows if verdicts[name].verdict == "not reproduced"), None)
@@ -135,6 +140,11 @@ def with_facts(judged: Sequence[Judged]) -> list[Judged]:
             break
         verdicts = found
     return list(verdicts.values())
+
+
+def _turned(each: Judged, flips: Flips) -> Judged:
+    open_ = undecided(each.verdict, flips.get(each.claim.id, ()))
+    return each if open_ is None else replace(each, verdict="undecided by reading", reason=open_)
 
 
 def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:

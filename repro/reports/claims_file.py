@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from engines.errors import UserError
 from repro.files import replace_text
-from repro.reports.claims import Answer, Finding, How, Judged, judge, with_facts
+from repro.reports.claims import Answer, Finding, Flips, How, Judged, judge, with_facts
 from repro.reports.paper import Claim
 from repro.reports.roles import MOST_ALONE
 from repro.runs.store import StoredRun
@@ -129,11 +129,13 @@ def read(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def judged_again(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> list[Judged]:
+def judged_again(
+    claims: Sequence[Claim], rows: Sequence[Mapping[str, str]], flips: Flips | None = None
+) -> list[Judged]:
     """The rows' own answers to the claims they are of, judged as claims are stated now. Their runs stay behind."""
     by_id = {row["id"]: row for row in rows}
     return with_facts(
-        [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims]
+        [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims], flips
     )
 
 

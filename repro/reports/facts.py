@@ -9,6 +9,7 @@ from pathlib import Path
 from repro.paths import RESULTS
 from repro.reports.claims import COMPARED, ROLES, Judged, Role, Verdict
 from repro.reports.claims_file import judged_again, read
+from repro.reports.flipped import read_flips
 from repro.reports.paper import FOLDERS, load_claims
 
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "not reproduced", "undecided by reading")
@@ -42,7 +43,10 @@ def facts_table(by_paper: Mapping[str, Sequence[Judged]]) -> str:
 
 def committed_facts(root: Path = RESULTS) -> dict[str, list[Judged]]:
     """Every paper's committed claims, judged as they are stated now."""
-    return {paper: judged_again(load_claims(paper), read(root / f"claims-{paper}.csv")) for paper in FOLDERS}
+    return {
+        paper: judged_again(load_claims(paper), read(root / f"claims-{paper}.csv"), read_flips(paper, root))
+        for paper in FOLDERS
+    }
 
 
 if __name__ == "__main__":

@@ -102,12 +102,12 @@ def _moved(
         ]
         for finding in findings(changed):
             if finding.claim in found:
-                marks = _differences(found[finding.claim], finding)
+                marks = differing(found[finding.claim], finding)
                 seen[finding.claim] = [a or b for a, b in zip(seen[finding.claim], marks, strict=True)]
     return seen
 
 
-def _differences(before: Finding, after: Finding) -> list[bool]:
+def differing(before: Finding, after: Finding) -> list[bool]:
     if len(before.values) != len(after.values) or before.of != after.of:
         return [True] * len(before.values)
     turned = before.holds is not after.holds

@@ -54,6 +54,12 @@ def save_claims(paper: Paper, judged: Sequence[Judged], path: Path) -> Path:
     return path
 
 
+def save_flips(paper: Paper, path: Path, **told: Any) -> Path:
+    """The stamp of what ``repro.reports.flips`` wrote: in which size, of which changes and claims."""
+    value = {"schema_version": SCHEMA_VERSION, "drawn_by": flipped_by(paper), "files": {path.name: _digest(path)}}
+    return _write(path.with_suffix(".json"), {**value, **told})
+
+
 def _write(path: Path, value: Mapping[str, Any]) -> Path:
     return replace_text(path, json.dumps(sealed(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -68,6 +74,11 @@ def drawn_by(*modules: str) -> str:
 def answered_by(paper: Paper) -> str:
     """Digest of the code that answers a paper's claims from runs."""
     return drawn_by(*(entry.module for entry in paper.entries), "repro.reports.evidence", "repro.reports.stamp")
+
+
+def flipped_by(paper: Paper) -> str:
+    """Digest of the code that finds the flips of a paper."""
+    return drawn_by(*(entry.module for entry in paper.entries), "repro.reports.flips", "repro.reports.stamp")
 
 
 def stated(paper: str) -> str | None:

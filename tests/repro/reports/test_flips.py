@@ -1,19 +1,60 @@
-"""A choice that turns a verdict is listed, and one that turns none is not."""
+"""Every choice of ours is tried, a choice that turns a verdict is listed, and one that turns none is not."""
 
+import csv
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
+
 from support.stored_runs import stored
 
-from repro.reports.evidence import sources
-from repro.reports.figures import figure
-from repro.reports.flips import as_csv, changes, flips
+from baselines.ar.dynamo import DynamoConfig
+from engines.ar.cluster.cluster import HistoryRead
+from engines.ar.metrics import ItlStat, Scope, TtftRule
+from engines.laps.temporal import LongDispatch
+from engines.laps.waiting import Joins
+from repro.checks.answers import check_flips
+from repro.paths import RESULTS
+from repro.reports.claims import Answer, Finding, judge_all
+from repro.reports.evidence import Source, sources
+from repro.reports.figures import PAPERS, figure
+from repro.reports.flipped import Flip, as_csv, flips_path, read_flips
+from repro.reports.flips import READINGS, SIZES, Change, Judging, changes, free_settings, simulated, sized
 from repro.reports.paper import load_claims
+from repro.reports.stamp import save_flips
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.runs.system import SUMMARIES, free_of
+from repro.systems.ar.settings import DEFAULT_READING
+from repro.systems.dllm.knobs import BATCH_RULES, ReadingName
 
 SPEED = {"dllm-serve": 76.6, "fast-dllm": 42.4}
+OF_NO_CLAIM = {"llada", "dream", "srpt", "laps-graphs-only"}
+"""Systems that no claim of a paper is of."""
+TURNED = Path(__file__).with_name("flips.csv")
+"""What is turned in the small sizes of this test; ``python tests/repro/reports/test_flips.py`` writes it anew."""
+SMALL = {
+    "ampd": replace(SIZES["ampd"], figures=("fig6",)),
+    "dllm-serve": replace(SIZES["dllm-serve"], figures=("table4",), knobs=(("num_prompts", 16),)),
+}
+"""Every choice that there is in these figures; LAPS's figures have too many runs for a test."""
+
+
+@cache
+def chosen(paper: str) -> list[Source]:
+    return sized(PAPERS[paper], SIZES[paper])
+
+
+@cache
+def tried(paper: str) -> list[Change]:
+    return list(changes([cell for source in chosen(paper) for cell in source.cells]))
 
 
 @pytest.fixture(scope="module")
@@ -35,32 +76,172 @@ def made(planted: tuple[str, object] | None):
     return make
 
 
+def found_with(source: Source, planted: tuple[str, object] | None) -> list[Flip]:
+    judging = Judging(load_claims("dllm-serve"), [source], made(planted))
+    return list(judging.flips(list(changes(judging.cells))))
+
+
 def test_a_planted_flip_is_listed(source):
-    found = list(flips(load_claims("dllm-serve"), [source], made(("reading", "policy")), lambda text: None))
+    found = found_with(source, ("reading", "policy"))
     assert {each.change for each in found} == {"reading=policy"}
-    by_claim = {each.claim: each for each in found}
-    fast = by_claim["dllm-4090-burst-fast"]
-    assert (fast.default, fast.changed, fast.default_value, fast.changed_value) == (
-        "reproduced",
-        "not reproduced",
-        "42.4",
-        "84.8",
+    fast = {each.claim: each for each in found}["dllm-4090-burst-fast"]
+    assert as_csv([fast]).splitlines()[1] == (
+        "reading,reading=policy,dllm-4090-burst-fast,reproduced,not reproduced,42.4,84.8"
     )
-    assert as_csv([fast]).splitlines()[1] == "reading=policy,dllm-4090-burst-fast,reproduced,not reproduced,42.4,84.8"
 
 
 def test_nothing_is_listed_where_nothing_flips(source):
-    assert not list(flips(load_claims("dllm-serve"), [source], made(None), lambda text: None))
+    assert not found_with(source, None)
 
 
-def test_what_a_system_declares_free_is_changed_one_at_a_time():
-    cells = [cell for each in sources([figure("laps/fig6")]) for cell in each.cells]
-    found = list(changes(cells))
-    texts = [each.text for each in found]
-    assert len(texts) == len(set(texts))
-    assert "laps: chunk_tokens=8192" in texts
-    assert "kappa=0.3" in texts
-    chunk = next(each for each in found if each.text == "laps: chunk_tokens=8192")
+# -- every choice -------------------------------------------------------------------------------------------
+
+
+def test_what_any_system_declares_free_is_tried_or_no_claim_is_of_it():
+    free = {name for name in SUMMARIES if free_of(name)}
+    compared = {cell.system for paper in SIZES for each in chosen(paper) for cell in each.cells}
+    assert free - compared == OF_NO_CLAIM & free
+    texts = {each.text for paper in SIZES for each in tried(paper)}
+    for name in free & compared:
+        for each in free_of(name):
+            assert each.settings or not each.has_default or any(text.startswith(f"{name}: num_short") for text in texts)
+            for setting in each.settings:
+                said = " ".join(f"{knob}={value}" for knob, value in setting.items())
+                assert f"{name}: {said}" in texts
+
+
+def test_every_reading_is_tried():
+    texts = {each.text for paper in SIZES for each in tried(paper)}
+    assert {Change(setting=setting).text for setting in READINGS} <= texts
+
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "reading": (ReadingName, "published"),
+    "history_read": (HistoryRead, DynamoConfig.history_read),
+    "slo_scope": (Scope, DEFAULT_READING.scope),
+    "ttft_rule": (TtftRule, DEFAULT_READING.ttft),
+    "joins": (Joins, "all"),
+    "long_dispatch": (LongDispatch, "pack"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_value_of_a_reading_but_the_default_is_tried(name):
+    kind, default = KINDS[name]
+    values = {dict(setting)[name] for setting in READINGS if name in dict(setting)}
+    assert values == set(get_args(kind)) - {default}
+
+
+def test_every_batch_rule_and_percentile_is_a_reading():
+    """Of thirty gaps the 99th percentile is the largest, and ``p95-higher`` the next."""
+    values = {value for setting in READINGS for name, value in setting}
+    assert set(BATCH_RULES) - {"workload"} <= values
+    assert set(get_args(ItlStat)) - {DEFAULT_READING.itl, "p99", "max"} <= values
+
+
+def test_a_choice_is_made_only_where_it_is_free():
+    cells = [cell for each in chosen("laps") for cell in each.cells]
+    chunk = next(each for each in tried("laps") if each.text == "laps: chunk_tokens=8192")
     ours, theirs = (next(cell for cell in cells if cell.system == name) for name in ("laps", "sglang-pd"))
     assert dict(chunk.of(ours).knobs)["chunk_tokens"] == 8192
     assert chunk.of(theirs) == theirs
+    said = replace(ours, knobs=(*ours.knobs, ("chunk_tokens", 512)))
+    assert chunk.of(said) == said
+    searched = replace(ours, knobs=(*ours.knobs, ("tune", "search")))
+    assert chunk.of(searched) == searched
+    assert not any(dict(setting).get("chunk_tokens") for setting in free_settings(said))
+
+
+# -- what is turned -----------------------------------------------------------------------------------------
+
+
+def turned(paper: str, root: Path) -> list[Flip]:
+    judging = Judging(load_claims(paper), sized(PAPERS[paper], SMALL[paper]), simulated(root, jobs=1))
+    return list(judging.flips(list(changes(judging.cells))))
+
+
+@pytest.mark.parametrize("paper", SMALL)
+def test_claims_that_a_choice_turns_are_as_listed(paper, tmp_path):
+    with TURNED.open(encoding="utf-8", newline="") as file:
+        listed = [row for row in csv.DictReader(file) if row["claim"].startswith(paper.partition("-")[0] + "-")]
+    assert list(csv.DictReader(as_csv(turned(paper, tmp_path)).splitlines())) == listed
+
+
+@pytest.mark.parametrize("paper", SIZES)
+def test_committed_flips_are_of_the_choices_there_are(paper):
+    found = [each for each in check_flips(RESULTS) if each.path == flips_path(paper)]
+    assert all(each.status in ("same", "other code") for each in found), found[0].reason
+
+
+def test_flips_of_other_choices_are_stale(tmp_path):
+    given = as_csv(
+        [each for own in flip("dllm-4090-burst-fast", "reproduced", "not reproduced").values() for each in own]
+    )
+    path = flips_path("dllm-serve", tmp_path)
+    path.write_text(given, encoding="utf-8")
+    assert [each.status for each in check_flips(tmp_path)] == ["no stamp"]
+    size, texts = asdict(SIZES["dllm-serve"]), [each.text for each in tried("dllm-serve")]
+    told = {"size": size, "tried": texts, "judged": ["dllm-4090-burst-fast"]}
+    for other, reason in (
+        ({}, "1 flips"),
+        ({"tried": texts[1:]}, f"other choices than there are, such as {texts[0]}"),
+        ({"size": {**size, "num_runs": 2}}, "another size"),
+        ({"judged": []}, "dllm-4090-burst-fast under fast-dllm: batch_rule=one was not judged"),
+    ):
+        save_flips(PAPERS["dllm-serve"], path, **{**told, **other})
+        (found,) = check_flips(tmp_path)
+        assert reason in found.reason
+        assert found.status == ("stale" if other else "same")
+    path.write_text(given.replace("42", "43"), encoding="utf-8")
+    assert [each.reason for each in check_flips(tmp_path)] == ["it is not as it was written"]
+
+
+# -- what becomes of a verdict ------------------------------------------------------------------------------
+
+
+def flip(claim: str, default: str, changed: str) -> dict[str, tuple[Flip, ...]]:
+    given = Flip(
+        kind="free",
+        change="fast-dllm: batch_rule=one",
+        claim=claim,
+        default=default,
+        changed=changed,
+        default_value="42",
+        changed_value="30",
+    )
+    return {claim: (given,)}
+
+
+def judged(value: float, flips: dict[str, tuple[Flip, ...]], claim: str = "dllm-4090-burst-fast") -> Any:
+    answer = Answer(finding=Finding(claim=claim, value=value, obtained="composed", how="runs"), roles=("prediction",))
+    return {each.claim.id: each for each in judge_all(load_claims("dllm-serve"), [answer], flips)}[claim]
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(42.4, "reproduced"), (10.0, "not reproduced")])
+def test_a_verdict_that_a_choice_turns_is_undecided(value, verdict):
+    claim = "dllm-4090-burst-fast"
+    other = {"reproduced": "not reproduced", "not reproduced": "reproduced"}[verdict]
+    assert judged(value, {}).verdict == verdict
+    found = judged(value, flip(claim, verdict, other))
+    assert found.verdict == "undecided by reading"
+    assert "fast-dllm: batch_rule=one (30)" in found.reason
+    assert judged(value, flip("dllm-4090-burst-peak", verdict, other)).verdict == verdict
+
+
+def test_a_flip_of_runs_that_judged_otherwise_by_themselves_turns_nothing():
+    assert judged(42.4, flip("dllm-4090-burst-fast", "not reproduced", "reproduced")).verdict == "reproduced"
+
+
+def test_flips_are_read_back(tmp_path):
+    flips = flip("dllm-4090-burst-fast", "reproduced", "not reproduced")
+    flips_path("dllm-serve", tmp_path).write_text(as_csv([each for own in flips.values() for each in own]))
+    assert read_flips("dllm-serve", tmp_path) == flips
+    assert read_flips("laps", tmp_path) == {}
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        found = [each for paper in SMALL for each in turned(paper, Path(place))]
+    TURNED.write_text(as_csv(found), encoding="utf-8")
