@@ -27,6 +27,9 @@ TITLES = {
     None: "nothing compared",
 }
 """Headings of the counts, by role."""
+IN_BRACKETS = (
+    "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
+)
 WITH_REASON = ("not reproduced", "undecided by reading", "not testable here")
 
 
@@ -49,7 +52,6 @@ def claims(
     from repro.reports.claims_file import as_row
     from repro.reports.evidence import stored_answers
     from repro.reports.facts import count_facts
-    from repro.reports.figures import PAPERS
     from repro.reports.figures import paper as paper_of
     from repro.reports.flipped import read_flips
     from repro.reports.paper import read_claims
@@ -64,7 +66,7 @@ def claims(
     with counting("looking at stored runs, figures:") as advance:
         charged = tuple(asked.charged.items())
         answers = stored_answers(chosen.entries, store, advance, charged)
-    flips = {} if charged or chosen.name not in PAPERS else read_flips(chosen.name)
+    flips = {} if charged else read_flips(chosen.name)
     judged = judge_all(stated, answers, flips)
     ranges = _over_kernels(chosen, stated, judged, store) if charged == (("cost", "composed"),) else {}
     # Committed verdicts are of steps as they are charged by default.
@@ -82,9 +84,7 @@ def claims(
         return
     _print(chosen.name, shown, borrowed, ranges)
     if ranges:
-        say(
-            "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
-        )
+        say(IN_BRACKETS)
     say(f"file: {path}")
     if borrowed:
         say(
