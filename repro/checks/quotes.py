@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from engines.errors import UserError
 from repro.checks.stated import Statement, statements
 from repro.files import replace_text
 from repro.paths import REPO, RESULTS
@@ -91,5 +92,8 @@ def _put(text: str, match: re.Match[str], numbers: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    failed = restate(RESULTS, REPO)
+    try:
+        failed = restate(RESULTS, REPO)
+    except UserError as error:
+        failed = [str(error)]
     sys.exit("\n".join(failed) if failed else 0)
