@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.attention_cases import CASES, FILL, Case
+from support.attention_cases import CASES, FILL, Case, difference
 
 from engines.attention import BACKENDS, SpanMetadata, Spans, VarlenAttention, attention_backend, availability
 from engines.attention.flash import FlashVarlen
@@ -104,7 +104,7 @@ def test_a_captured_graph_replays_other_metadata(name, group, dtype):
             backend(q, k, v, spans, out)
             assert torch.equal(replayed, out), (q_len, runs)
             expected = replace(case, q_len=q_len, k_runs=runs).expected(q, k, v)
-            assert float((replayed.double().cpu() - expected).abs().max()) <= TOLERANCE[dtype], (q_len, runs)
+            assert difference(replayed, expected) <= TOLERANCE[dtype], (q_len, runs)
 
 
 def test_device_backends_do_not_wait_for_the_device():
