@@ -81,6 +81,7 @@ def device_of(options: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
     check_device(options.device)
     device = torch.device(options.device)
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device, parse_dtype(_dtype_of(options))
 

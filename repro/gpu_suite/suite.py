@@ -44,8 +44,8 @@ class Job:
     stage: str
     experiment: Experiment
     estimate_s: float
-    simulated_tok_s: float | None = None
-    """Throughput that the simulator expects of the cell on this card, by datasheet peaks; None of what is not simulated."""
+    predicted_tok_s: float | None = None
+    """Throughput that the simulator expects of the cell on this card (``expected.simulated``); None of what is not simulated."""
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ def jobs_of(asked: Sequence[Planned], cache: Path) -> list[Job]:
             continue
         told = simulated[each.cell.key]
         jobs.append(
-            Job(stage=each.stage, experiment=experiment, estimate_s=told.seconds, simulated_tok_s=told.throughput_tok_s)
+            Job(stage=each.stage, experiment=experiment, estimate_s=told.seconds, predicted_tok_s=told.throughput_tok_s)
         )
     return jobs
 

@@ -102,11 +102,14 @@ def machine_identity(device: str) -> dict[str, Any]:
 
 
 def git_state(root: Path = REPO) -> GitState:
+    """The commit that the environment names goes first: a copy of a checkout may have a ``.git`` of another time."""
+    told = os.environ.get(COMMIT_VARIABLE, "")
+    if re.fullmatch(r"[0-9a-f]{7,40}", told):
+        return GitState(commit=told, dirty=None)
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
-        # A package inside some other project's checkout, whose commit says nothing about us, or a copy of ours.
-        told = os.environ.get(COMMIT_VARIABLE, "")
-        return GitState(commit=told if re.fullmatch(r"[0-9a-f]{7,40}", told) else None, dirty=None)
+        # A package inside some other project's checkout, whose commit says nothing about us.
+        return GitState(commit=None, dirty=None)
     changes = _git(root, "status", "--porcelain")
     return GitState(
         commit=_git(root, "rev-parse", "--verify", "HEAD"), dirty=None if changes is None else bool(changes)

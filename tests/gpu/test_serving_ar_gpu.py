@@ -45,5 +45,7 @@ def test_the_pool_keeps_to_the_memory_limit_and_requests_are_answered(scheduler)
         found = finished(model, engine, [5, 300, 40, 1000, 17, 64])
         assert {len(ids) for ids in found.values()} == {16}
         assert engine.status().pool_used == 0
-        assert engine._worker.executor.paths()["num_graphs"] > 0
+        paths = engine._worker.executor.paths()
+        # Nothing is captured where no kernel reads blocks.
+        assert (paths["num_graphs"] > 0) == (paths["attention_unavailable"] is None)
     assert torch.cuda.memory_allocated() - before < LIMIT // 100

@@ -24,6 +24,7 @@ from support.http_server import Running, running_server
 
 from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
+from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError
 from engines.models.causal_text import load_causal_text
 from engines.models.loader import load_causal
@@ -356,3 +357,19 @@ def test_the_model_pickles_and_says_what_it_is(folder):
     assert (shape.name, shape.max_model_len) == ("mine", 4096)
     small = ArModel.of(ArSettings(model="tiny-qwen2", weights="random", memory_limit=6 * 10**6), None)
     assert small.max_model_len < 4096
+
+
+@pytest.mark.parametrize("name", ["laps", "reserve"])
+def test_steps_that_never_leave_their_floor_are_scheduled(folder, monkeypatch, name):
+    """A small model on a card: the longest step of the profile takes what the shortest does."""
+    monkeypatch.setattr(MeasuredSteps, "step_s", lambda *_: 0.004)
+    worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
+    by = scheduled(name, worker, 32, 4)
+    engine = ServedAr(worker, by.batching, by.queue, end_ids=frozenset(), budget=32, estimate_s=by.estimate_s)
+    generation = ArModel.of(settings(folder, scheduler=name), None).generation({"max_tokens": 4, "ignore_eos": True})
+    for i, prompt in enumerate(encoded(folder)):
+        engine.submit(Submission(i, tuple(prompt), generation, False))
+    finished = 0
+    while engine.has_work:
+        finished += sum(isinstance(event, Finished) for event in engine.step())
+    assert finished == len(PROMPTS)

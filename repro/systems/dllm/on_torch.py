@@ -260,21 +260,23 @@ def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, mos
     """Searched once per sweep."""
 
     def peak(size: int) -> int:
-        held = _held(batch, size)
+        held = _held(batch, size, memory_bytes)
         return memory_bytes + 1 if held is None else fixed_bytes + held
 
     # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
-    _held.__wrapped__(batch, 1)
+    _held.__wrapped__(batch, 1, memory_bytes)
     return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)
 
 
 @lru_cache(maxsize=256)
-def _held(batch: _Batch, size: int) -> int | None:
-    """Bytes that a batch takes, None where the device has not that much; once per sweep, as the rates of a figure ask for the
-    same sizes."""
+def _held(batch: _Batch, size: int, memory_bytes: int) -> int | None:
+    """Bytes that a batch takes, None where it does not run within the limit that it will serve within: pieces of freed memory
+    that fit nothing count there, and in no sum of what is held. Once per sweep, as the rates of a figure ask for the same sizes."""
     method, key, config, sampler, generation, longest = batch
     model = load(*key)
+    device = torch.device(key[2])
     try:
+        limit_memory(device, memory_bytes)
         return static_batch_bytes(
             model,
             config,
@@ -285,5 +287,7 @@ def _held(batch: _Batch, size: int) -> int | None:
             batch_size=size,
             make_executor=lambda kv_rows: method.static_torch(model, config, sampler, kv_rows, batch_size=size),
         )
-    except ExecutorError:  # out of memory: more than any limit there can be
+    except ExecutorError:
         return None
+    finally:
+        limit_memory(device, None)

@@ -1,4 +1,4 @@
-"""What a cell is expected to take is simulated once per code, by datasheet peaks."""
+"""What a cell is expected to take is simulated once per code."""
 
 import json
 from dataclasses import replace
@@ -11,6 +11,7 @@ from engines.hardware.roofline import Calibration
 from repro.gpu_suite import expected as expecting
 from repro.gpu_suite.expected import PREPARATION_S, expected, simulated
 from repro.runs.cell import Cell
+from repro.runs.metrics import served_per_second
 
 
 def cell(platform: str = "h200", **knobs: int | str) -> Cell:
@@ -45,6 +46,16 @@ def test_a_stored_calibration_changes_nothing():
     for name in ("h200", "l40s"):
         deployment = simulated(cell(name)).deployment
         assert deployment.calibration == Calibration.datasheet(gpu(name))
+
+
+def test_what_a_calibration_predicts_is_its_rooflines():
+    """Composed steps know nothing of it."""
+    slow = Calibration.datasheet(gpu("h200"))
+    speeds = [
+        served_per_second(simulated(cell(), each).run(), "output_len")
+        for each in (slow, replace(slow, matmul_efficiency=0.25, bandwidth_efficiency=0.25))
+    ]
+    assert speeds[0] > 2 * speeds[1]
 
 
 def test_what_only_measuring_knows_is_left_out():

@@ -19,8 +19,8 @@ from repro.systems.platforms import GB, MIB
 CARDS = ("h200", "h100", "b200", "a100", "l40s", "rtx4090")
 LARGE = ("mixing", "prefill")
 """Stages of cards that hold Qwen2.5-7B with its K/V and graphs."""
-SERVED = ("dllm-serve", *COMPARED)
-"""dLLM-Serve as published, and with a single refresh."""
+SERVED = ("dllm-serve", "dllm-serve", "fast-dllm", *COMPARED[1:])
+"""dLLM-Serve as published and with a single refresh, and Fast-dLLM's rule on its engine, beside the static baselines."""
 ALL = (
     *("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "prefill"),
     *("paper-length", "burst", "kernels", "agreement", "figures"),
@@ -39,7 +39,7 @@ def estimated(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
     """What they take is simulated: for all of the first minutes and all that grow, and for some of the rest, which are alike."""
     asked = stages(scale_of("h200"))
     alike = [each for each in asked if each.stage not in FIRST and "max_num_seqs" not in each.cell.knob_values]
-    left_out = {each.cell.key for i, each in enumerate(alike) if i % 7}
+    left_out = {each.cell.key for i, each in enumerate(alike) if i % 6}
     some = [each for each in asked if each.cell.key not in left_out]
     return jobs_of(some, tmp_path_factory.mktemp("estimated") / "expected.json")
 
@@ -118,7 +118,7 @@ def test_steps_are_timed_of_batches_that_fit(name, batches):
 
 def test_a_card_with_less_memory_is_planned_for_what_it_has():
     cells = [each.cell for each in stages(scale_of("h100", 70 * GB)) if each.stage in ("throughput", "small-card")]
-    assert [cell.knob_values["memory_limit"] for cell in cells] == [70 * GB] * 5 + [24 * GB] * 5
+    assert [cell.knob_values["memory_limit"] for cell in cells] == [70 * GB] * 6 + [24 * GB] * 6
     assert "memory_limit" not in stages(scale_of("h100", 81_559 * MIB))[2].cell.knob_values
 
 
@@ -158,6 +158,13 @@ def test_a_single_refresh_is_measured_beside_the_published_two(h200):
         assert (title_of(published), title_of(single)) == ("dllm-serve", "dllm-serve, one refresh")
 
 
+def test_a_baseline_s_rule_is_measured_on_our_engine_too(h200):
+    for stage in ("throughput", "small-card", "shapes", "paper-length", "burst"):
+        published, _, rule, static, *_ = served(h200, stage)
+        assert rule.knob_values == {**published.knob_values, "reading": "policy", "basis": rule.knob_values["basis"]}
+        assert (title_of(rule), title_of(static)) == ("fast-dllm, on our engine", "fast-dllm")
+
+
 def test_laps_takes_at_most_twenty_minutes_and_asks_for_mixing_first(h200):
     of_laps = [job for job in h200 if job.stage in LARGE]
     assert sum(job.estimate_s for job in of_laps) <= 20 * 60
@@ -169,7 +176,7 @@ def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200):
     small = served(h200, "small-card")
     assert [cell.system for cell in small] == [*SERVED]
     assert {cell.knob_values["memory_limit"] for cell in small} == {24 * GB}
-    assert [cell.knob_values.get("max_num_batched_tokens") for cell in small] == [4000, 4000, None, None, None]
+    assert [cell.knob_values.get("max_num_batched_tokens") for cell in small] == [4000, 4000, 4000, None, None, None]
 
 
 def test_the_profiled_run_is_one_of_its_own(h200):

@@ -65,6 +65,13 @@ def test_a_process_that_is_moved_to_fewer_cores_is_another_machine(monkeypatch):
         assert (identity["cores"], identity["threads"]) == (len(cores), str(len(cores)))
 
 
+def test_the_commit_that_is_told_goes_before_the_one_that_is_found(monkeypatch):
+    monkeypatch.setenv("REPRO_COMMIT", "abcdef0")
+    assert git_state() == GitState(commit="abcdef0", dirty=None)
+    monkeypatch.setenv("REPRO_COMMIT", "no commit")
+    assert git_state().commit != "no commit"
+
+
 def test_git_state_of_a_folder_inside_another_checkout_is_unknown(tmp_path):
     assert git_state(tmp_path) == GitState(commit=None, dirty=None)
     assert git_state(REPO / "repro") == GitState(commit=None, dirty=None)
