@@ -1,0 +1,47 @@
+"""Composed steps beside a card's: of the same schedule, and the committed table is what its runs give."""
+
+import csv
+
+import pytest
+import silicon_card
+
+from repro.paths import RESULTS
+from repro.runs.store import parts_of
+
+RUNS, TABLE = RESULTS / "h200" / "runs", RESULTS / "h200" / "composed-h200.csv"
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[tuple[str, str], dict[str, str]]:
+    with TABLE.open(encoding="utf-8", newline="") as opened:
+        return {(row["system"], row["requests"]): row for row in csv.DictReader(opened)}
+
+
+@pytest.mark.parametrize("file", sorted(RUNS.glob("*_osc_*.gz")), ids=lambda file: file.name.rpartition("_")[2][:6])
+def test_a_measured_run_is_simulated_on_its_own_schedule(committed, file, monkeypatch):
+    monkeypatch.setattr(silicon_card, "FRAMEWORKS", ("vllm",))
+    again, asked = silicon_card._again, []
+
+    def counted(cell, facts):
+        asked.append(cell)
+        return again(cell, facts)
+
+    monkeypatch.setattr(silicon_card, "_again", counted)
+    parts = parts_of(file.read_bytes())
+    # One framework's is enough: the others stand in for nothing that is asked here.
+    monkeypatch.setattr(silicon_card, "Served", lambda **fields: fields)
+    rows = list(silicon_card._served(parts))
+    if not rows:  # failed, or taken apart
+        assert not asked
+        return
+    (row,) = rows
+    stored = committed[row["system"], str(row["requests"])]
+    assert row["steps"] == row["simulated_steps"] == int(stored["steps"])
+    for name in ("measured_tok_s", "vllm_tok_s", "datasheet_tok_s", "of_card"):
+        assert row[name] == pytest.approx(float(stored[name]), rel=1e-3), name
+    assert row["measured_tok_s"] < row["datasheet_tok_s"]
+
+
+def test_every_system_served_is_in_the_table(committed):
+    assert len(committed) == 6
+    assert all(0 < float(row["of_card"]) < 1 for row in committed.values())
