@@ -13,9 +13,9 @@ from typing import Any
 from engines.errors import UserError
 from repro.checks.results import Checked, Status, Today, is_alike
 from repro.reports import claims_file
-from repro.reports.claims import Answer, Finding, Judged, judge
-from repro.reports.figures import PAPERS
-from repro.reports.fitting import PROTOCOLS
+from repro.reports.claims import Answer, Finding, Judged, judge_all
+from repro.reports.figures import DLLM_SERVE, PAPERS
+from repro.reports.fitting import FITTED, PROTOCOLS
 from repro.reports.flipped import flips_path, read_flips
 from repro.reports.flips import SIZES, changes, sized
 from repro.reports.paper import Claim, load_claims, read_claims
@@ -155,23 +155,26 @@ def _report(card: str, today: Today) -> tuple[Status, str]:
         return "stale", "it is not as it was written"
     if report["calibration"] != json.loads(json.dumps(asdict(load_calibration(card)))):
         return "stale", "the constants are not the stored ones"
-    if report["medians"] != medians(report["comparisons"]):
+    comparisons = report["comparisons"]
+    if report["medians"] != medians(comparisons):
         return "stale", "the medians are not those of its comparisons"
-    claims = {claim.id: claim for claim in load_claims("dllm-serve")}
-    for each in report["comparisons"]:
-        if fault := _misreported(each, claims[each["claim"]]):
-            return "stale", fault
-    runs = {key for each in report["comparisons"] for key in each["runs"]}
-    codes = today.codes("dllm-serve", (card,))
+    claims = {claim.id: claim for claim in load_claims(DLLM_SERVE.name)}
+    # All at once: what follows from a number that is not reproduced is not either.
+    judged = judge_all([*claims.values()], [_reported(each, claims[each["claim"]]) for each in comparisons])
+    again = {each.claim.id: each for each in judged}
+    if faults := [fault for each in comparisons if (fault := _misreported(each, again[each["claim"]]))]:
+        return "stale", faults[0]
+    runs = {key for each in comparisons for key in each["runs"]}
+    codes = today.codes(DLLM_SERVE.name, (card,), charged=FITTED)
     if unknown := sorted(runs - codes.keys()):
         what = "runs are of other data, calibration or settings"
         return "stale", f"{len(unknown)} of {len(runs)} {what}: {unknown[0]}"
-    if others := {code for each in report["comparisons"] for code in each["code"]} - set(codes.values()):
+    if others := {code for each in comparisons for code in each["code"]} - set(codes.values()):
         return "other code", f"runs were made by other code: {sorted(others)[0]}"
     return "same", f"{len(runs)} runs"
 
 
-def _misreported(each: Mapping[str, Any], claim: Claim) -> str | None:
+def _reported(each: Mapping[str, Any], claim: Claim) -> Answer:
     values = each["ours"]
     finding = Finding(
         claim=claim.id,
@@ -182,11 +185,17 @@ def _misreported(each: Mapping[str, Any], claim: Claim) -> str | None:
         # An ordering's own mark is not in the report.
         holds=each["verdict"] != "not reproduced" if claim.expected.value is None else None,
     )
-    again = judge(claim, [Answer(finding=finding, roles=tuple(each["roles"]))])
-    expected = json.loads(json.dumps(claim.expected.value))
-    for name, value in (("expected", expected), ("verdict", again.verdict), ("role", again.role)):
+    return Answer(finding=finding, roles=tuple(each["roles"]))
+
+
+def _misreported(each: Mapping[str, Any], again: Judged) -> str | None:
+    expected = json.loads(json.dumps(again.claim.expected.value))
+    for name, value in (
+        ("expected", expected),
+        ("verdict", again.verdict),
+        ("role", again.role),
+        ("error_percent", again.error_percent),
+    ):
         if each[name] != value:
-            return f"{claim.id}: {name} is {each[name]!r}, where claims.yaml and its values give {value!r}"
-    if each["error_percent"] != again.error_percent:
-        return f"{claim.id}: error_percent is {each['error_percent']}, where its values give {again.error_percent}"
+            return f"{again.claim.id}: {name} is {each[name]!r}, where claims.yaml and its values give {value!r}"
     return None

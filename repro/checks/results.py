@@ -17,7 +17,7 @@ from typing import Any, Literal
 from engines.errors import UserError
 from repro.reports import claims_file
 from repro.reports.evidence import Source, sources
-from repro.reports.figures import PAPERS, FigureEntry, View, default_reading, figure
+from repro.reports.figures import PAPERS, FigureEntry, Knobs, View, default_reading, figure
 from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
 from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, stated
 from repro.runs.cell import Cell
@@ -56,7 +56,7 @@ class Today:
 
     def __init__(self, advance: Callable[[], None] = lambda: None) -> None:
         self._experiments: dict[str, Experiment] = {}
-        self._sources: dict[str, list[Source]] = {}
+        self._sources: dict[tuple[str, Knobs], list[Source]] = {}
         self._advance = advance
 
     def experiment(self, cell: Cell) -> Experiment:
@@ -65,15 +65,18 @@ class Today:
             self._advance()
         return self._experiments[cell.key]
 
-    def codes(self, paper: str, platforms: Sequence[str] | None = None) -> dict[str, str]:
+    def codes(self, paper: str, platforms: Sequence[str] | None = None, charged: Knobs = ()) -> dict[str, str]:
         """Key of every run that decides a claim -> digest of the code that would make it."""
-        chosen = [each for each in self.sources(paper) if platforms is None or each.view.platform.name in platforms]
+        chosen = [
+            each for each in self.sources(paper, charged) if platforms is None or each.view.platform.name in platforms
+        ]
         return {each.cell.key: each.code.digest for own in chosen for each in map(self.experiment, own.cells)}
 
-    def sources(self, paper: str) -> list[Source]:
-        if paper not in self._sources:
-            self._sources[paper] = sources(PAPERS[paper].entries)
-        return self._sources[paper]
+    def sources(self, paper: str, charged: Knobs = ()) -> list[Source]:
+        """``charged`` are what simulated steps are charged by."""
+        if (paper, charged) not in self._sources:
+            self._sources[paper, charged] = sources(PAPERS[paper].entries, charged=charged)
+        return self._sources[paper, charged]
 
     def whole(self, paper: str) -> set[str]:
         """Names of all runs of a figure that has many, as rows of claims name them."""

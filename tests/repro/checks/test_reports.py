@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.stored_runs import stored
@@ -16,12 +17,12 @@ from engines.hardware.roofline import Calibration
 from repro import paths
 from repro.checks import answers
 from repro.checks.answers import check_claims, check_reports
-from repro.checks.results import Today
+from repro.checks.results import Checked, Today
 from repro.reports import claims_file
-from repro.reports.claims import Answer, Finding, judge_all
+from repro.reports.claims import Answer, Finding, Role, judge_all
 from repro.reports.evidence import sources
 from repro.reports.figures import DLLM_SERVE, PAPERS
-from repro.reports.fitting import PROTOCOLS
+from repro.reports.fitting import FITTED, PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.stamp import save_claims
@@ -31,7 +32,9 @@ from repro.runs.seal import sealed
 from repro.systems.calibration import load_calibration, save_calibration
 from repro.systems.dllm import requests
 
-CELL = replace(PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0]), knobs=())
+FITTED_CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
+"""As reports have it, by the roofline that is fitted."""
+CELL = replace(FITTED_CELL, knobs=())
 """As claims have it: nothing is fitted there."""
 TARGET = PROTOCOLS["l40s"].targets[0].claim
 
@@ -44,14 +47,27 @@ def _prompts_are_encoded_once() -> Iterator[None]:
         yield
 
 
-def answer(cell: Cell, code: str | None = None) -> Answer:
+def answer(
+    cell: Cell, code: str | None = None, claim: str = TARGET, value: float = 90.0, role: Role = "fitted"
+) -> Answer:
     experiment = prepare(cell)
     run = replace(
         stored(cell, tok_s=90.0), cell=experiment.cell, provenance={"git": {"commit": "abc"}, "elapsed_s": 1.0}
     )
     run = replace(run, manifest={**run.manifest, "code": {"digest": code or experiment.code.digest}})
-    finding = Finding(claim=PROTOCOLS["l40s"].targets[0].claim, value=90.0, obtained="simulated", how="")
-    return Answer(finding=finding, roles=("fitted",), runs=(run,))
+    finding = Finding(claim=claim, value=value, obtained="simulated", how="")
+    return Answer(finding=finding, roles=(role,), runs=(run,))
+
+
+def reported(*given: Answer) -> dict[str, Any]:
+    """The report of the stored fit with these answers alone."""
+    judged = [each for each in judge_all(load_claims("dllm-serve"), given) if each.answer is not None]
+    return report(load_calibration("l40s"), judged)
+
+
+def l40s(today: Today | None = None) -> Checked:
+    (own,) = (each for each in check_reports(today) if each.path.name.startswith("l40s"))
+    return own
 
 
 def statuses(root: Path, given: Answer, today: Today | None = None) -> list[str]:
@@ -65,6 +81,9 @@ def test_a_cell_is_prepared_once_whichever_figure_asks():
     assert today.experiment(replace(CELL, seed=1)) is not today.experiment(CELL)
     codes = today.codes("dllm-serve", ("l40s",))
     assert codes[today.experiment(CELL).cell.key] == today.experiment(CELL).code.digest
+    fitted = today.codes("dllm-serve", ("l40s",), charged=FITTED)
+    assert fitted[today.experiment(FITTED_CELL).cell.key] == today.experiment(FITTED_CELL).code.digest
+    assert fitted.keys().isdisjoint(codes)
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +184,10 @@ def test_a_number_changed_in_the_claims_is_found(tmp_path, today, monkeypatch):
     ids=lambda change: next(iter(change)),
 )
 def test_a_falsified_report_is_found(tmp_path, today, monkeypatch, change, knows_the_seal):
-    judged = [each for each in judge_all(load_claims("dllm-serve"), [answer(CELL)]) if each.answer is not None]
-    found = report(load_calibration("l40s"), judged)
+    found = reported(answer(FITTED_CELL))
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
     write_report(found)
-    assert [each.status for each in check_reports(today)][-1:] == ["same"]
+    assert l40s(today).status == "same"
     value = json.loads(report_path("l40s").read_text())
     value["comparisons"][0].update(change)
     if knows_the_seal:
@@ -177,13 +195,50 @@ def test_a_falsified_report_is_found(tmp_path, today, monkeypatch, change, knows
         del value["seal"]
         value = sealed(value)
     report_path("l40s").write_text(json.dumps(value))
-    (own,) = (each for each in check_reports(today) if each.path.name.startswith("l40s"))
+    own = l40s(today)
     assert (own.status, own.is_fault) == ("stale", True)
     assert (own.reason == "it is not as it was written") is not knows_the_seal
 
 
+@pytest.mark.parametrize(
+    ("cell", "code", "status", "reason"),
+    [
+        (FITTED_CELL, None, "same", "1 runs"),
+        (FITTED_CELL, "0123", "other code", "runs were made by other code: 0123"),
+        (CELL, None, "stale", "1 of 1 runs are of other data, calibration or settings: "),
+        (replace(FITTED_CELL, rate=0.123), None, "stale", "1 of 1 runs are of other data, calibration or settings: "),
+    ],
+    ids=["as fitted", "other code", "as claims", "other rate"],
+)
+def test_a_report_is_of_runs_by_the_roofline_that_is_fitted(tmp_path, today, monkeypatch, cell, code, status, reason):
+    found = reported(answer(cell, code))
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    write_report(found)
+    own = l40s(today)
+    assert own.status == status
+    assert own.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("throughput", "speedup"), [(106.0, "reproduced"), (85.7, "not reproduced")])
+def test_a_report_judges_what_follows_from_its_own_numbers(tmp_path, today, monkeypatch, throughput, speedup):
+    """A speedup within its tolerance is not reproduced where a throughput that it is made of is not."""
+    cell = replace(FITTED_CELL, dataset="burst")
+    followed, following = "dllm-t4-burst-serve-tput", "dllm-t4-burst-serve-speedup"
+    found = reported(
+        answer(cell, claim=followed, value=throughput), answer(cell, claim=following, value=2.88, role="prediction")
+    )
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    verdicts = {each["claim"]: each for each in found["comparisons"]}
+    assert verdicts[followed]["verdict"] == verdicts[following]["verdict"] == speedup
+    write_report(found)
+    assert l40s(today).status == "same"
+    verdicts[following]["verdict"] = "not reproduced" if speedup == "reproduced" else "reproduced"
+    write_report(found)
+    assert l40s(today).reason.startswith(f"{following}: verdict is ")
+
+
 def test_another_fit_makes_reports_and_claims_stale(tmp_path, monkeypatch):
-    judged = [each for each in judge_all(load_claims("dllm-serve"), [answer(CELL)]) if each.answer is not None]
+    found = reported(answer(FITTED_CELL))
     fits = {card: load_calibration(card) for card in PROTOCOLS}
     monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
     monkeypatch.setattr("repro.systems.calibration.CALIBRATION", tmp_path)
@@ -191,7 +246,7 @@ def test_another_fit_makes_reports_and_claims_stale(tmp_path, monkeypatch):
     try:
         for card, fit in fits.items():
             save_calibration(fit, tmp_path / f"{card}.json")
-            write_report(report(fit, judged if card == "l40s" else []))
+            write_report(found if card == "l40s" else report(fit, []))
         assert statuses(tmp_path, answer(CELL)) == ["same"]
         assert {each.path.name: each.status for each in check_reports()} == {
             "rtx4090-report.json": "same",
@@ -201,9 +256,9 @@ def test_another_fit_makes_reports_and_claims_stale(tmp_path, monkeypatch):
         changed: Calibration = replace(fits["l40s"], matmul_efficiency=0.123)
         save_calibration(changed, tmp_path / "l40s.json")
         load_calibration.cache_clear()
-        assert [each.status for each in check_reports() if each.path.name.startswith("l40s")] == ["stale"]
-        write_report(report(changed, judged))  # the constants agree, the runs are of the old ones
-        (own,) = (each for each in check_reports() if each.path.name.startswith("l40s"))
+        assert l40s().status == "stale"
+        write_report({**found, "calibration": asdict(changed)})  # the constants agree, the runs are of the old ones
+        own = l40s()
         assert own.status == "stale"
         assert "other data, calibration or settings" in own.reason
         assert statuses(tmp_path, before) == ["stale"]
