@@ -18,9 +18,10 @@ from torch import Tensor
 
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.rows import CausalRows, Members
-from engines.attention import sdpa
 from engines.attention.kernels import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.probe import TOLERANCE
+from engines.kernels import available
+from engines.kernels.paged import paged_attention, paged_attention_reference
 from engines.models.protocol import Attend
 from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.rows import Ints
@@ -39,22 +40,21 @@ class ReferenceKernel:
     """The same in torch's operators, one sequence after the other: what the others are compared with."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
-        assert spans.used_k is not None
-        assert spans.table is not None
-        out = torch.zeros_like(q)
-        block_size = k.shape[1]
-        first = spans.cu_q.tolist()
-        for i, used in enumerate(spans.used_k.tolist()):
-            own = slice(first[i], first[i + 1])
-            if own.stop == own.start:
-                continue
-            blocks = spans.table[i, : -(-used // block_size)].long()
-            keys, values = (x[blocks].flatten(0, 1)[:used] for x in (k, v))
-            num_queries = own.stop - own.start
-            mask = torch.ones(num_queries, used, dtype=torch.bool, device=q.device).tril(used - num_queries)
-            bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, -torch.inf)
-            out[own] = sdpa(q[None, own], keys[None], values[None], bias[None, None])[0]
-        return out
+        return _by(paged_attention_reference, q, k, v, spans)
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """Our own, where no package brings one."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
+        return _by(paged_attention, q, k, v, spans)
+
+
+def _by(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
+    assert spans.used_k is not None
+    assert spans.table is not None
+    return attention(q, k, v, spans.cu_q, spans.used_k, spans.table, max_q=spans.max_q)
 
 
 class PagedAttention:
@@ -100,7 +100,7 @@ def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> KernelSpans:
 
 
 def kernels() -> Iterator[tuple[str, PagedKernel]]:
-    """Kernels of installed packages, in order of preference."""
+    """Kernels that are there, in order of preference."""
     with suppress(ImportError):
         yield from (("flash-attn", kernel) for kernel in flash_attn_kernels() if kernel.takes_table)
     with suppress(ImportError):
@@ -108,6 +108,8 @@ def kernels() -> Iterator[tuple[str, PagedKernel]]:
             if isinstance(kernel, TorchVarlenKernel) and kernel.takes_table:
                 yield "torch-varlen", replace(kernel, gives_cu_k=False)
                 yield "torch-varlen", kernel
+    if available(torch.device("cuda")):
+        yield "triton", TritonKernel()
 
 
 class Served(NamedTuple):
