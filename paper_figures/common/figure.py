@@ -38,6 +38,8 @@ def table(items: Iterable[Item], columns: Columns[Item]) -> Table:
 class Picture:
     panels: Sequence[Panel]
     caption: Sequence[str]
+    always: str = ""
+    """The sentence of the caption that stands under the panels whatever else does not fit: how often it was run."""
     after_title: str = ""
     columns: int | None = None
     """Panels beside each other; None is all of them."""
@@ -169,6 +171,7 @@ def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...
             stem,
             title=title,
             caption=picture.caption,
+            always=picture.always,
             width_inches=picture.width_inches,
             num_rows=-(-len(panels) // columns),
         )

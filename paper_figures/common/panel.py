@@ -14,6 +14,11 @@ from repro.runs.statistics import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Bounds = tuple[float | None, float | None]
+ANYWHERE: Bounds = (None, None)
+OF_SHARES: Bounds = (0.0, 100.0)
+"""Where shares lie, in percent."""
+
 
 class Layer(Protocol):
     """Something drawn into a panel; a label that several have is listed once in the legend."""
@@ -36,10 +41,14 @@ class Line:
     zorder: float | None = None
     spread: Sequence[tuple[float, float]] | None = None
     """Below and above each mean, in place of the interval's ends."""
+    within: Bounds = ANYWHERE
+    """Where a value can lie: intervals are drawn no further."""
 
     def draw(self, axes: Axes) -> None:
         means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
-        errors = _errors(self.at, self.scale) if self.spread is None else list(zip(*self.spread, strict=True))
+        errors: Any = list(zip(*self.spread, strict=True)) if self.spread is not None else None
+        if errors is None:
+            errors = _errors(self.at, self.scale, self.base, self.within)
         extra = _given(zorder=self.zorder)
         axes.errorbar(
             self.places, means, yerr=errors, capsize=self.capsize, label=self.label, **self.look.line, **extra
@@ -76,6 +85,8 @@ class Bars:
     capsize: float = 3
     hatch: str | None = None
     edge: str | None = None
+    within: Bounds = ANYWHERE
+    """Where a value can lie: intervals are drawn no further."""
     is_numbered: bool = False
     """Each with its number below the axis."""
 
@@ -84,7 +95,7 @@ class Bars:
             self.places,
             [each.mean or 0.0 for each in self.at],
             self.width,
-            yerr=_errors(self.at),
+            yerr=_errors(self.at, within=self.within),
             capsize=self.capsize,
             color=self.color,
             hatch=self.hatch,
@@ -229,10 +240,21 @@ class Panel:
         self.y.draw(axes, "y")
 
 
-def _errors(at: Sequence[Interval], scale: float = 1.0) -> list[list[float]] | None:
-    """Below and above each mean; None where nothing has an interval."""
-    below, above = zip(*(each.arms for each in at), strict=True) if at else ((), ())
-    return [[scale * arm for arm in arms] for arms in (below, above)] if any((*below, *above)) else None
+def _errors(
+    at: Sequence[Interval], scale: float = 1.0, base: float = 0.0, within: Bounds = ANYWHERE
+) -> list[list[float]] | None:
+    """Below and above each mean as it is drawn; None where nothing has an interval."""
+    arms = [_arms(each, scale, base, within) for each in at]
+    return [list(ends) for ends in zip(*arms, strict=True)] if any(map(any, arms)) else None
+
+
+def _arms(each: Interval, scale: float, base: float, within: Bounds) -> tuple[float, float]:
+    (below, above), (low, high) = each.arms, within
+    drawn = base + scale * (each.mean or 0.0)
+    return (
+        scale * below if low is None else max(0.0, min(scale * below, drawn - low)),
+        scale * above if high is None else max(0.0, min(scale * above, high - drawn)),
+    )
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -34,10 +34,12 @@ EDGE_INCHES, ROW_GAP_INCHES = 0.1, 0.1
 """Free space at the sides of the canvas, and between rows of panels."""
 TITLE_POINTS = 11
 CAPTION_POINTS, FOOT_POINTS = 7, 6
-CAPTION_LINES = 3
+CAPTION_LINES = 4
 LINE_SPACING = 1.35
 CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 11
 """Density of caption and title text, with a margin."""
+HANDLE_LENGTH, DASHED_HANDLE_LENGTH = 2.0, 3.2
+"""In letters, of a legend: a dashed line has to show on both sides of its marker."""
 GUIDE_COLOR = "#8A8A8A"
 """Lines that are no series."""
 
@@ -136,21 +138,22 @@ def compose(
     title: str,
     caption: Sequence[str],
     more: str,
+    always: str = "",
     width_inches: float | None = None,
     num_rows: int = 1,
 ) -> None:
-    """Title, one legend for all panels, the panels, and up to three lines of the caption.
+    """Title, one legend for all panels, the panels, and up to ``CAPTION_LINES`` lines of the caption.
 
     Heights and margins are measured in inches, so that no part runs into another or leaves the canvas. A label that
-    several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, and
-    where the rest is: ``more``, the name of a file.
+    several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, that
+    which is ``always`` shown, and where the rest is: ``more``, the name of a file.
     """
     columns = -(-len(panels) // num_rows)
     width = width_inches or PANEL_INCHES[0] * columns
     figure.set_size_inches(width, PANEL_INCHES[1] * num_rows + 2)
-    lines = shown_caption(caption, more, int(width * CHARACTERS_PER_INCH))
+    lines = shown_caption(caption, more, int(width * CHARACTERS_PER_INCH), always)
     heading = "\n".join(
-        line for part in title.split("\n") for line in textwrap.wrap(part, int(width * TITLE_CHARACTERS_PER_INCH))
+        line for part in title.split("\n") for line in balanced(part, int(width * TITLE_CHARACTERS_PER_INCH))
     )
     suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS)
     legend = _legend(figure, panels, width)
@@ -189,23 +192,37 @@ def compose(
     )
 
 
-def shown_caption(sentences: Sequence[str], more: str, characters: int) -> list[str]:
-    """The leading sentences that fit whole into ``CAPTION_LINES`` lines, and where all of them are."""
+def balanced(text: str, most: int) -> list[str]:
+    """As few lines as hold the text, of about one length: no word stands alone on the last."""
+    lines = textwrap.wrap(text, most)
+    for width in range(len(text) // max(1, len(lines)) + 1, most):
+        if len(narrower := textwrap.wrap(text, width)) == len(lines):
+            return narrower
+    return lines
+
+
+def shown_caption(sentences: Sequence[str], more: str, characters: int, always: str = "") -> list[str]:
+    """The leading sentences that fit whole into ``CAPTION_LINES`` lines, the one that is ``always`` shown, and where all of
+    them are."""
     pointer = f"Full caption: {more}."
     for count in range(len(sentences), -1, -1):
-        lines = textwrap.wrap(
-            " ".join([*sentences[:count], pointer]), characters, break_long_words=False, break_on_hyphens=False
-        )
+        leading = sentences[:count]
+        told = [*leading, *([always] if always and always not in leading else []), pointer]
+        lines = textwrap.wrap(" ".join(told), characters, break_long_words=False, break_on_hyphens=False)
         if len(lines) <= CAPTION_LINES:
             return lines
     return [pointer]
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
-    """The legend in as few rows as the width allows, a label with the first handle that has it; None where there is no label."""
+    """The legend in as few rows as the width allows, a label with the first handle that has it, in the order of drawing; None
+    where there is no label."""
     entries: dict[str, Any] = {}
     for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        drawn = {id(artist): place for place, artist in enumerate(axes.get_children())}
+        handles, labels = axes.get_legend_handles_labels()
+        places = [drawn[id(_main(handle))] for handle in handles]
+        for _, label, handle in sorted(zip(places, labels, handles, strict=True), key=lambda each: each[0]):
             entries.setdefault(label, handle)
     legend = None
     for rows in range(1, len(entries) + 1):
@@ -215,6 +232,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
             loc="upper center",
             ncols=-(-len(entries) // rows),
             frameon=False,
+            handlelength=DASHED_HANDLE_LENGTH if any(map(_is_dashed, entries.values())) else HANDLE_LENGTH,
             borderaxespad=0,
             borderpad=0,
         )
@@ -222,6 +240,19 @@ def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
             break
         legend.remove()
     return legend
+
+
+def _main(handle: Any) -> Any:
+    """Of a line with intervals, or of bars, the handle is a tuple of what is drawn."""
+    return handle[0] if isinstance(handle, tuple) else handle
+
+
+def _is_dashed(handle: Any) -> bool:
+    """Whether it is a broken line through markers."""
+    from matplotlib.lines import Line2D
+
+    line = _main(handle)
+    return isinstance(line, Line2D) and line.get_linestyle() in ("--", ":") and line.get_marker() not in ("None", "")
 
 
 def _inches(figure: Figure, artist: Any) -> tuple[float, float]:
@@ -290,12 +321,22 @@ def publish(
     *,
     title: str,
     caption: Sequence[str],
+    always: str = "",
     width_inches: float | None = None,
     num_rows: int = 1,
 ) -> tuple[Path, Path, Path]:
     """PNG, PDF, and the caption beside them."""
     text = out / f"{name}.txt"
-    compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches, num_rows=num_rows)
+    compose(
+        figure,
+        panels,
+        title=title,
+        caption=caption,
+        more=text.name,
+        always=always,
+        width_inches=width_inches,
+        num_rows=num_rows,
+    )
     png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
     sentences = "\n".join([*title.split("\n"), "", *caption, ""])
     replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: sentences.encode()})

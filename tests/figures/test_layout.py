@@ -1,13 +1,17 @@
 """Nothing of any figure is clipped or printed over something else, whatever platform it is drawn for."""
 
+from dataclasses import replace
+
 import pytest
 from matplotlib.figure import Figure
 from support.figure_runs import figure_runs
 from support.text_boxes import overprinted
 
 from paper_figures.common import style
+from paper_figures.common.panel import OF_SHARES, Bars, Guide, Line, Mark, Panel
 from repro.reports.figures import FIGURES, View, default_reading
 from repro.reports.stamp import read_stamp, write_stamp
+from repro.runs.statistics import Interval
 from repro.systems.platforms import platform
 
 ON_BOTH_CARDS = frozenset(f"dllm-serve/{name}" for name in ("fig3", "fig4", "fig7", "fig8", "table4"))
@@ -94,3 +98,66 @@ def test_a_caption_is_cut_between_sentences():
     lines = style.shown_caption(sentences, "there.txt", 40)
     assert len(lines) <= style.CAPTION_LINES
     assert " ".join(lines) == f"{sentences[0]} {sentences[1]} Full caption: there.txt."
+
+
+def test_how_often_it_was_run_stands_under_the_panels_whatever_else_does_not_fit():
+    sentences = ["x " * 100, "Five seeds.", "Another sentence."]
+    assert style.shown_caption(sentences, "there.txt", 40, "Five seeds.") == ["Five seeds. Full caption: there.txt."]
+    short = ["Five seeds.", "Another."]
+    assert style.shown_caption(short, "there.txt", 80, "Five seeds.") == [
+        "Five seeds. Another. Full caption: there.txt."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("short", ["short"]),
+        ("one two three four five", ["one two three", "four five"]),
+        ("measured: a machine; baselines in our code", ["measured: a machine;", "baselines in our code"]),
+    ],
+)
+def test_no_word_of_a_title_stands_alone(text, lines):
+    assert style.balanced(text, max(len(text) - 2, 8)) == lines
+
+
+def interval(mean: float, half_width: float) -> Interval:
+    return Interval(mean=mean, half_width=half_width, n=3, confidence=0.95)
+
+
+def ends(drawn: Figure) -> list[tuple[float, float]]:
+    """Of the intervals, from below."""
+    (lines,) = drawn.axes[0].collections
+    return [tuple(segment[:, 1]) for segment in lines.get_segments()]
+
+
+def test_intervals_of_shares_end_where_shares_do():
+    at, look = [interval(98.0, 5.0), interval(1.0, 2.0), interval(50.0, 5.0)], style.Look(color="black", marker="o")
+    layers = (
+        Line(label="a line", places=range(3), at=at, look=look, within=OF_SHARES),
+        Bars(label="bars", places=range(3), at=at, width=0.5, color="black", within=OF_SHARES),
+        Line(label="ratios", places=range(3), at=[replace(each, mean=each.mean - 1) for each in at], look=look, base=1),
+    )
+    for layer in layers[:2]:
+        figure, _ = style.grid_of_panels(["a panel"], columns=1)
+        layer.draw(figure.axes[0])
+        assert ends(figure) == [(93, 100), (0, 3), (45, 55)]
+    figure, _ = style.grid_of_panels(["a panel"], columns=1)
+    layers[2].draw(figure.axes[0])
+    assert ends(figure) == [(93, 103), (-1, 3), (45, 55)]
+
+
+def test_the_legend_has_the_order_of_drawing(tmp_path):
+    look = style.Look(color="black", marker="o")
+    layers = [
+        Line(label="a line", places=[0, 1], at=[interval(1.0, 0.1)] * 2, look=look),
+        Bars(label="bars", places=[0, 1], at=[interval(1.0, 0.1)] * 2, width=0.5, color="black"),
+        Mark(label="printed", place=0, value=1, look=look),
+        Guide(value=1, label="a guide"),
+    ]
+    with style.drawing():
+        figure, axes = style.grid_of_panels(["a panel"], columns=1)
+        Panel(title="a panel", layers=layers).draw(axes[0])
+        style.publish(figure, axes, tmp_path, "order", title="a title", caption=[])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a line", "bars", "printed", "a guide"]
