@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from paper_figures.common.caption import dataset_title, obtained_text, validity_text
-from paper_figures.common.figure import Page, Picture, Table
+from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Layer, Points
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look, system_look
@@ -56,13 +56,13 @@ def page(runs: Runs) -> Page:
         )
         has_rate, where = paper[0].rate is not None, "Table 4" if paper[0].rate is not None else SOURCE
         lead.append(
-            "Hollow: the paper's Table 4."
+            f"Hollow: the paper's Table 4, which is of {TABLE_4_RATE:g} req/s, beside it."
             if has_rate
             else f"Hollow: the paper's peaks, beside the last rate because it prints no rates ({values} tok/s)."
         )
+        fitted = " Where the calibration was fitted on one of them, meeting it is no prediction."
         sentences.append(
-            f"The paper's values are those printed in {where}. Where the calibration was fitted on one of them, meeting it "
-            "is no prediction."
+            f"The paper's values are those printed in {where}.{fitted if runs.view.obtained == 'simulated' else ''}"
         )
     return Page(
         table=Table(
@@ -70,10 +70,7 @@ def page(runs: Runs) -> Page:
             rows=[*(table_row(curve, curves) for curve in curves.all), *map(paper_row, paper)],
         ),
         csv=rates.csv_of(curves, paper, THROUGHPUT, runs.view),
-        picture=Picture(
-            panels=rates.panels(curves, THROUGHPUT, paper, guides=offered_load),
-            caption=rates.caption(curves, lead, sentences),
-        ),
+        picture=rates.picture(rates.panels(curves, THROUGHPUT, paper, guides=offered_load), curves, lead, sentences),
         notes=[
             *ratio_notes(curves, paper),
             *saturation_notes(curves),

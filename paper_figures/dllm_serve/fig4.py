@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paper_figures.common.caption import dataset_title, obtained_text, validity_text
-from paper_figures.common.figure import Page, Picture, Table
+from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said, shown
 from paper_figures.dllm_serve import rates
@@ -24,7 +24,7 @@ def page(runs: Runs) -> Page:
     lead = [
         reading,
         "Latency: from a request's arrival to its last token, queueing included; mean over finished requests, geometric over repeats, log scale.",
-        *printed_sentence(paper),
+        *printed_sentence(runs.view, paper),
     ]
     low, high = curves.rates[0], curves.rates[-1]
     where = "Table 4" if runs.view.platform.name == TABLE_4_CARD else SOURCE
@@ -37,18 +37,27 @@ def page(runs: Runs) -> Page:
             rows=[table_row(curve, curves, low, high) for curve in curves.all],
         ),
         csv=rates.csv_of(curves, paper, MEAN_LATENCY, runs.view),
-        picture=Picture(
-            panels=rates.panels(curves, MEAN_LATENCY, paper, is_log=True),
-            caption=rates.caption(curves, lead, [f"The paper's values are printed in {where}."] if paper else []),
+        picture=rates.picture(
+            rates.panels(curves, MEAN_LATENCY, paper, is_log=True),
+            curves,
+            lead,
+            [f"The paper's values are printed in {where}."] if paper else [],
         ),
         notes=[*rates.notes(runs, curves, runs.view.dllm.rates_of), reading],
     )
 
 
-def printed_sentence(paper: list[PaperValue]) -> list[str]:
+def printed_sentence(view: View, paper: list[PaperValue]) -> list[str]:
+    if is_other_load(view) and view.platform.name in (CARD, TABLE_4_CARD):
+        return ["The paper's latencies, of other numbers of requests, are not drawn: a queue grows with them."]
     if any(value.is_bound for value in paper):
         return ["Hollow marker and dotted line: the paper's, which says 'above' of the baselines."]
-    return ["Hollow: the paper's Table 4."] if paper else []
+    return ["Hollow: the paper's Table 4, beside its rate."] if paper else []
+
+
+def is_other_load(view: View) -> bool:
+    """Whether runs have another number of requests than the platform's, which was chosen after the printed latencies."""
+    return "num_prompts" in dict(view.knobs)
 
 
 def table_row(curve: Curve, curves: Curves, low: float, high: float) -> tuple[str, ...]:
@@ -68,6 +77,8 @@ def table_row(curve: Curve, curves: Curves, low: float, high: float) -> tuple[st
 
 def paper_latencies(view: View) -> list[PaperValue]:
     """dLLM-Serve's mean on Burst at 0.5 req/s, and the bound its text gives for the baselines."""
+    if is_other_load(view):
+        return []
     if view.platform.name == TABLE_4_CARD:
         return table4_values("avg_latency_s")
     if view.platform.name != CARD:

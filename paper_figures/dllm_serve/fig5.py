@@ -141,7 +141,12 @@ def page(runs: Runs) -> Page:
             rows=[(*table_row(gain), obtained) for gain in gains],
         ),
         csv=csv_of(runs, gains),
-        picture=Picture(panels=[panel(gains, max(curves.rates))], caption=caption, width_inches=WIDE_INCHES),
+        picture=Picture(
+            panels=[panel(gains, max(curves.rates))],
+            caption=caption,
+            always=seeds_sentence(curves.runs),
+            width_inches=WIDE_INCHES,
+        ),
         notes=[*invalid_notes(runs.all), *answer_notes(runs.all), *curves_obtained(curves), reading],
     )
 
@@ -187,7 +192,7 @@ def csv_of(runs: Runs, gains: list[SpreadGain]) -> Table:
 
 
 def panel(gains: list[SpreadGain], rate: float) -> Panel:
-    layers: list[Layer] = []
+    layers, marks = list[Layer](), list[Layer]()
     series = [(ours, measure) for ours in dict.fromkeys(gain.ours for gain in gains) for measure in COLORS]
     width = GROUP_WIDTH / len(series)
     for index, (ours, measure) in enumerate(series):
@@ -205,14 +210,14 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
             is_numbered=True,
         )
         layers.append(bars)
-        layers += [
+        marks += [
             Mark(label="paper", place=place, value=gain.paper, look=PRINTED, size=7)
             for place, gain in zip(places, own, strict=True)
             if gain.paper is not None
         ]
     return Panel(
         title=f"at {rate:g} req/s",
-        layers=[*layers, Guide(value=1, label="best baseline")],
+        layers=[*layers, *marks, Guide(value=1, label="best baseline")],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
         y=Axis(label="gain over the\nbest baseline (x)", margin=0.15),
     )

@@ -113,7 +113,8 @@ def page(runs: Runs) -> Page:
         reading_sentence(view),
         *(["Hollow: the paper's, which states neither card, rate nor the other axis's length."] if printed else []),
         f"All {NUM_REQUESTS[view.platform.executor]} requests at once, every one of the same lengths; (a) {scaled(view, FIXED_OUTPUT)} "
-        f"tokens generated, (b) prompts of {scaled(view, FIXED_INPUT)} tokens. {seeds_sentence(runs.all)}",
+        f"tokens generated, (b) prompts of {scaled(view, FIXED_INPUT)} tokens.",
+        seeds_sentence(runs.all),
         *([f"Lengths are the paper's x {view.dllm.length_scale:g}."] if view.dllm.length_scale != 1 else []),
         *([f"The paper's values are those of {SOURCE}."] if printed else []),
         *answer_notes(runs.all),
@@ -150,7 +151,11 @@ def page(runs: Runs) -> Page:
                 for run in runs.of(length.cell(view, system))
             ],
         ),
-        picture=Picture(panels=[panel(runs, lengths, top(runs)) for lengths in (INPUTS, OUTPUTS)], caption=sentences),
+        picture=Picture(
+            panels=[panel(runs, lengths, top(runs)) for lengths in (INPUTS, OUTPUTS)],
+            caption=sentences,
+            always=seeds_sentence(runs.all),
+        ),
         notes=[*invalid_notes(runs.all), *sentences, *simulation_note(runs)],
     )
 

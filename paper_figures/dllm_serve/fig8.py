@@ -47,6 +47,11 @@ SOURCE = f"{PAPER}, Figure 8, §6.6"
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
 COLORS = dict(zip(LADDER, ("#D55E00", "#F5B27A", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
 SPENT = Look(color=PROCESSOR_COLOR, marker=".", linestyle="none")
+SPENT_BESIDE = 0.3
+"""Share of a bar by which its value by processor time stands beside the middle, where the interval is."""
+PROCESSOR_TIME = (
+    "tokens per second that a processor worked on the requests, which others on the machine hardly take any of"
+)
 GROUP_WIDTH = 0.84
 """What the bars of a data set take together."""
 PRINTED_RUNGS = tuple(rung for rung in LADDER if not rung.is_ours)
@@ -103,6 +108,7 @@ def page(runs: Runs) -> Page:
         "Rungs are cumulative; hatched ones are this project's own, not the paper's.",
         *(["Hollow diamonds: the paper's values, whose card and rate it does not state."] if printed else []),
         reading,
+        *([] if runs.view.is_simulated else [f"Dots: {PROCESSOR_TIME}, with their own intervals."]),
         seeds_sentence(runs.all),
         *([f"The paper's values are those of {SOURCE}."] if printed else []),
         prompt_sources(runs.all),
@@ -137,7 +143,9 @@ def page(runs: Runs) -> Page:
             ),
             rows=[csv_row(runs, *place) for place in asked],
         ),
-        picture=Picture(panels=[panel(runs)], caption=caption, width_inches=WIDE_INCHES),
+        picture=Picture(
+            panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES
+        ),
         notes=[
             *share_notes(runs),
             *monotone_notes(runs),
@@ -152,7 +160,7 @@ def page(runs: Runs) -> Page:
 
 
 def panel(runs: Runs) -> Panel:
-    layers, spent = list[Layer](), list[Layer]()
+    layers, marks = list[Layer](), list[Layer]()
     printed = paper_ladder(runs.view)
     ladder = rungs(runs.view)
     width = GROUP_WIDTH / len(ladder)
@@ -173,15 +181,16 @@ def panel(runs: Runs) -> Panel:
         )
         if not runs.view.is_simulated:
             own = [relative(runs, dataset, rung, per_processor_second) for dataset in DATASETS]
-            spent.append(Line(label="by processor time", places=at, at=own, look=SPENT, capsize=0, zorder=4))
-        layers += [
+            beside = [place + SPENT_BESIDE * width for place in at]
+            marks.append(Line(label="by processor time", places=beside, at=own, look=SPENT, capsize=0, zorder=4))
+        marks += [
             Mark(label="paper", place=place, value=printed[dataset, rung], look=PRINTED, size=5)
             for place, dataset in zip(at, DATASETS, strict=True)
             if (dataset, rung) in printed
         ]
     return Panel(
         title=f"at {max(runs.view.dllm.rates):g} req/s",
-        layers=[*layers, *spent, Guide(value=1)],
+        layers=[*layers, *marks, Guide(value=1)],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
         y=Axis(label="throughput relative\nto Sparse-dLLM (x)", margin=0.12),
     )

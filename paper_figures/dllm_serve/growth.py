@@ -239,7 +239,9 @@ def page(runs: Runs) -> Page:
                 for run in point.runs
             ],
         ),
-        picture=Picture(panels=[panel(axis, complete) for axis in AXES], caption=sentences),
+        picture=Picture(
+            panels=[panel(axis, complete) for axis in AXES], caption=sentences, always=seeds_sentence(runs.all)
+        ),
         notes=[
             *invalid_notes(runs.all),
             *missing_note(missing, len(found)),

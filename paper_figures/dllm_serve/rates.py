@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from paper_figures.common.caption import dataset_title, invalid_notes, missing_note, prompt_sources, seeds_sentence
-from paper_figures.common.figure import Columns, Table
+from paper_figures.common.figure import Columns, Picture, Table
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Points, Text
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import system_look
@@ -30,6 +30,10 @@ from repro.reports.figures import View
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
 
+BESIDE = 0.012
+"""Share of the axis by which lines lie beside each other: systems that are alike hide none."""
+PRINTED_BESIDE, PRINTED_GAP = 0.1, 0.065
+"""Where the first printed value stands beside the last rate, and the next beside it, as shares of the axis."""
 MIN_TICK_GAP = 0.1
 """Least distance, as a share of the axis, at which two rates have a tick each."""
 RUN_COLUMNS: Columns[StoredRun] = {
@@ -57,8 +61,7 @@ CSV_COLUMNS = ("platform", "reading", *RUN_COLUMNS)
 
 @dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """A printed value, drawn hollow at its rate, or beside the panel's last one where none is printed; ``is_bound`` where
-    only a lower bound is."""
+    """A printed value, drawn hollow beside the panel's last rate; ``is_bound`` where only a lower bound is printed."""
 
     dataset: str
     system: str
@@ -66,12 +69,11 @@ class PaperValue:
     value: float
     is_bound: bool = False
 
-    def layer(self, beside: float) -> Layer:
+    def layer(self, place: float) -> Layer:
         look = system_look(self.system)
         if self.is_bound:
             label = f"{look.title} (paper, above)"
             return Guide(value=self.value, label=label, linestyle=(0, (1, 3)), color=look.color, zorder=1)
-        place = beside if self.rate is None else self.rate
         return Mark(label=f"{look.title} (paper)", place=place, value=self.value, look=look)
 
 
@@ -91,15 +93,15 @@ def panels(
         if own:
             rates = sorted({rate for curve in own for rate in curve.by_rate})
             span = rates[-1] - rates[0] or rates[-1]
-            ends = (
-                max(0.0, rates[0] - 0.08 * span),
-                rates[-1] + (0.24 if any(value.rate is None for value in printed) else 0.1) * span,
-            )
+            beside = [PRINTED_BESIDE + PRINTED_GAP * place for place in range(len(printed))]
+            ends = (max(0.0, rates[0] - 0.08 * span), rates[-1] + (max(beside, default=0.0) + 0.1) * span)
             is_wide = all(after - before >= MIN_TICK_GAP * span for before, after in pairwise(rates))
             x = Axis(limits=ends, ticks=rates if is_wide else None)
             y = _heights(own, measure, printed, is_log=is_log)
-            layers += [layer for curve in own for layer in _curve(curve, measure, is_log=is_log)]
-            layers += [value.layer(rates[-1] + 0.14 * span) for value in printed]
+            for place, curve in enumerate(own):
+                by = BESIDE * (place - (len(own) - 1) / 2) * span
+                layers += _curve(curve, measure, by, is_log=is_log)
+            layers += [value.layer(rates[-1] + place * span) for place, value in zip(beside, printed, strict=True)]
             layers += guides(own, ends)
         found.append(
             Panel(
@@ -137,12 +139,13 @@ def _points(curve: Curve, measure: Measure, *, is_log: bool) -> dict[float, Inte
     }
 
 
-def _curve(curve: Curve, measure: Measure, *, is_log: bool) -> list[Layer]:
-    """Valid runs joined, invalid ones crossed."""
+def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[Layer]:
+    """Valid runs joined, invalid ones crossed, so far beside their rates."""
     usable = _points(curve, measure, is_log=is_log)
-    line = Line(label=curve.label, places=list(usable), at=list(usable.values()), look=curve.look, zorder=3)
+    places = [rate + by for rate in usable]
+    line = Line(label=curve.label, places=places, at=list(usable.values()), look=curve.look, zorder=3)
     invalid = [
-        (rate, value)
+        (rate + by, value)
         for rate, runs in curve.by_rate.items()
         for run in runs
         if not run.validity.valid and (value := measure(run)) is not None
@@ -159,6 +162,10 @@ def _curve(curve: Curve, measure: Measure, *, is_log: bool) -> list[Layer]:
     return [line, crosses] if invalid else [line]
 
 
+def picture(panels: Sequence[Panel], curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> Picture:
+    return Picture(panels=panels, caption=caption(curves, lead, rest), always=seeds_sentence(curves.runs))
+
+
 def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> list[str]:
     """What every such figure says of itself between ``lead``, which stands under the panels, and ``rest``."""
     invalid = sum(not run.validity.valid for run in curves.runs)
@@ -168,6 +175,7 @@ def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> li
         *lead,
         seeds_sentence(curves.runs),
         *rest,
+        "Lines lie a little beside each other.",
         prompt_sources(curves.runs),
         f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request.",
         *answer_notes(curves.runs),

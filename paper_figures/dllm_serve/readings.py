@@ -20,7 +20,7 @@ from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Layer, Mark, Panel, Points
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
-from paper_figures.common.words import ends, said, shown
+from paper_figures.common.words import ends, plural, said, shown
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
@@ -77,7 +77,16 @@ SETTINGS = (
     Setting(label="policy, all as accurate as no cache", knobs=(("reading", "policy"),), is_dense=True),
 )
 """Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
+MEANING = (
+    "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static batches; policy: "
+    "the baseline's cache policy on dLLM-Serve's engine; as accurate as no cache: each system, dLLM-Serve too, keeps the least with "
+    "which the embedded model answers as it does without a cache."
+)
 PAPER = "as the paper prints"
+OFF_ROW = 0.26
+"""Rows by which dLLM-Serve's points, and printed values, lie above or below those of others that they would cover."""
+LOWERED = ("sparse-dllm",)
+"""Printed within a percent of dLLM-Cache."""
 DENSE = SETTINGS[-1]
 Place = tuple[str, str, Setting]
 """Data set, system, and what it runs as."""
@@ -180,7 +189,13 @@ def page(runs: Runs) -> Page:
         ),
         picture=Picture(
             panels=[panel(runs, dataset) for dataset in DATASETS],
-            caption=[*obtained, f"{prompts} {seeds}", *answer_notes(runs.all)],
+            caption=[
+                f"Means over {plural(runs.view.num_runs, 'seed')}; intervals, of ratios of throughput, are in the table.",
+                f"{MEANING[0].upper()}{MEANING[1:]}",
+                *obtained,
+                prompts,
+                *answer_notes(runs.all),
+            ],
             after_title=f", {rate}",
         ),
         notes=[
@@ -190,10 +205,7 @@ def page(runs: Runs) -> Page:
             *missing_note(missing, len(asked)),
             *answer_notes(runs.all),
             *obtained,
-            f"All at {rate}. In brackets: members of a static batch; without, packed steps. "
-            "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static "
-            "batches; policy: the baseline's cache policy on dLLM-Serve's engine; as accurate as no cache: each system, dLLM-Serve "
-            "too, keeps the least with which the embedded model answers as it does without a cache.",
+            f"All at {rate}. In brackets: members of a static batch; without, packed steps. {MEANING}",
             prompts,
             seeds,
         ],
@@ -269,15 +281,13 @@ def panel(runs: Runs, dataset: str) -> Panel:
         shown_values += found.values()
     for system in SYSTEMS:
         if (value := printed.get((dataset, system))) is not None:
-            look = system_look(system)
-            layers.append(Mark(label=f"{look.title} (paper)", place=value, value=rows.index(PAPER), look=look))
+            look, height = system_look(system), rows.index(PAPER) + OFF_ROW * (system in LOWERED)
+            layers.append(Mark(label=f"{look.title} (paper)", place=value, value=height, look=look, size=7))
     for engine, dense in zip(ENGINES, DENSE_ENGINES, strict=True):
         if (value := throughput(runs, dataset, OURS, dense)) is not None:
             look = replace(system_look(OURS), marker="o" if engine is ENGINES[0] else "P")
-            places = [value]
-            layers.append(
-                Points(label=dense.label, places=places, values=[rows.index(DENSE.label)], look=look, width=0)
-            )
+            height = rows.index(DENSE.label) + OFF_ROW
+            layers.append(Points(label=dense.label, places=[value], values=[height], look=look, width=0))
             shown_values.append(value)
     layers += [Guide(value=row, linestyle="-", width=0.4, opacity=0.5, zorder=0) for row in range(len(rows))]
     if 1.05 * max(shown_values, default=0.0) > offered:
@@ -287,7 +297,7 @@ def panel(runs: Runs, dataset: str) -> Panel:
         title=dataset_title(dataset),
         layers=layers,
         x=Axis(label="throughput (tok/s)", limits=(0, None)),
-        y=Axis(ticks=range(len(rows)), names=names, limits=(len(rows) - 0.5, -0.5)),
+        y=Axis(ticks=range(len(rows)), names=names, limits=(len(rows) - 0.35, -0.6)),
     )
 
 

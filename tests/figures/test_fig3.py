@@ -24,8 +24,8 @@ from support.stored_runs import (
 import repro.paths
 from engines.errors import UserError
 from paper_figures.common import style
-from paper_figures.dllm_serve import fig3
-from paper_figures.dllm_serve.comparison import BASELINES
+from paper_figures.dllm_serve import fig3, rates
+from paper_figures.dllm_serve.comparison import BASELINES, OURS
 from paper_figures.dllm_serve.comparison import SYSTEMS as COMPARED
 from paper_figures.dllm_serve.rates import CSV_COLUMNS
 from repro.reports.figures import View, figure
@@ -35,7 +35,7 @@ from repro.runs.family import Validity
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import CPU_TINY, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 
@@ -109,6 +109,24 @@ def test_repeats_take_seeds_of_their_own():
     assert {cell.seed for cell in cells} == {0, 1, 2}
 
 
+def beside(system: str) -> list[float]:
+    """Where a line's points lie: beside their rates, so that systems that are alike hide none."""
+    by = rates.BESIDE * (max(RATES) - min(RATES)) * (COMPARED.index(system) - (len(COMPARED) - 1) / 2)
+    return [rate + by for rate in RATES]
+
+
+def test_lines_and_printed_values_of_one_rate_cover_none_of_each_other(tmp_path, drawn):
+    view = View(platform=L40S, reading="policy")
+    fig3.FIGURE.render(made(view), view, tmp_path)
+    found = drawn_lines(panel(drawn[0], "Burst"))
+    lasts = [found[title].get_xdata()[-1] for title in TITLES]
+    printed = [found[f"{title} (paper)"].get_xdata()[0] for title in TITLES]
+    places = [*lasts, *printed]
+    assert len(set(places)) == 2 * len(TITLES)
+    assert max(lasts) < min(printed)
+    assert max(printed) < panel(drawn[0], "Burst").get_xlim()[1]
+
+
 def test_measured_figure(tmp_path, drawn):
     rendered = fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
     assert [path.name for path in rendered.files] == [
@@ -127,7 +145,7 @@ def test_measured_figure(tmp_path, drawn):
         found = drawn_lines(axes)
         assert set(found) == {"offered load", *TITLES}
         ours = found["dLLM-Serve"]
-        assert list(ours.get_xdata()) == list(RATES)
+        assert list(ours.get_xdata()) == pytest.approx(beside(OURS))
         assert list(ours.get_ydata()) == pytest.approx([120, 240, 480, 480])
         assert (to_hex(ours.get_color()).upper(), ours.get_marker()) == ("#0072B2", "o")
         assert ours.get_fillstyle() == "full"
@@ -253,8 +271,12 @@ def test_invalid_runs_are_crossed_and_named(tmp_path, drawn):
     (picture,) = drawn
     found = drawn_lines(panel(picture, "LiveBench"))
     cross = found["dLLM-Serve, INVALID run"]
-    assert (cross.get_marker(), list(cross.get_xdata()), list(cross.get_ydata())) == ("x", [8.0], [pytest.approx(480)])
-    assert list(found["dLLM-Serve"].get_xdata()) == [2.0, 4.0, 16.0]
+    places = beside(OURS)
+    assert (cross.get_marker(), list(cross.get_xdata()), list(cross.get_ydata())) == (
+        *("x", pytest.approx(places[2:3])),
+        [pytest.approx(480)],
+    )
+    assert list(found["dLLM-Serve"].get_xdata()) == pytest.approx([*places[:2], places[3]])
     assert "INVALID" not in "".join(drawn_lines(panel(picture, "Burst")))
     assert rendered.rows[0][-1] == "1 of 4 runs INVALID"
     assert f"INVALID: {runs[bad].cell.folder_name}: 1 of 4 requests failed, the first with: x" in rendered.notes

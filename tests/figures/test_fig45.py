@@ -48,6 +48,15 @@ def test_latency_curves_and_the_papers_values(tmp_path, drawn):
     ]
 
 
+def test_printed_latencies_are_not_drawn_beside_those_of_another_number_of_requests(tmp_path, drawn):
+    for where in (RTX4090, L40S):
+        view = View(platform=where, reading="efficient", knobs=(("num_prompts", 300),))
+        rendered = fig4.FIGURE.render(runs_of(fig4.FIGURE.cells(view), speed), view, tmp_path)
+        assert not any("paper" in label for axes in drawn[-1].axes for label in drawn_lines(axes))
+        assert not any(row["obtained"] == "paper" for row in read_csv(rendered))
+        assert "of other numbers of requests, are not drawn" in caption_of(rendered)
+
+
 def test_latency_findings():
     found = {f.claim: f.value for f in fig4.FIGURE.findings(runs_of(fig4.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW)}
     assert found == {

@@ -134,7 +134,11 @@ def test_paper_values_are_hollow_and_marked(tmp_path, drawn):
     }
     rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
     line = drawn_lines(panel(drawn[0], PANELS["mini-code"]))["head, paper (LLaDA-8B)"]
-    assert (list(line.get_xdata()), list(line.get_ydata()), line.get_fillstyle()) == ([10], [20.1], "none")
+    assert (list(line.get_xdata()), list(line.get_ydata()), line.get_fillstyle()) == (
+        [10 + fig6.PRINTED_BESIDE],
+        [20.1],
+        "none",
+    )
     paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
     assert [(row["task"], row["accuracy"]) for row in paper] == [
         ("HumanEval", "0.201"),
