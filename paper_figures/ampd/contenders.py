@@ -41,7 +41,7 @@ _BACKLOG: Knobs = (("window", "backlog"),)
 _NO_PR: Knobs = (("prefill_reordering", False),)
 _NO_AR: Knobs = (("adaptive_routing", False),)
 _RANDOM: Knobs = (("dispatch", "random"),)
-_BLACK, _SKY = "#000000", "#56B4E9"
+_BLACK, _SKY, _AMBER = "#000000", "#56B4E9", "#E69F00"
 
 
 def _ampd(name: str, title: str, knobs: Knobs, color: str | None = None, marker: str | None = None) -> OnPlan:
@@ -62,7 +62,7 @@ _TUNED = tuple(
 )
 _SWITCHED = (
     _ampd("load", "AMPD + load", _LOAD, _SKY, "v"),
-    replace(_ampd("backlog", "AMPD + backlog", _BACKLOG, _SKY, "<"), linestyle="--"),
+    replace(_ampd("backlog", "AMPD + backlog", _BACKLOG, _AMBER, "<"), linestyle="--"),
     _ampd("ar", "AMPD w/o PR", _NO_PR),
     _ampd("pr", "AMPD w/o AR", _NO_AR),
     _ampd("none", "AMPD w/o AR+PR", _NO_AR + _NO_PR),

@@ -7,6 +7,7 @@ our two switches. The paper prints gains, not attainments: they are compared in 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,14 +23,23 @@ from paper_figures.ampd.attainment import (
 )
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, SAME_BASELINES, TUNED_BASELINES, grid
 from paper_figures.ampd.gains import gain_over, standing, summary_notes
-from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text
+from paper_figures.ampd.layout import (
+    DEFAULT,
+    SWITCHES,
+    WIDE,
+    ampd_figure,
+    ampd_page,
+    over_rates,
+    repeats_of,
+    seeds_text,
+)
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of, panels
 from paper_figures.common.caption import missing_note
 from paper_figures.common.figure import Columns, Page, Table
-from paper_figures.common.panel import Axis, Bars
+from paper_figures.common.panel import OF_SHARES, Axis, Points
 from paper_figures.common.panel import Panel as Drawn
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.common.words import exactly, number, said
+from paper_figures.common.words import number, said
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import stated
@@ -38,7 +48,7 @@ from repro.runs.store import StoredRun
 from repro.workloads.sessions.workload import load_session_card
 
 DRAWN = ("ampd", "ampd-tuned", "ours-tuned", "dynamo", "dynamo-tuned", "vllm-tuned")
-BARS = ("ampd", "dynamo", "vllm", "continuum")
+DETAILED = ("ampd", "dynamo", "vllm", "continuum")
 INITIAL = Measure(path="ttft_initial_s/mean", label="initial TTFT")
 INCREMENTAL = Measure(path="ttft_incremental_s/mean", label="incremental TTFT")
 ITL = Measure(path="itl_s/mean", label="ITL")
@@ -82,26 +92,26 @@ def table_of(runs: Runs, of: Of = ATTAINED) -> Attainments:
 
 
 def detail_of(runs: Runs, of: Measure) -> Attainments:
-    return tabulate(runs, BARS, details(), (DETAIL_RATE,), of=of)
+    return tabulate(runs, DETAILED, details(), (DETAIL_RATE,), of=of)
 
 
 def page(runs: Runs) -> Page:
     table, tails, view = table_of(runs), table_of(runs, P99).means, runs.view
-    drawn = over_rates(table, DRAWN, table.at, Axis(label="SLO attainment (%)", limits=(0, 105)))
+    drawn = over_rates(table, DRAWN, table.at, Axis(label="SLO attainment (%)", limits=(0, 105)), within=OF_SHARES)
     notes = summary_notes(table, view)
     return ampd_page(
         runs,
-        panels=[*drawn, *(bars(runs) if DETAIL_RATE in table.rates else ())],
+        panels=[*drawn, *(bottom_row(runs) if DETAIL_RATE in table.rates else ())],
         columns=WIDE,
-        after_title="; x: sessions/s",
         conclusions=notes[:4],
         about=[
-            f"SLO attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
+            f"SLO attainment in {DEFAULT}.",
             "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of searches of one size, on other samples of the same "
-            "workload. load + backlog: our two switches of the router. The paper prints no attainments, only gains. Lines lie a little beside "
-            "each other; Continuum is within a point of vLLM and not drawn. ampd/knee has the rates at which each falls to 90 %. "
-            "In the table: attainment in %, and the P99 of TTFT over rounds in s; below the panels means of TTFT and ITL, P99 and the longest.",
+            f"workload. {SWITCHES} The paper prints no attainments, only gains. Lines lie a little beside each other; Continuum is within a "
+            "point of vLLM and not drawn as a line. ampd/knee has the rates at which each falls to 90 %. In the table: attainment in %, and "
+            "the P99 of TTFT over rounds in s; in the last row means of TTFT and ITL, P99 and the longest, all on Table 2's plan.",
         ],
+        repeats=repeats_of(view),
         table=Table(
             columns=(
                 *("panel", "rate", *(CONTENDERS[name].title for name in FIGURE4)),
@@ -124,24 +134,26 @@ def page(runs: Runs) -> Page:
     )
 
 
-def bars(runs: Runs) -> list[Drawn]:
-    """In ms, a panel a trace."""
+def bottom_row(runs: Runs) -> list[Drawn]:
+    """In ms, a panel a trace, on one logarithmic axis for all: points, as a bar would have no end to begin at."""
     found = {of.label: detail_of(runs, of) for of in DETAILS}
+    known = [1e3 * float(value) for table in found.values() for name in DETAILED for value in table.means[name].ravel()]
+    positive = [value for value in known if value > 0] or [1.0]
+    limits = (min(positive) / 1.5, 1.5 * max(positive))
     return [
         Drawn(
             title=f"{DETAIL_MODEL} {load_session_card(trace).title}, {DETAIL_RATE:g}/s",
             layers=[
-                Bars(
+                Points(
                     label=CONTENDERS[name].title,
                     places=[each + 0.2 * (place - 1.5) for each in range(len(DETAILS))],
-                    at=[exactly(1e3 * float(table.means[name][row, 0])) for table in found.values()],
-                    width=0.19,
-                    color=CONTENDERS[name].look.color,
+                    values=[1e3 * float(table.means[name][row, 0]) for table in found.values()],
+                    look=replace(CONTENDERS[name].look, linestyle="none"),
                 )
-                for place, name in enumerate(BARS)
+                for place, name in enumerate(DETAILED)
             ],
             x=Axis(ticks=range(len(DETAILS)), names=[name.replace(" ", "\n") for name in found], size=7),
-            y=Axis(label=None if row else "ms", scale="log"),
+            y=Axis(label=None if row else "latency (ms)", scale="plain log", limits=limits),
         )
         for row, trace in enumerate(TRACES)
     ]

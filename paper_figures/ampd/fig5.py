@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, grid
-from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of
 from paper_figures.common.figure import Columns, Page, attributes, table
-from paper_figures.common.panel import Axis, Bars, Layer, Mark, Panel
+from paper_figures.common.panel import OF_SHARES, Axis, Bars, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
-from paper_figures.common.style import Look
+from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import number, said, shown
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -124,7 +124,7 @@ def page(runs: Runs) -> Page:
             title=f"{load_session_card(trace).title}: attainment",
             layers=[bars([ladder.at(name, row, 0) for name in LADDER])],
             x=Axis(ticks=range(len(LADDER)), names=rungs, size=6.5),
-            y=Axis(label=None if row else "%"),
+            y=Axis(label=None if row else "SLO attainment (%)", limits=(0, 105)),
         )
         for row, trace in enumerate(ABLATED)
     ]
@@ -138,6 +138,7 @@ def page(runs: Runs) -> Page:
         title="prefills on decode workers",
         layers=[bars([shares.at("ampd", row, 0) for row in places]), *marks],
         x=Axis(ticks=places, names=[load_session_card(trace).title for trace in TRACES], size=6.5),
+        y=Axis(label="prefills (%)", limits=(0, None)),
     )
     return ampd_page(
         runs,
@@ -145,16 +146,20 @@ def page(runs: Runs) -> Page:
         after_title=f"; {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
         conclusions=conclusions(ladder, floor_of(runs.view)),
         about=[
-            f"Attainment in {DEFAULT}. {seeds_text(runs.view)}: mean, and bars for its 95 % interval (Student's t).",
-            "Gains over both bases, and those printed, are in the table beside the figure.",
+            "AR: adaptive routing, PR: prefill reordering; without AR prefills join the shortest queue, or one at random.",
+            f"Attainment in {DEFAULT}.",
+            "Gains over both bases, and those printed, are in the CSV.",
         ],
+        repeats=repeats_of(runs.view),
         table=table(rows_of(runs), TABLE_COLUMNS),
         csv=table(rows_of(runs), {**CSV_COLUMNS, "obtained": lambda row: runs.view.obtained}),
     )
 
 
 def bars(values: Sequence[Interval]) -> Bars:
-    return Bars(label=None, places=range(len(values)), at=values, width=0.6, color="#56B4E9")
+    return Bars(
+        label=None, places=range(len(values)), at=values, width=0.6, color=system_look("ampd").color, within=OF_SHARES
+    )
 
 
 def conclusions(ladder: Attainments, floor: float) -> list[str]:

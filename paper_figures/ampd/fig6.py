@@ -10,10 +10,10 @@ from types import MappingProxyType
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from paper_figures.ampd.contenders import CONTENDERS
-from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, panel_of
 from paper_figures.common.figure import Page, Table, seed_by_seed
-from paper_figures.common.panel import Axis, Line, Mark, Panel
+from paper_figures.common.panel import OF_SHARES, Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import is_above, number, said, shown
@@ -31,6 +31,7 @@ SWEEPS: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "window_s": (2.0, 5.0, 10.0, 20.0, 60.0),
     }
 )
+AXES = {"w": "w", "alpha": "alpha", "beta": "beta", "window_s": "window of statistics (s)"}
 POINTS = [(name, value) for name, values in SWEEPS.items() for value in values]
 PRINTED_DEFAULTS: Mapping[str, float] = MappingProxyType({"w": 3, "alpha": 0.9, "beta": 0.85, "window_s": 10.0})
 PERCENT = Measure(path="slo_attainment", scale=100)
@@ -75,9 +76,8 @@ def page(runs: Runs) -> Page:
         panels=[panel(runs, name) for name in SWEEPS],
         after_title=f"; {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
         conclusions=[f"{conclusion(runs)}."],
-        about=[
-            f"Attainment in {DEFAULT}. {seeds_text(runs.view)}: mean, and bars for its 95 % interval; differences from the default are paired."
-        ],
+        about=[f"Attainment in {DEFAULT}. Differences from the default are paired."],
+        repeats=repeats_of(runs.view),
         table=Table(
             columns=("parameter", "value", "attainment %", "minus the default's, points", "paper %"),
             rows=[
@@ -108,7 +108,12 @@ def page(runs: Runs) -> Page:
 def panel(runs: Runs, name: str) -> Panel:
     values, paper = SWEEPS[name], printed()
     line = Line(
-        label="AMPD", places=values, at=[at(runs, name, value) for value in values], look=system_look("ampd"), capsize=3
+        label="AMPD",
+        places=values,
+        at=[at(runs, name, value) for value in values],
+        look=system_look("ampd"),
+        capsize=3,
+        within=OF_SHARES,
     )
     look = Look(color="black", marker="D")
     marks = [
@@ -117,10 +122,10 @@ def panel(runs: Runs, name: str) -> Panel:
         if (name, value) in paper
     ]
     return Panel(
-        title=name,
+        title=name.partition("_")[0],
         layers=[line, *marks],
-        x=Axis(ticks=values, scale="log" if name == "window_s" else "linear"),
-        y=Axis(label="SLO attainment (%)" if name == "w" else None, limits=(0, 100)),
+        x=Axis(label=AXES[name], ticks=values, scale="log" if name == "window_s" else "linear"),
+        y=Axis(label="SLO attainment (%)" if name == "w" else None, limits=(0, 105)),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
 from paper_figures.ampd.contenders import grid
-from paper_figures.ampd.layout import WIDE, ampd_figure, ampd_page, over_rates, seeds_text
+from paper_figures.ampd.layout import SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of, seeds_text
 from paper_figures.ampd.panels import panels
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis
@@ -48,12 +48,12 @@ def page(runs: Runs) -> Page:
         runs,
         panels=over_rates(table, SHOWN, at, Axis(label="mean end-to-end (s)", limits=(0, None))),
         columns=WIDE,
-        after_title="; x: sessions/s",
         conclusions=[f"AMPD's mean latency is {np.nanmedian(ratio):.2f} times Dynamo's in the median cell."],
         about=[
-            f"Last token minus arrival of a session. {seeds_text(runs.view)}: mean, and bars for its 95 % interval. AMPD and "
-            "Dynamo on Table 2's plan, vLLM and Continuum tuned for attainment."
+            "Last token minus arrival of a session. AMPD and Dynamo on Table 2's plan, vLLM tuned for attainment, so that its deployment, "
+            f"and its latency with it, may be another one at the next rate. {SWITCHES}"
         ],
+        repeats=repeats_of(runs.view, is_share=False),
         table=Table(
             columns=("panel", *(f"AMPD / Dynamo at {rate:g}" for rate in table.rates)),
             rows=[(panel.title, *(f"{value:.2f}" for value in ratio[row])) for row, panel in enumerate(table.panels)],

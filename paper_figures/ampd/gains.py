@@ -71,7 +71,7 @@ def standing(table: Attainments, ours: str, others: Sequence[str]) -> Standing:
             if is_below(each, -1e-7):
                 places.add((row, column))
                 where = f"{table.panels[row].title} {table.rates[column]:g}/s"
-                texts.append(f"{where}: {each.mean:.0f} points behind {CONTENDERS[other].title}")
+                texts.append(f"{where}: {-(each.mean or 0.0):.2g} points behind {CONTENDERS[other].title}")
     return Standing(contested=len(contested), ahead=ahead, behind=len(places), texts=tuple(texts))
 
 

@@ -18,11 +18,12 @@ from baselines.ar.dynamo import DynamoConfig
 from engines.policies.step import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Floats, Means, tabulate
 from paper_figures.ampd.contenders import CONTENDERS
-from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text
+from paper_figures.ampd.layout import DEFAULT, SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
 from paper_figures.ampd.panels import MODELS, TRACES, TracePanel, panel_of, panels
 from paper_figures.common.figure import Page, Table, seed_by_seed
-from paper_figures.common.panel import Axis, Guide, Line, Panel
+from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
 from paper_figures.common.runs import Measure, Of, Runs
+from paper_figures.common.style import GUIDE_COLOR, Look
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
@@ -48,6 +49,8 @@ TUNED_FOR = (0.45, 0.85, 1.4, 2.3)
 """Multiples that deployments are searched for; a rate has that of the next. One for all would be past most systems' knees, where the
 best gives one objective away."""
 SEEDS = 5
+ABOVE = 1.12
+"""Times its value stands the arrow over what lies beyond."""
 P99 = Measure(path="ttft_rounds_s/p99")
 LONGEST = Measure(path="ttft_longest_s")
 
@@ -175,14 +178,14 @@ def page(runs: Runs) -> Page:
         runs,
         panels=[*curves(found), *(summary(found, trace) for trace in TRACES)],
         columns=WIDE,
-        after_title="; x: sessions/s",
         conclusions=notes[:5],
         about=[
-            f"SLO attainment in {DEFAULT}; {seeds_text(view)}: mean, and bars for its 95 % interval (jackknife over seeds). Below: the rate at "
-            f"which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were run; at an end of them it lies beyond.",
+            f"SLO attainment in {DEFAULT}. Below: the rate at which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were "
+            "run; with an arrow where it lies beyond the highest.",
             "Tuned systems are on the best deployment of searches of one size, four a panel, each for the rates up to its own. Continuum is "
-            "within a point of vLLM and left out.",
+            f"within a point of vLLM and left out. {SWITCHES} Dynamo with its own cache is not drawn.",
         ],
+        repeats=repeats_of(view, by="jackknife over seeds, of the ratios above too"),
         table=Table(
             columns=("panel", *(CONTENDERS[name].title for name in SHOWN)),
             rows=[(panel.title, *(found.said(name, row) for name in SHOWN)) for row, panel in enumerate(table.panels)],
@@ -231,28 +234,36 @@ def curves(found: Knees) -> list[Panel]:
         DRAWN,
         found.table.at,
         Axis(label="SLO attainment (%)", limits=(0, 105)),
-        more=[Guide(value=100 * LEVEL, linestyle=":")],
+        more=[Guide(value=100 * LEVEL, linestyle=":", label=f"{100 * LEVEL:.0f} %")],
         rates=found.rates,
+        within=OF_SHARES,
     )
 
 
 def summary(found: Knees, trace: str) -> Panel:
     """By model; the bars are intervals of the logarithm."""
     rows = [found.table.panels.index(panel_of(model, trace)) for model in MODELS]
-    layers = []
+    layers, beyond = list[Layer](), list[tuple[float, float]]()
     for place, name in enumerate(DRAWN):
+        places = [model + 0.12 * (place - (len(DRAWN) - 1) / 2) for model in range(len(MODELS))]
         logs = [found.at(name, row) for row in rows]
         means = [math.exp(each.mean or 0.0) for each in logs]
         factors = [math.exp(each.half_width or 0.0) for each in logs]
         layers.append(
             Line(
                 label=CONTENDERS[name].title,
-                places=[model + 0.12 * (place - (len(DRAWN) - 1) / 2) for model in range(len(MODELS))],
+                places=places,
                 at=[Interval(mean=mean, half_width=None, n=SEEDS, confidence=0.95) for mean in means],
                 look=replace(CONTENDERS[name].look, linestyle="none"),
                 spread=[(mean - mean / by, mean * by - mean) for mean, by in zip(means, factors, strict=True)],
             )
         )
+        at_end = zip(places, means, rows, strict=True)
+        beyond += [(x, ABOVE * mean) for x, mean, row in at_end if mean >= found.rates[row][-1] * (1 - 1e-9)]
+    arrows = Look(color=GUIDE_COLOR, marker=r"$\uparrow$", linestyle="none")
+    if beyond:
+        xs, ys = zip(*beyond, strict=True)
+        layers.append(Points(label="lies beyond the highest rate", places=xs, values=ys, look=arrows, size=7))
     return Panel(
         title=f"{load_session_card(trace).title}: {100 * LEVEL:.0f} % at",
         layers=layers,

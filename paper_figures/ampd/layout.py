@@ -10,7 +10,7 @@ from paper_figures.ampd.attainment import Attainments
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Picture, Table, figure
-from paper_figures.common.panel import Axis, Layer, Line, Panel
+from paper_figures.common.panel import ANYWHERE, Axis, Bounds, Layer, Line, Panel
 from paper_figures.common.runs import Runs
 from repro.reports.figures import View
 from repro.runs.statistics import Interval
@@ -18,6 +18,8 @@ from repro.runs.statistics import Interval
 DEFAULT = "reading round/every/p95, 99 sessions a run"
 WIDE = 4
 """Panels beside each other: a row a model."""
+RATE = "sessions/s"
+SWITCHES = "load + backlog: our two switches of the router."
 
 
 ampd_figure = partial(figure, paper="ampd", platforms=("h20x32",), num_runs=PAIRED_SEEDS)
@@ -30,6 +32,7 @@ def ampd_page(
     panels: Sequence[Panel],
     conclusions: Sequence[str],
     about: Sequence[str],
+    repeats: str,
     table: Table,
     csv: Table,
     columns: int | None = None,
@@ -38,7 +41,8 @@ def ampd_page(
     missing: Sequence[str] = (),
     is_transient: bool = True,
 ) -> Page:
-    """A caption: what is concluded, how the runs were obtained, what they are (``about``), and how many are overloaded."""
+    """A caption: what is concluded, how the runs were obtained, what they are (``about``) and how often they were run, and how many
+    are overloaded."""
     calibrations = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
     obtained = f"All runs simulated on a discrete-event cluster; {' and '.join(calibrations)}".rstrip(".") + "."
     transient = [transient_sentence(runs)] if is_transient else []
@@ -47,7 +51,8 @@ def ampd_page(
         csv=csv,
         picture=Picture(
             panels=panels,
-            caption=[*conclusions, obtained, *about, *transient],
+            caption=[*conclusions, obtained, *about, repeats, *transient],
+            always=repeats,
             columns=columns,
             after_title=after_title,
         ),
@@ -63,9 +68,11 @@ def over_rates(
     *,
     more: Sequence[Layer] = (),
     rates: Sequence[Sequence[float]] | None = None,
+    within: Bounds = ANYWHERE,
 ) -> list[Panel]:
     """A panel each of the table's: lines of contenders over the rates, ``at`` name, row and column; each a little beside the one
-    before, so that equal ones are told apart. ``rates`` are the panels' own, on a logarithmic axis."""
+    before, so that equal ones are told apart. ``rates`` are the panels' own, on a logarithmic axis; intervals are drawn ``within``
+    bounds."""
     own = rates or [table.rates] * len(table.panels)
     return [
         Panel(
@@ -77,12 +84,16 @@ def over_rates(
                         places=_beside(own[row], place - (len(names) - 1) / 2, is_log=rates is not None),
                         at=[at(name, row, column) for column in range(len(table.rates))],
                         look=CONTENDERS[name].look,
+                        within=within,
                     )
                     for place, name in enumerate(names)
                 ),
                 *more,
             ],
-            x=Axis(ticks=own[row]) if rates is None else Axis(ticks=own[row][::2], scale="log"),
+            x=replace(
+                Axis(ticks=own[row]) if rates is None else Axis(ticks=own[row][::2], scale="log"),
+                label=RATE if row + WIDE >= len(table.panels) else None,
+            ),
             y=y if row % WIDE == 0 else replace(y, label=None),
         )
         for row, panel in enumerate(table.panels)
@@ -100,9 +111,15 @@ def seeds_text(view: View) -> str:
     return f"{len(view.seeds)} paired seeds"
 
 
+def repeats_of(view: View, of: str = "mean", by: str = "Student's t", *, is_share: bool = True) -> str:
+    """How often it was run, and what bars are; those of shares end where shares do."""
+    cut = ", drawn from 0 to 100 %" if is_share else ""
+    return f"{seeds_text(view)}: {of}, and bars for its 95 % interval ({by}){cut}."
+
+
 def transient_sentence(runs: Runs) -> str:
     over = sum(run.facts["overload_reason"] is not None for run in runs.all)
     return (
-        f"In {over} of {len(runs.all)} runs prefills ask for more than the workers have time for while sessions arrive: their "
-        "attainment is of this number of sessions and falls with more."
+        f"In {over} of {len(runs.all)} runs prefills ask for more than the workers have time for while sessions arrive: what "
+        "they attain is of this number of sessions: with more of them it falls, and latency grows."
     )

@@ -33,6 +33,8 @@ from repro.systems.ar.settings import DEFAULT_READING
 
 SAME = ("ampd", "dynamo", "vllm")
 COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))
+CONSTANT_COLORS = ("#D55E00", "#56B4E9", "#CC79A7", "#000000", GUIDE_COLOR)
+"""Other ones than those of models."""
 SPAN = (0.5, 40.0)
 """Ends of the diagonal."""
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
@@ -166,10 +168,11 @@ def page(runs: Runs) -> Page:
         panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(found)],
         conclusions=concluded,
         about=[
-            f"Left: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
-            "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added.",
-            f"{seeds_text(runs.view)}.",
+            f"Left and middle: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
+            "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added, in each reading, by the constants of "
+            "the overheads."
         ],
+        repeats=f"{seeds_text(runs.view)}.",
         table=table(found, table_columns(num_cells)),
         csv=table(found, CSV_COLUMNS),
         notes=concluded,
@@ -218,10 +221,11 @@ def scored(found: Sequence[Score]) -> Panel:
         if score.plans == "same" and score.history in ("-", _history("dynamo")):
             by_constants.setdefault(score.constants, []).append(score.sort_key)
     for place, (constants, own) in enumerate(by_constants.items()):
-        look = Look(color=f"C{place}", marker=".")
-        layers.append(Points(label=constants, places=range(1, len(own) + 1), values=own, look=look, width=1, zorder=2))
+        look = Look(color=CONSTANT_COLORS[place % len(CONSTANT_COLORS)], marker=".")
+        label = f"constants: {constants}"
+        layers.append(Points(label=label, places=range(1, len(own) + 1), values=own, look=look, width=1, zorder=2))
     null = next(score for score in found if score.reading == NULL)
-    layers.append(Guide(value=null.sort_key, label="null", color="black"))
+    layers.append(Guide(value=null.sort_key, label="null: all systems equal", color="black"))
     return Panel(
         title="scores", layers=layers, x=Axis(label="readings, best first"), y=Axis(label="score (less is nearer)")
     )

@@ -13,7 +13,7 @@ import numpy as np
 from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, SAME_BASELINES, TUNED_BASELINES, grid
 from paper_figures.ampd.gains import standing
-from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text
+from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
 from paper_figures.ampd.panels import panels
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Guide
@@ -55,11 +55,12 @@ def page(runs: Runs) -> Page:
         runs,
         panels=over_rates(table, SWITCHED, added, points, more=[Guide(value=0, label="AMPD as printed")]),
         columns=WIDE,
-        after_title="; x: sessions/s",
         conclusions=found,
         about=[
-            f"Attainment in {DEFAULT}, on Table 2's plan. {seeds_text(runs.view)}: paired difference, and bars for its 95 % interval."
+            f"Attainment in {DEFAULT}, on Table 2's plan. load: prefill workers in order of their load; backlog: the router looks at what "
+            "waits. Where AMPD attains all, nothing can be added."
         ],
+        repeats=repeats_of(runs.view, "paired difference", is_share=False),
         table=Table(
             columns=(
                 *("panel", "rate", "AMPD %", "load adds", "backlog adds", "both add", "both, tuned %"),

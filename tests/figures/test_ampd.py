@@ -160,7 +160,8 @@ def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):
     table = fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), worse), VIEW))
     found = gains_of.standing(table, "ours-tuned", ("dynamo-tuned",))
     (text,) = found.texts
-    assert text.startswith("Qwen3-32B GAIA 2/s: -")
+    assert text.startswith("Qwen3-32B GAIA 2/s: ")
+    assert "-" not in text.removeprefix("Qwen3-32B")
     assert text.endswith("points behind Dynamo, tuned")
     assert (found.contested, found.ahead, found.behind) == (60, 59, 1)
 
@@ -184,14 +185,14 @@ def test_cells_in_which_all_are_at_the_ceiling_do_not_count():
 @pytest.mark.parametrize(
     ("ours", "said"),
     [
-        ([0.4, 0.4, 0.4], ["-10 points behind Dynamo"]),
-        ([0.41, 0.39, 0.4], ["-10 points behind Dynamo"]),
+        ([0.4, 0.4, 0.4], ["10 points behind Dynamo"]),
+        ([0.41, 0.39, 0.4], ["10 points behind Dynamo"]),
         ([0.2, 0.6, 0.4], []),
         ([0.45, 0.5, 0.55], []),
         ([0.5, 0.5, 0.5], []),
         ([0.6, 0.6, 0.6], []),
         ([0.61, 0.59, 0.6], []),
-        ([0.4], ["-10 points behind Dynamo"]),
+        ([0.4], ["10 points behind Dynamo"]),
         ([0.6], []),
         ([math.nan], []),
     ],
@@ -421,6 +422,19 @@ def test_figure_7_times_plans_on_other_samples(tmp_path, monkeypatch):
         ]
         assert by_claim(fig7.FIGURE.findings(grown, VIEW))["ampd-plan-growth"].holds is holds, exponent
     assert found["ampd-overhead"].value == pytest.approx(0.01)
+
+
+def test_figure_7_has_a_line_a_method_and_no_interval_below_zero():
+    cells = fig7.FIGURE.cells(VIEW)
+    runs = [planner_run(cell, seconds=(0.08, 0.30, 0.36)[cell.seed]) for cell in cells]
+    for run in runs:
+        run.record.manifest["facts"]["method"] = (
+            "closed" if int(run.cell.knob_values["num_gpus"] or 0) > 64 else "direct"
+        )
+    one, two = fig7.lines(Runs(runs, VIEW))
+    assert (one.label, list(one.places)) == ("ours, measured: direct simulation", [8, 16, 32, 64])
+    assert (two.label, list(two.places)) == ("ours, measured: closed forms", [128, 256])
+    assert all(0 < (at.low or 0.0) < (at.mean or 0.0) < (at.high or 0.0) for at in (*one.at, *two.at))
 
 
 def test_findings_answer_claims_of_ampd():
