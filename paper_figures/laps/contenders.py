@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from paper_figures.common.contender import Contender
 from paper_figures.common.figure import Columns, Table, table
-from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.panel import ANYWHERE, OF_SHARES, Bounds
+from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.words import number, said
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.store import StoredRun
@@ -36,7 +37,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
                 name="sglang-graphs",
                 system="sglang-pd",
                 title="SGLang PD, prefill graphs",
-                color="#E69F00",
+                color="#CC79A7",
                 marker="X",
                 linestyle="--",
                 knobs=(("prefill_graphs", True),),
@@ -93,6 +94,15 @@ LATE_1K, P90_1K, P99_1K = (
 GRAPH_SHARE = Measure(path="graph_share", label="steps by a graph (%)", scale=100)
 MOVES = Measure(path="moves_per_minute")
 PER_STEP = Measure(path="requests_per_step")
+
+SHARES = (LATE, LATE_1K, GRAPH_SHARE)
+CUT = "Intervals of shares are drawn from 0 to 100 %."
+
+
+def bounds(of: Of) -> Bounds:
+    """Where values lie, and intervals are drawn."""
+    return OF_SHARES if of in SHARES else ANYWHERE
+
 
 _SHOWN = frozenset({"model", "num_instances", "clients", "kappa", "basis", COMPARISON})
 _OF_LENGTHS = {

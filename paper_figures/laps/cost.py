@@ -53,9 +53,16 @@ def page(runs: Runs) -> Page:
     ticks = [f"{budget:g}\n({graphs_in(budget)})" for budget in BUDGETS_GB]
     return laps_page(
         runs,
-        panels=choices(runs, (GRAPH_SHARE, MEAN), titles, partial(row, runs.view), ticks, GRAPHS),
+        panels=choices(
+            runs,
+            (GRAPH_SHARE, MEAN),
+            titles,
+            partial(row, runs.view),
+            ticks,
+            GRAPHS,
+            x_label="GB of graphs\n(number of them)",
+        ),
         columns=len(LOADS),
-        after_title="; x: GB of graphs (number of them)",
         conclusions=[conclusion(runs)],
         about=f"Qwen2.5-14B on one instance, Poisson, {GRAPH_MB[MIDDLE]} MB a graph as printed: memory and time of a capture are the paper's and await a GPU run.",
         width_inches=7.6,

@@ -31,7 +31,7 @@ def page(runs: Runs) -> Page:
             runs,
             P90_LONG,
             along=asked.longs,
-            each=asked.shorts,
+            each_of=asked.shorts,
             pair_of=lambda longs, shorts: (longs, shorts),
             words=("clients with long prompts", "short prompts", "long prompts only"),
         ),

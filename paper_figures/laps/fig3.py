@@ -27,14 +27,14 @@ def page(runs: Runs) -> Page:
             runs,
             P90_SHORT,
             along=asked.shorts,
-            each=asked.longs,
+            each_of=asked.longs,
             pair_of=lambda shorts, longs: (longs, shorts),
             words=("clients with short prompts", "long prompts", "short prompts only"),
         ),
         conclusions=[
             f"Short prompts of {shorts} clients wait {alone} alone, {one} beside {first} client with long prompts and {many} beside {last} ({where})."
         ],
-        about=f"{asked.sentence} Runs of Figure 1. Logarithmic.",
+        about=f"{asked.sentence} Runs of Figure 1.",
         width_inches=8,
         table=Table(
             columns=("panel", "short clients", "alone, ms", *(f"+ {longs} long, ms" for longs in asked.longs)),

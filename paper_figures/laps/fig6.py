@@ -119,7 +119,6 @@ def page(runs: Runs) -> Page:
             for model in asked.models
         ],
         columns=columns,
-        after_title="; x: clients",
         conclusions=[conclusion(runs, instances) for instances in asked.instances],
         about="Closed loop without think time, ShareGPT's turns: mean TTFT is the reciprocal of turns/s. LAPS mended: several long prompts a step, graphs only where predicted faster, "
         f"window of at most {5 * part_of(runs.view.platform).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
@@ -170,7 +169,10 @@ def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
     return Panel(
         title=f"{model}, {plural(instances, 'instance')}",
         layers=layers,
-        x=doubling(clients),
+        x=doubling(
+            clients,
+            "clients" if (instances, label) == (max(asked.instances), DRAWN[-1]) or len(asked.models) == 1 else None,
+        ),
         y=Axis(label=f"{label} / SGLang PD's" if model == asked.models[0] else None),
     )
 

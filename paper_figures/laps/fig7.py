@@ -20,6 +20,7 @@ from paper_figures.laps.contenders import (
     CAPACITY,
     CONCURRENCY,
     CONTENDERS,
+    CUT,
     LATE,
     LATE_1K,
     LATE_LONG,
@@ -107,7 +108,7 @@ def page(runs: Runs) -> Page:
             reserves_price(runs),
         ],
         about=f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for "
-        f"eight instances stand at a load of {PAPER_LOAD:g}.",
+        f"eight instances stand at a load of {PAPER_LOAD:g}. {CUT}",
         width_inches=8,
         table=Table(
             columns=(
@@ -159,8 +160,8 @@ def panel(runs: Runs, instances: int, loop: str) -> Panel:
     return Panel(
         title=f"{plural(instances, 'instance')}, {'closed loop' if is_closed else 'Poisson'}",
         layers=layers,
-        x=doubling(places, loop) if is_closed else Axis(label=loop),
-        y=Axis(label=LATE.label if is_closed else None, limits=(-3, 103)),
+        x=doubling(places, loop) if is_closed else Axis(label=loop, ticks=places),
+        y=Axis(label=LATE.label if is_closed else None, limits=(-3, 105)),
     )
 
 

@@ -43,14 +43,14 @@ class Mixtures:
     @property
     def panels(self) -> dict[float, str]:
         """A title a kappa; measured there is one."""
-        return {kappa: "measured" if self.model is None else f"kappa = {kappa:g}" for kappa in self.kappas}
+        return {kappa: "kappa as it is" if self.model is None else f"kappa = {kappa:g}" for kappa in self.kappas}
 
     @property
     def sentence(self) -> str:
         model = self.model or "The tiny decoder"
         return (
             f"{model}, SGLang PD on one instance; long: above 1,000 tokens, short: below 64, both of LMSYS-Chat-1M's "
-            "first turns; closed loop without think time."
+            "first turns; closed loop without think time. Both axes are logarithmic."
         )
 
 
@@ -82,11 +82,11 @@ def panels(
     of: Measure,
     *,
     along: Sequence[int],
-    each: Sequence[int],
+    each_of: Sequence[int],
     pair_of: Callable[[int, int], tuple[int, int]],
     words: tuple[str, str, str],
 ) -> list[Panel]:
-    """A panel a kappa: lines of mixtures, a shade for each number of other clients, and the alone ones dashed.
+    """A panel a kappa, all on one scale: lines of mixtures, a shade for each number of other clients, and the alone ones dashed.
 
     ``pair_of`` (along, other) is (longs, shorts); ``words`` name the axis, a line's clients and the dashed line.
     """
@@ -94,6 +94,11 @@ def panels(
 
     def asked(count: int, kappa: float) -> list[Cell]:
         return [cell(runs.view, *pair_of(place, count), kappa) for place in along]
+
+    titles = MIXTURES[runs.view.platform.executor].panels
+    every = [runs.at(each, of) for kappa in titles for count in (0, *each_of) for each in asked(count, kappa)]
+    ends = [end for at in every if at.mean for end in (at.mean, at.low, at.high) if end is not None and end > 0]
+    limits = (0.8 * min(ends), 1.25 * max(ends)) if ends else None
 
     return [
         Panel(
@@ -109,12 +114,12 @@ def panels(
                         f"{plural(count, 'client')} with {others}",
                         color=shade,
                     )
-                    for count, shade in zip(each, SHADES, strict=False)
+                    for count, shade in zip(each_of, SHADES, strict=False)
                 ),
                 line(runs, SYSTEM, along, asked(0, kappa), of, alone, color=GUIDE_COLOR, linestyle="--"),
             ],
             x=doubling(along, axis),
-            y=Axis(label=of.label if place == 0 else None, scale="plain log"),
+            y=Axis(label=of.label if place == 0 else None, scale="plain log", limits=limits),
         )
-        for place, (kappa, title) in enumerate(MIXTURES[runs.view.platform.executor].panels.items())
+        for place, (kappa, title) in enumerate(titles.items())
     ]

@@ -12,7 +12,7 @@ from paper_figures.common.caption import contended_note, device_text, invalid_no
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, csv_of
+from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, bounds, csv_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.systems.laps.settings import part_of
@@ -31,9 +31,11 @@ def laps_page(
     notes: Sequence[str] = (),
 ) -> Page:
     """A caption: what is concluded, how the runs were obtained, what they are of (``about``), and their seeds."""
+    repeats = " ".join([seeds_sentence(runs.view), *contended_note(runs.all)])
     picture = Picture(
         panels=panels,
-        caption=[*conclusions, *how_obtained(runs), about, seeds_sentence(runs.view)],
+        caption=[*conclusions, *how_obtained(runs), about, repeats],
+        always=repeats,
         after_title=after_title,
         columns=columns,
         width_inches=width_inches,
@@ -51,6 +53,7 @@ def line(
         places=places,
         at=[runs.at(cell, of) for cell in cells],
         look=replace(contender.look, **look),
+        within=bounds(of),
     )
 
 
@@ -75,7 +78,16 @@ Column = TypeVar("Column")
 
 def basis_of(runs: Runs) -> str:
     kind = "simulated, uncalibrated" if runs.view.obtained == "simulated" else runs.view.obtained
-    return f"{kind}: {part_of(runs.view.platform).title}"
+    title = part_of(runs.view.platform).title
+    return f"{kind}: {title if runs.view.is_simulated else title.replace(HERE, devices(runs))}"
+
+
+HERE = "this CPU"
+"""What a platform calls the machine it is measured on."""
+
+
+def devices(runs: Runs) -> str:
+    return " and ".join(dict.fromkeys(device_text(run) for run in runs.all)) or HERE
 
 
 laps_figure = partial(
@@ -91,19 +103,17 @@ laps_figure = partial(
 
 
 def how_obtained(runs: Runs) -> list[str]:
-    """What the numbers rest on, and how many of the runs something else disturbed."""
+    """What the numbers rest on."""
     if runs.view.obtained == "composed":
         charged = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
         return [f"All runs simulated on a discrete-event cluster; {' and '.join(charged)}."]
     if runs.view.is_simulated:
         return [OBTAINED]
     part = part_of(runs.view.platform)
-    devices = " and ".join(dict.fromkeys(device_text(run) for run in runs.all))
     return [
-        f"Measured on one core ({devices}): each step of a decoder of 12 layers of 64 with random weights is run and timed once; clients, queues and policies "
+        f"Measured on one core ({devices(runs)}): each step of a decoder of 12 layers of 64 with random weights is run and timed once; clients, queues and policies "
         f"are on a clock that the steps put forward. Lengths are {part.length_scale:g} and times {part.time_scale:g} of the paper's: "
-        f"objective {1e3 * part.slo_s:g} ms.",
-        *contended_note(runs.all),
+        f"objective {1e3 * part.slo_s:g} ms."
     ]
 
 

@@ -13,6 +13,7 @@ from paper_figures.common.words import is_above, is_below, number, said
 from paper_figures.laps.contenders import (
     CAPACITY,
     CONTENDERS,
+    CUT,
     LATE,
     LATE_1K,
     LMSYS,
@@ -61,7 +62,7 @@ def panel(runs: Runs, of: Measure, model: str) -> Panel:
         layers=[
             line(runs, name, LOADS, [at_load(runs.view, name, model, load) for load in LOADS], of) for name in NAMES
         ],
-        x=Axis(ticks=LOADS, size=7),
+        x=Axis(label="load" if of is LONGEST else None, ticks=LOADS, size=7),
         y=Axis(
             label=of.label if model == MODELS[0] else None, scale="linear" if of in (LATE, LATE_1K) else "plain log"
         ),
@@ -74,9 +75,8 @@ def page(runs: Runs) -> Page:
         runs,
         panels=[panel(runs, of, model) for of in (LATE, LATE_1K, MEAN, LONGEST) for model in MODELS],
         columns=len(MODELS),
-        after_title="; x: load",
         conclusions=[in_how_many(runs, PUBLISHED), in_how_many(runs, ("srpt",)), price(runs), knees(runs)],
-        about=f"One instance, Poisson turns with LMSYS-Chat-1M's shares. Load 1 is what SGLang PD serves with 256 clients ({capacities} turns/s).",
+        about=f"One instance, Poisson turns with LMSYS-Chat-1M's shares. SGLang PD with and without prefill graphs is nearly one line. Load 1 is what SGLang PD serves with 256 clients ({capacities} turns/s). {CUT}",
         table=Table(
             columns=(*("model", "load"), *(f"{CONTENDERS[name].title}: {PRICE}" for name in NAMES)),
             rows=[

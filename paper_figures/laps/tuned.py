@@ -14,6 +14,7 @@ from paper_figures.common.words import number, plural, said
 from paper_figures.laps.contenders import (
     CAPACITY,
     CONTENDERS,
+    CUT,
     LATE,
     LATE_1K,
     LMSYS,
@@ -21,6 +22,7 @@ from paper_figures.laps.contenders import (
     MIDDLE,
     MODELS,
     PRICE,
+    bounds,
     priced,
     rate_of,
     tuned,
@@ -81,11 +83,12 @@ def panel(runs: Runs, of: Measure, place: Place) -> Panel:
                 places=loads,
                 at=[runs.at(cell(runs.view, name, is_tuned, place, load), of) for load in loads],
                 look=replace(CONTENDERS[name].look, linestyle="-" if is_tuned else DASHED),
+                within=bounds(of),
             )
             for name in NAMES[place.instances]
             for is_tuned in (False, True)
         ],
-        x=Axis(ticks=loads, size=7),
+        x=Axis(label="load" if of is LONGEST else None, ticks=loads, size=7),
         y=Axis(label=of.label if place == PLACES[0] else None, scale="plain log" if of is LONGEST else "linear"),
     )
 
@@ -102,11 +105,11 @@ def page(runs: Runs) -> Page:
         runs,
         panels=[panel(runs, of, place) for of in (LATE, LATE_1K, LONGEST) for place in PLACES],
         columns=len(PLACES),
-        after_title="; x: load; dashed: as printed",
+        after_title="; dashed: not tuned",
         conclusions=[*(near(runs, place) for place in PLACES), *(knees(runs, place) for place in PLACES)],
-        about=f"Dashed: as printed, our defaults where nothing is printed. Through: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} "
+        about=f"Dashed: not tuned, which is as printed, and our defaults where nothing is printed; nothing of SRPT and Reserve is. Through: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} "
         f"candidates and {TRIALS} simulated trials on other seeds, for the fewest late turns. Poisson turns with LMSYS-Chat-1M's shares; load 1 is "
-        f"{capacities} turns/s an instance.",
+        f"{capacities} turns/s an instance. {CUT}",
         table=Table(
             columns=("model", "instances", "load", "system", f"as printed: {PRICE}", "tuned: the same", "chosen"),
             rows=[
@@ -131,7 +134,7 @@ def near(runs: Runs, place: Place) -> str:
             f"{CONTENDERS[name].title} {said(runs.at(plain, LATE))} -> {said(runs.at(best, LATE))} % "
             f"(longest {number(runs.at(plain, LONGEST)) / 1e3:.1f} -> {number(runs.at(best, LONGEST)) / 1e3:.1f} s)"
         )
-    return f"{place.title} at a load of {NEAR:g}, late as printed -> tuned: {'; '.join(texts)}."
+    return f"{place.title} at a load of {NEAR:g}, late, not tuned -> tuned: {'; '.join(texts)}."
 
 
 def knees(runs: Runs, place: Place) -> str:

@@ -273,7 +273,7 @@ def test_knees_and_prices_are_those_of_each_form(tmp_path):
     text = tuned.knees(runs, tuned.PLACES[0])
     assert "SGLang PD 0.71 ± 0.00 -> 1.00 ± 0.00;" in text, text
     assert tuned.near(runs, tuned.PLACES[0]).startswith(
-        "Qwen2.5-7B, 1 instance at a load of 0.9, late as printed -> tuned: SGLang PD 16.2 ± 0.0 -> 8.1 ± 0.0 % (longest 1.0 -> 1.0 s);"
+        "Qwen2.5-7B, 1 instance at a load of 0.9, late, not tuned -> tuned: SGLang PD 16.2 ± 0.0 -> 8.1 ± 0.0 % (longest 1.0 -> 1.0 s);"
     )
     rendered = tuned.FIGURE.render(runs.all, VIEW, tmp_path)
     assert len(rendered.rows) == sum(
