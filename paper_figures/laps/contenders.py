@@ -134,6 +134,8 @@ COLUMNS: Columns[StoredRun] = {
     "ttft_mean_ms": MEAN,
     "ttft_p90_ms": P90,
     "ttft_p99_ms": P99,
+    "ttft_p90_short_ms": P90_SHORT,
+    "ttft_p90_long_ms": P90_LONG,
     "ttft_max_ms": LONGEST,
     "violations_percent": LATE,
     "violations_short_percent": LATE_SHORT,
