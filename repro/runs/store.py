@@ -152,6 +152,10 @@ class StoredRun:
         )
 
     @property
+    def code_digest(self) -> str:
+        return str(self.manifest["code"]["digest"])
+
+    @property
     def title(self) -> str:
         """The system's, as figures and tables name it."""
         return SYSTEMS.get(self.cell.system).title
@@ -191,6 +195,21 @@ class StoredRun:
         return obtained + (", other machine" if self.other_machine else "")
 
 
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a file that holds no whole run can raise."""
+
+
+def read_run(file: Path) -> StoredRun:
+    """The run in a file, by whatever code; raises StoreError for one of another schema, and one of ``UNREADABLE``."""
+    content = file.read_bytes()
+    parts = parts_of(content)
+    manifest = part_of(parts, MANIFEST)
+    if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
+        raise StoreError(f"{file.name}: schema {stored} -> {SCHEMA_VERSION}")
+    cell = Cell.from_dict(part_of(parts, CELL))
+    return StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content)
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """What the store has of a cell. ``reason`` is one sentence: why it counts as done, or why it has to run."""
@@ -226,9 +245,12 @@ class Store:
     """Takes runs that other code made as done, and marks them."""
     accept_other_machine: bool = field(default=False, kw_only=True)
     """So too those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
+    beside_other_code: bool = field(default=False, kw_only=True)
+    """Leaves a cell's file to the code that made it, and gives this code's run one of its own beside it."""
 
-    def file(self, cell: Cell) -> Path:
-        return self.root / f"{cell.folder_name}{SUFFIX}"
+    def file(self, cell: Cell, code: str | None = None) -> Path:
+        """The cell's, or that beside it of the code with this digest."""
+        return self.root / f"{cell.folder_name}{'' if code is None else f'.{code}'}{SUFFIX}"
 
     def surely_missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of which there is no run whatever their knobs; tells in one look, and without their requests."""
@@ -240,15 +262,23 @@ class Store:
 
     def written(self, cell: Cell) -> tuple[int, int] | None:
         """Another value for every time that the cell is stored; None where it is not."""
-        try:
-            found = self.file(cell).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+        beside = self.root.glob(f"{cell.folder_name}.*{SUFFIX}") if self.beside_other_code else ()
+        found = []
+        for file in (self.file(cell), *beside):
+            with suppress(OSError):
+                found.append(file.stat())
+        newest = max(found, key=lambda each: each.st_mtime_ns, default=None)
+        return None if newest is None else (newest.st_ino, newest.st_mtime_ns)
 
     def find(self, experiment: Experiment) -> State:
         """Whether the stored run is this cell's, by this code and schema, and every byte is as it was written."""
-        file = self.file(experiment.cell)
+        state = self._found(experiment, self.file(experiment.cell))
+        if state.run is not None or not self.beside_other_code:
+            return state
+        beside = self._found(experiment, self.file(experiment.cell, experiment.code.digest))
+        return state if beside.run is None else beside
+
+    def _found(self, experiment: Experiment, file: Path) -> State:
         try:
             if not stat.S_ISREG(file.lstat().st_mode):
                 return State(run=None, reason="incomplete: it is no plain file")
@@ -258,7 +288,7 @@ class Store:
             return State(run=None, reason=f"schema 7 or older -> {SCHEMA_VERSION}" if is_older else "not stored")
         except Damaged as error:
             return State(run=None, reason=f"incomplete: {error}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             return State(run=None, reason=f"incomplete: it cannot be read ({type(error).__name__}: {error})")
 
     def load(self, experiment: Experiment) -> StoredRun:
@@ -269,7 +299,7 @@ class Store:
 
     def put(self, packed: Packed) -> StoredRun:
         """Replaces whatever was stored of the cell, in one rename once everything is written."""
-        file = self.file(packed.cell)
+        file = self._place(packed)
         try:
             with replacing(file) as temporary:
                 temporary.write_bytes(packed.content)
@@ -281,6 +311,13 @@ class Store:
         # A run of schema 7 or older was a folder.
         shutil.rmtree(self.root / packed.cell.folder_name, ignore_errors=True)
         return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
+
+    def _place(self, packed: Packed) -> Path:
+        own, code = self.file(packed.cell), packed.manifest["code"]["digest"]
+        with suppress(*UNREADABLE, StoreError):
+            if self.beside_other_code and read_run(own).code_digest != code:
+                return self.file(packed.cell, code)
+        return own
 
     def clear_leftovers(self) -> None:
         """Removes old ones, of processes that were killed while they stored."""

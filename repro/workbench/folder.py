@@ -1,0 +1,99 @@
+"""All runs that lie in a folder, by whatever code, as they are: what is compared and exported; and a run as a row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engines.errors import RunError, UserError
+from repro.files import readable_folder
+from repro.runs.store import SUFFIX, UNREADABLE, StoredRun, read_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    root: Path
+    runs: tuple[StoredRun, ...]
+    """By the names of their files."""
+    left_out: Mapping[str, str]
+    """File -> why it holds no run that can be read."""
+
+    @property
+    def warning(self) -> str | None:
+        if not self.left_out:
+            return None
+        name, why = next(iter(self.left_out.items()))
+        more = f", and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""
+        return f"left out of {self.root}: {name} ({why}){more}"
+
+
+def folder_of(root: Path, name: str = "folder") -> Folder:
+    """Refuses one without any run."""
+    runs, left_out = [], {}
+    for file in run_files(readable_folder(name, root)):
+        try:
+            runs.append(read_run(file))
+        except RunError as error:
+            left_out[file.name] = str(error).removeprefix(f"{file.name}: ")
+        except UNREADABLE as error:
+            left_out[file.name] = str(error)
+    found = Folder(root=root, runs=tuple(runs), left_out=left_out)
+    if not runs:
+        why = f" that can be read ({found.warning})" if left_out else ""
+        raise UserError(f"{name}={str(root)!r} holds no run{why}: give a folder that runs were made in (--result-dir)")
+    return found
+
+
+def run_files(root: Path) -> list[Path]:
+    return sorted(file for file in root.glob(f"*{SUFFIX}") if not file.name.startswith(".") and file.is_file())
+
+
+def name_of(run: StoredRun) -> str:
+    return run.file.name.removesuffix(SUFFIX)
+
+
+def commit_of(run: StoredRun) -> str | None:
+    """The commit of the checkout that it was made in."""
+    found = run.provenance["git"]["commit"]
+    return None if found is None else str(found)
+
+
+def numbers_of(run: StoredRun) -> dict[str, float | None]:
+    """Every metric that is a number, or None; one of several numbers has their names behind its own, ``e2el_s.mean``."""
+    return dict(_flat(run.summary))
+
+
+def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is None or isinstance(value, int | float):
+            yield f"{prefix}{name}", value
+
+
+class Row(NamedTuple):
+    """What a run's row says, in this order."""
+
+    asked: Mapping[str, Any]
+    knobs: Mapping[str, Any]
+    made: Mapping[str, Any]
+    """How it came about, and every metric."""
+
+
+def row_of(run: StoredRun) -> Row:
+    cell = run.cell
+    names = ("system", "dataset", "platform", "executor", "rate", "seed")
+    asked = {"run": name_of(run), **{name: getattr(cell, name) for name in names}}
+    how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
+    made = {**how, **numbers_of(run)}
+    # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
+    knobs = {f"knob.{name}" if name in asked or name in made else name: value for name, value in cell.asked.items()}
+    return Row(asked, knobs, made)
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Those of every row: what was asked, knobs by name, then the rest as it comes."""
+    knobs = {name for row in rows for name in row.knobs}
+    return [*rows[0].asked, *sorted(knobs), *dict.fromkeys(name for row in rows for name in row.made)]
