@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
-
 from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import engine_knobs, of_platform
-from repro.cli.output import print_json, print_table, say
-from repro.cli.run_table import print_runs, rate_of
-from repro.cli.said import as_json
+from repro.cli.output import print_json, say
+from repro.cli.run_table import print_runs, rate_of, run_json
 from repro.cli.spread import Given, Knobs
 
 if TYPE_CHECKING:
-    from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
     from repro.systems.platforms import Platform
+    from repro.workbench.grid import Grid
 
 ENDPOINT = "endpoint"
 """Where a system behind --url runs."""
@@ -49,25 +46,19 @@ class Asked:
     """Requests/s or 'inf'; several times [default: inf]."""
     seed: opt.Seed = 0
 
-    def cells(self, where: Platform, knobs: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
-        """``knobs`` of each system."""
-        from repro.runs.cell import Cell
-        from repro.runs.system import default_dataset
+    def grid(self, options: Mapping[str, Any]) -> Grid:
+        """``options``: the knobs."""
+        from repro.workbench.grid import Grid
 
-        return [
-            Cell(
-                system=name,
-                dataset=dataset,
-                platform=self.platform,
-                executor=self.executor or where.executor,
-                rate=opt.parse_rate(rate),
-                seed=self.seed,
-                knobs=tuple(own.items()),
-            )
-            for dataset in self.dataset_name or [default_dataset(next(iter(knobs)), where)]
-            for rate in self.request_rate or ["inf"]
-            for name, own in knobs.items()
-        ]
+        return Grid(
+            system=tuple(self.system or ()),
+            dataset=tuple(self.dataset_name or ()),
+            platform=(self.platform,),
+            executor=(self.executor,) if self.executor else (),
+            rate=tuple(map(opt.parse_rate, self.request_rate or ["inf"])),
+            seed=(self.seed,),
+            knobs={name: (value,) for name, value in options.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,95 +112,56 @@ def bench(
     placement: opt.Placement,
     profiled: Profiled,
     dry_run: opt.DryRun = False,
-    continue_on_error: Annotated[
-        bool,
-        typer.Option("--continue-on-error", help="Go on with the next run after a failure.", rich_help_panel=opt.RUNS),
-    ] = False,
+    continue_on_error: opt.ContinueOnError = False,
     plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     from dataclasses import asdict, replace
+    from functools import partial
 
-    from repro.cli.data_file import data_of, readable
+    from repro.cli.making import make_and_show
     from repro.cli.plots import check_plot
-    from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
     from repro.systems.platforms import platform as platform_of
 
     opened = placement.opened()
     if endpoint.url is not None and asked.platform == "cpu-tiny":
         asked = replace(asked, platform=ENDPOINT)
+    if endpoint.url is not None and not asked.system:
+        asked = replace(asked, system=["openai-http"])
     where = platform_of(asked.platform)
     if plot is not None:
         check_plot(plot)
     options = {**given, **opt.given(**asdict(endpoint)), **opt.of_data_file(dataset_path, given)}
     options |= profiled.knobs(given.get("device"), where, asked.executor)
     options |= opt.parse_knobs(knob or (), options)
-    systems = asked.system or ["openai-http" if endpoint.url is not None else where.default_system]
-    cells = asked.cells(where, _of_each(systems, options))
-    store = stored.store
-    with opened as pool:
-        with readable("dataset_path", dataset_path, dict.fromkeys(cell.dataset for cell in cells)):
-            sweep = sweep_of(cells, store, force=stored.force, pool=pool)
-        if dry_run:
-            pool.check(sweep.experiments)
-            reasons = [(each.cell.folder_name, sweep.why(each.cell)) for each in sweep.experiments]
-            if json:
-                print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
-            else:
-                print_table("What would run, or be reused", ("run", "why"), reasons)
-            return
-        for line in data_of(sweep.experiments):
-            say(line, file=sys.stderr)
-        outcomes = run_sweep(sweep, continue_on_error=continue_on_error, jobs=placement.jobs)
-    _show(sweep.runs, f"repro bench on {where.title}", is_profiled=profiled.profile, plot=plot, json=json)
-    say_what_ran(outcomes, store.root)
-    if any(map(is_failure, outcomes)):
-        raise typer.Exit(1)
+    show = partial(_show, title=f"repro bench on {where.title}", is_profiled=profiled.profile, plot=plot, json=json)
+    make_and_show(
+        asked.grid(options).cells(),
+        store=stored.store,
+        opened=opened,
+        show=show,
+        force=stored.force,
+        jobs=placement.jobs,
+        dry_run=dry_run,
+        continue_on_error=continue_on_error,
+        json=json,
+    )
 
 
-def _of_each(systems: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The knobs of each system: with what it makes of those that were given, and without what only others beside it heed."""
-    from repro.runs.system import SYSTEMS
-
-    found = {name: SYSTEMS.get(name) for name in systems}
-    shared = dict(options)
-    if "burstiness" in shared:
-        shared.setdefault("arrivals", "gamma")
-    knobs = {name: {**getattr(system, "implied", dict)(shared), **shared} for name, system in found.items()}
-    heeding = {name for name, system in found.items() if getattr(system, "has_readings", True)}
-    for name in found.keys() - heeding if heeding else ():
-        # What a baseline stands for beside the system under test, which is what it is.
-        knobs[name].pop("reading", None)
-    return knobs
-
-
-def _show(runs: Sequence[StoredRun], title: str, *, is_profiled: bool, plot: Path | None, json: bool) -> None:
+def _show(runs: Sequence[StoredRun], *, title: str, is_profiled: bool, plot: Path | None, json: bool) -> None:
     from repro.cli.plots import save_plot
     from repro.cli.profile import print_profile
 
     if json:
-        print_json({"runs": [_as_json(run) for run in runs]})
+        print_json({"runs": [run_json(run) for run in runs]})
     else:
-        print_runs(runs)
+        print_runs([[run] for run in runs])
         for run in runs if is_profiled else ():
             print_profile(run)
     if plot is not None and runs:
         drawn = save_plot(plot, title, [_as_plotted(run) for run in runs])
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
-
-
-def _as_json(run: StoredRun) -> dict[str, Any]:
-    return {
-        "cell": run.cell.to_dict(),
-        **as_json(run),
-        "obtained": run.obtained,
-        "valid": run.validity.valid,
-        "reasons": list(run.validity.reasons),
-        "facts": run.facts,
-        "file": str(run.file),
-        "summary": run.summary,
-    }
 
 
 def _as_plotted(run: StoredRun) -> dict[str, Any]:

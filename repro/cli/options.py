@@ -42,6 +42,9 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Check everything, list the runs and why each would run.", rich_help_panel=RUNS),
 ]
+ContinueOnError = Annotated[
+    bool, typer.Option("--continue-on-error", help="Go on with the next run after a failure.", rich_help_panel=RUNS)
+]
 Plot = Annotated[
     Path | None,
     typer.Option(

@@ -1,39 +1,80 @@
-"""The table of ``repro bench``: what was asked of each run, and what came of it."""
+"""The table of ``repro bench`` and ``repro sweep``: what was asked of each run, or of repeats, and what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.cli.output import number, percent, print_table
-from repro.cli.said import Lengths, lengths_of, reading_of
+from repro.cli.said import Lengths, as_json, lengths_of, reading_of
 
 if TYPE_CHECKING:
     from repro.runs.family import Shown
     from repro.runs.store import StoredRun
 
 
-def print_runs(runs: Sequence[StoredRun]) -> None:
-    """One table a family, which shows what only its runs have, and what was asked, as far as they have it."""
-    for family in dict.fromkeys(run.family.name for run in runs):
-        own = [run for run in runs if run.family.name == family]
-        rows = [_Row(run, lengths_of(run)) for run in own]
-        columns = {title: [of(row) for row in rows] for title, of in COLUMNS.items()}
-        shown = own[0].family.shown
+def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) -> None:
+    """One table a family, which shows what only its runs have, and what was asked, as far as they have it. A row is a run, or
+    the repeats of one; ``varied`` are knobs by which rows differ."""
+    for family in dict.fromkeys(row[0].family.name for row in rows):
+        own = [_Row(row, [lengths_of(run) for run in row]) for row in rows if row[0].family.name == family]
+        columns = {title: [of(row) for row in own] for title, of in COLUMNS.items()}
+        shown = own[0].run.family.shown
         for title, unsaid in (("reading", "-"), ("lengths", "x 1")):
             if {*columns[title]} == {unsaid}:
                 del columns[title]
         if any(each.metric == "input_len" for each in shown):
             del columns["prompt tok"], columns["output tok"]
-        columns |= {each.title: [_shown(run, each) for run in own] for each in shown}
-        columns["obtained"] = [run.obtained for run in own]
-        columns["verdict"] = ["VALID" if run.validity.valid else "INVALID" for run in own]
+        asked = {name: [_knob(row.run, name) for row in own] for name in varied if name != "reading"}
+        columns = {"system": columns.pop("system"), **asked, **columns}
+        columns |= {each.title: [_shown(row, each) for row in own] for each in shown}
+        if any(len(row.runs) > 1 for row in own):
+            columns["runs"] = [str(len(row.runs)) for row in own]
+        columns["obtained"] = ["; ".join(sorted({run.obtained for run in row.runs})) for row in own]
+        columns["verdict"] = [_verdict(row.runs) for row in own]
         print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
+def run_json(run: StoredRun) -> dict[str, Any]:
+    return {
+        "cell": run.cell.to_dict(),
+        **as_json(run),
+        "obtained": run.obtained,
+        "valid": run.validity.valid,
+        "reasons": list(run.validity.reasons),
+        "facts": run.facts,
+        "file": str(run.file),
+        "summary": run.summary,
+    }
+
+
 class _Row(NamedTuple):
-    run: StoredRun
-    lengths: Lengths
+    runs: Sequence[StoredRun]
+    lengths: Sequence[Lengths]
+
+    @property
+    def run(self) -> StoredRun:
+        return self.runs[0]
+
+    def over(self, of: Callable[[StoredRun], float | None], digits: int = 1, *, scale: float = 1.0) -> str:
+        """A number of the run; of repeats the mean over those that are valid, with its interval."""
+        from repro.runs.statistics import mean_interval
+
+        if len(self.runs) == 1:
+            return number(of(self.run), digits, scale=scale)
+        found = mean_interval(known(of(run) for run in self.runs if run.validity.valid))
+        return number(found.mean, digits, scale=scale, half_width=found.half_width)
+
+    def latency(self, part: str) -> str:
+        return self.over(lambda run: run.summary["e2el_s"][part], 2)
+
+    def tokens(self, which: str) -> str:
+        found = known(getattr(each, which) for each in self.lengths)
+        return number(sum(found) / len(found) if found else None)
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def rate_of(run: StoredRun) -> str:
@@ -49,31 +90,51 @@ COLUMNS: Mapping[str, Callable[[_Row], str]] = {
     "system": lambda row: row.run.title,
     "reading": lambda row: reading_of(row.run) or "-",
     "dataset": lambda row: row.run.cell.dataset,
-    "lengths": lambda row: f"x {row.lengths.length_scale:g}",
-    "prompt tok": lambda row: number(row.lengths.mean_prompt_tokens),
-    "output tok": lambda row: number(row.lengths.mean_output_tokens),
+    "lengths": lambda row: f"x {row.lengths[0].length_scale:g}",
+    "prompt tok": lambda row: row.tokens("mean_prompt_tokens"),
+    "output tok": lambda row: row.tokens("mean_output_tokens"),
     "platform": lambda row: row.run.cell.platform,
     "rate req/s": lambda row: rate_of(row.run),
-    "tok/s": lambda row: number(row.run.summary["throughput_tok_s"]),
-    "mean s": lambda row: number(row.run.summary["e2el_s"]["mean"], 2),
-    "p50 s": lambda row: number(row.run.summary["e2el_s"]["p50"], 2),
-    "p90 s": lambda row: number(row.run.summary["e2el_s"]["p90"], 2),
-    "longest s": lambda row: number(row.run.summary["e2el_s"]["max"], 2),
+    "tok/s": lambda row: row.over(lambda run: run.summary["throughput_tok_s"]),
+    "mean s": lambda row: row.latency("mean"),
+    "p50 s": lambda row: row.latency("p50"),
+    "p90 s": lambda row: row.latency("p90"),
+    "longest s": lambda row: row.latency("max"),
 }
 
 
-def _shown(run: StoredRun, each: Shown) -> str:
+def _knob(run: StoredRun, name: str) -> str:
+    value = run.cell.knob_values.get(name)
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _verdict(runs: Sequence[StoredRun]) -> str:
+    invalid = sum(not run.validity.valid for run in runs)
+    if not invalid:
+        return "VALID"
+    return "INVALID" if invalid == len(runs) else f"{invalid} INVALID"
+
+
+def _shown(row: _Row, each: Shown) -> str:
     if each.is_predicted:
-        if (found := run.facts["simulated"].get(each.metric)) is None:
-            return "-"
-        if each.is_share:
-            return f"{percent(found['predicted'])} ({100 * found['error']:+.0f} points)"
-        return f"{number(found['predicted'], scale=each.scale)} ({100 * found['error']:+.0f} %)"
-    value = run.summary[each.metric]
-    if each.stat is not None:
-        value = value.get(each.stat)
+        return _predicted(row, each)
+
+    def value(run: StoredRun) -> Any:
+        found = run.summary[each.metric]
+        return found if each.stat is None else found.get(each.stat)
+
     if each.is_share:
-        return percent(value)
-    if isinstance(value, int) and each.scale == 1:
-        return str(value)
-    return number(value, scale=each.scale)
+        return row.over(value, scale=100) + " %" if known(map(value, row.runs)) else "-"
+    first = value(row.run)
+    if len(row.runs) == 1 and isinstance(first, int) and each.scale == 1:
+        return str(first)
+    return row.over(value, scale=each.scale)
+
+
+def _predicted(row: _Row, each: Shown) -> str:
+    """What the simulator said of the run; of the first of repeats."""
+    if (found := row.run.facts["simulated"].get(each.metric)) is None:
+        return "-"
+    if each.is_share:
+        return f"{percent(found['predicted'])} ({100 * found['error']:+.0f} points)"
+    return f"{number(found['predicted'], scale=each.scale)} ({100 * found['error']:+.0f} %)"

@@ -4,7 +4,6 @@ fields. A group is a dataclass, or ``Knobs``: the knobs of settings that are an 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property, wraps
@@ -13,11 +12,10 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import typer
 
-from engines.errors import UserError
 from engines.knobs import Knob, helps_of, knobs_of
+from repro.runs.sizes import size_of
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 Given = dict[str, Any]
 """What a user gave of some settings, by name; what is not in it keeps its default further down."""
 
@@ -62,7 +60,7 @@ class Knobs:
         """What was given; a size may have a unit."""
         values = {name: given.pop(name) for name in self._found}
         return {
-            name: _size(name, value) if self._found[name].knob.is_size else value
+            name: size_of(name, value) if self._found[name].knob.is_size else value
             for name, value in values.items()
             if value is not None
         }
@@ -132,19 +130,10 @@ def _is_path(parameter: inspect.Parameter) -> bool:
     return declared is Path or Path in get_args(declared)
 
 
-def _size(name: str, text: str) -> int:
-    """'24GB' (10^9), '64MiB' (2^20) or plain bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KIB|MIB|GIB)?", text.strip(), re.IGNORECASE)
-    size = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "B").upper()]
-    if not 1 <= size < float("inf"):
-        raise UserError(f"{name}={text!r} is not a size: write it like 24GB or 64MiB")
-    return int(size)
-
-
 def _built(group: Any, given: Given) -> Any:
     values = {field.name: given.pop(field.name) for field in fields(group)}
     sizes = {name for name, knob in knobs_of(group).items() if knob.is_size and values[name] is not None}
-    return group(**values | {name: _size(name, values[name]) for name in sizes})
+    return group(**values | {name: size_of(name, values[name]) for name in sizes})
 
 
 def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:

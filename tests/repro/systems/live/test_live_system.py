@@ -108,18 +108,20 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(monkeypat
     span_s = max(found.requests["finished_s"]) - min(found.requests["arrival_s"])
     print_runs(
         [
-            SimpleNamespace(
-                family=LIVE,
-                manifest={"facts": found.manifest},
-                sum_of=lambda column: (1, 1),
-                title="AMPD live",
-                cell=cell(),
-                summary=summary,
-                facts=found.facts,
-                record=found,
-                obtained="measured",
-                validity=LIVE.assess(found),
-            )
+            [
+                SimpleNamespace(
+                    family=LIVE,
+                    manifest={"facts": found.manifest},
+                    sum_of=lambda column: (1, 1),
+                    title="AMPD live",
+                    cell=cell(),
+                    summary=summary,
+                    facts=found.facts,
+                    record=found,
+                    obtained="measured",
+                    validity=LIVE.assess(found),
+                )
+            ]
         ]
     )
     _, _, titles, _, values, *_ = capsys.readouterr().out.splitlines()

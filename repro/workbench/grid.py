@@ -1,0 +1,179 @@
+"""A grid: what is asked of a cell, with several values of anything; every combination is a cell.
+
+``repro bench`` makes one of its options, ``repro sweep`` of a file, ``repro.sweep`` of a mapping: the same grid is the same cells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+from engines.errors import UserError, require
+from engines.knobs import Range, check_value, knobs_of
+from repro.files import one_line, read_yaml, unreadable_yaml
+from repro.runs.cell import COMPARISON, NOTES, Cell, Scalar, plain
+from repro.runs.sizes import size_of
+from repro.runs.system import SYSTEMS, default_dataset, settings_of
+from repro.systems.platforms import platform as platform_of
+
+Repeats = Annotated[int, Range(1, 1000)]
+INF = "inf"
+"""The rate of a workload that comes at once; a cell has None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Each field holds values of the cell's field of this name; an empty one stands for what ``repro bench`` takes by default."""
+
+    system: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    platform: tuple[str, ...] = ("cpu-tiny",)
+    executor: tuple[str, ...] = ()
+    rate: tuple[float | None, ...] = (None,)
+    seed: tuple[int, ...] = (0,)
+    knobs: Mapping[str, tuple[Scalar, ...]]
+
+    @classmethod
+    def from_dict(cls, given: object) -> Grid:
+        """A mapping of fields to a value, or a list of them; of ``knobs``, to a mapping of names to such."""
+        if not isinstance(given, Mapping) or not given:
+            raise UserError(
+                f"grid={given!r} must be a mapping: write system, dataset, rate and others with their values"
+            )
+        allowed = [each.name for each in fields(cls)]
+        if unknown := [name for name in given if name not in allowed]:
+            raise UserError(
+                f"grid key {unknown[0]!r} is unknown: use {', '.join(allowed)}, and write a knob below knobs"
+            )
+        knobs = {} if given.get("knobs") is None else given["knobs"]
+        if not isinstance(knobs, Mapping):
+            raise UserError(f"knobs={knobs!r} must be a mapping of knob names to values, or lists of values")
+        if noted := [name for name in knobs if name in (*NOTES, COMPARISON)]:
+            raise UserError(f"knob {noted[0]!r} is a note about a run and asks nothing of it: leave it out")
+        own = {name: _values(name, value) for name, value in given.items() if name != "knobs"}
+        if "rate" in own:
+            own["rate"] = tuple(None if value in (INF, math.inf) else value for value in own["rate"])
+        return cls(**own, knobs={name: _values(f"knob {name}", value) for name, value in knobs.items()})
+
+    def repeated(self, num: int | None) -> Grid:
+        """With the seeds 0 to ``num`` - 1; itself where that is None."""
+        num = plain(num)
+        check_value(Repeats | None, "repeats", num)
+        if num is None:
+            return self
+        require(self.seed == (0,), f"seed={self.seed} is given beside repeats={num}, which are seeds: leave one out")
+        return replace(self, seed=tuple(range(num)))
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Knobs with several values."""
+        return tuple(name for name, values in self.knobs.items() if len(values) > 1)
+
+    def cells(self) -> list[Cell]:
+        """The repeats of a setting follow each other."""
+        return list(dict.fromkeys(self._cells()))
+
+    def _cells(self) -> Iterator[Cell]:
+        for where in self.platform:
+            on = platform_of(where)
+            systems = self.system or (on.default_system,)
+            settings = [knobs_of_each(systems, chosen) for chosen in self._choices()]
+            datasets = self.dataset or (default_dataset(systems[0], on),)
+            for executor, dataset, rate, knobs in product(
+                self.executor or (on.executor,), datasets, self.rate, settings
+            ):
+                for system, own in knobs.items():
+                    asked = Cell(
+                        system=system,
+                        dataset=dataset,
+                        platform=where,
+                        executor=executor,
+                        rate=rate,
+                        seed=self.seed[0],
+                        knobs=tuple(own.items()),
+                    )
+                    yield from map(asked.with_seed, self.seed)
+
+    def _choices(self) -> Iterator[dict[str, Scalar]]:
+        """One value of each knob; what is null is left at its default."""
+        for chosen in product(*self.knobs.values()):
+            yield {name: value for name, value in zip(self.knobs, chosen, strict=True) if value is not None}
+
+
+def grid_of_file(path: Path) -> Grid:
+    """The grid in a YAML file."""
+    try:
+        given = read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"grid={str(path)!r} cannot be read as YAML ({one_line(error)}): correct it") from None
+    try:
+        return Grid.from_dict(_with_numbers(given))
+    except UserError as error:
+        raise UserError(f"{path.name}: {error}") from None
+
+
+def in_turns(cells: Iterable[Cell]) -> list[Cell]:
+    """Repeat by repeat, each beginning with another setting: what a machine does meanwhile falls on all of them."""
+    turns: dict[int, list[Cell]] = {}
+    for cell in cells:
+        turns.setdefault(cell.seed, []).append(cell)
+    found: list[Cell] = []
+    for place, turn in enumerate(turns.values()):
+        first = place % len(turn)
+        found += [*turn[first:], *turn[:first]]
+    return found
+
+
+def knobs_of_each(systems: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The knobs of each system: with what it makes of those that were given, and without what only others beside it heed."""
+    found = {name: SYSTEMS.get(name) for name in systems}
+    shared = dict(options)
+    if "burstiness" in shared:
+        shared.setdefault("arrivals", "gamma")
+    if "dataset_path" in shared:
+        shared.setdefault("dataset_source", "local")
+    knobs = {name: {**getattr(system, "implied", dict)(shared), **shared} for name, system in found.items()}
+    heeding = {name for name, system in found.items() if getattr(system, "has_readings", True)}
+    for name in found.keys() - heeding if heeding else ():
+        # What a baseline stands for beside the system under test, which is what it is.
+        knobs[name].pop("reading", None)
+    return {name: _with_sizes(name, own) for name, own in knobs.items()}
+
+
+def _with_sizes(system: str, knobs: dict[str, Any]) -> dict[str, Any]:
+    sizes = {name for kind in settings_of(system) for name, knob in knobs_of(kind).items() if knob.is_size}
+    return {
+        name: size_of(name, value) if name in sizes and isinstance(value, str) else value
+        for name, value in knobs.items()
+    }
+
+
+def _values(name: object, given: Any) -> tuple[Any, ...]:
+    value = plain(given)
+    if isinstance(value, Mapping):
+        raise UserError(f"{name}={value!r} must be a value, or a list of them")
+    is_several = isinstance(value, list | tuple | range) or getattr(value, "shape", ()) != ()
+    values = tuple(map(plain, value)) if is_several else (value,)
+    require(values != (), f"{name}={value!r} has no value: give one, or leave it out")
+    return values
+
+
+def _with_numbers(given: Any) -> Any:
+    """As a user means it: to YAML 1.1 the number 1e-4 is a text."""
+    match given:
+        case dict():
+            return {name: _with_numbers(value) for name, value in given.items()}
+        case list():
+            return [_with_numbers(value) for value in given]
+        case str() if given[:1] in "+-.0123456789":
+            try:
+                found = json.loads(given)
+            except ValueError:
+                return given
+            return found if isinstance(found, float) else given
+    return given
