@@ -1,10 +1,12 @@
-"""The same from Python: ``repro.run``, ``repro.sweep`` and ``repro.load``. Bad input is a UserError, as on the command line."""
+"""The same from Python: ``repro.run``, ``sweep``, ``load`` and ``compare``. Bad input is a UserError, as on the command line."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 from engines.errors import UserError, require
 from repro.files import forget
@@ -15,6 +17,13 @@ from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep, pool_of
 from repro.systems.platforms import platform as platform_of
+from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides
+from repro.workbench.folder import folder_of
+from repro.workbench.grid import Grid, in_turns
+from repro.workbench.sides import sides_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def run(
@@ -43,34 +52,84 @@ def run(
 
 
 def sweep(
-    cells: Sequence[Cell],
+    cells: Sequence[Cell] | Mapping[str, Any],
     *,
+    repeats: int | None = None,
+    interleave: bool = False,
     result_dir: str | Path = LOCAL,
     force: bool = False,
+    keep_other_code: bool = False,
     jobs: int | None = None,
     pool: str = "local",
     address: str | None = None,
 ) -> list[StoredRun]:
     """The runs of the cells, in their order; missing ones are made, simulated ones ``jobs`` at once, on this machine or in the
-    ``pool`` ray: a cluster started for the call, or the one at ``address``."""
+    ``pool`` ray: a cluster started for the call, or the one at ``address``.
+
+    ``cells`` may be a grid, as ``repro sweep`` reads it of a file; ``repeats`` gives it the seeds 0, 1, ..., and ``interleave`` makes
+    its runs repeat by repeat. ``keep_other_code`` keeps runs that other code made, and puts this code's beside them."""
     root = _folder(result_dir)
-    asked = _cells(cells)
-    require(isinstance(plain(force), bool), f"force={plain(force)!r} must be true or false")
+    flags = {"force": force, "interleave": interleave, "keep_other_code": keep_other_code}
+    for name, flag in flags.items():
+        require(isinstance(plain(flag), bool), f"{name}={plain(flag)!r} must be true or false")
+    asked = made = _of_grid(cells, repeats)
+    if interleave:
+        made = in_turns(asked)
     forget()
     with pool_of(pool, address, jobs) as where:
-        found = Sweep(prepare_all(asked), Store(root), force=force, pool=where)
+        store = Store(root, beside_other_code=keep_other_code)
+        found = Sweep(prepare_all(made), store, force=force, pool=where)
         found.check()
         with sweep_progress(found.num_cells) as progress:
             found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
-    return found.runs
+    runs = dict(zip(made, found.runs, strict=True))
+    return [runs[cell] for cell in asked]
 
 
-def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun:
-    """A run that is stored, by this code; raises StoreError where there is none."""
+@overload
+def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun: ...
+
+
+@overload
+def load(cell: str | Path, *, result_dir: str | Path = LOCAL) -> pd.DataFrame: ...
+
+
+def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> StoredRun | pd.DataFrame:
+    """A run that is stored, by this code; raises StoreError where there is none. Of a folder, all runs in it as a tidy table, a
+    row a run, whatever code made them."""
+    if isinstance(plain(cell), str):
+        from repro.workbench.frame import frame_of
+
+        found = folder_of(_folder(cell))
+        if found.warning is not None:
+            warnings.warn(found.warning, stacklevel=2)
+        return frame_of(found.runs)
     root = _folder(result_dir)
-    (asked,) = _cells((cell,))
+    if not isinstance(cell, Cell):
+        raise UserError(f"cell={plain(cell)!r} must be a repro.runs.cell.Cell, or a folder of runs")
     forget()
-    return Store(root).load(prepare(asked))
+    return Store(root).load(prepare(cell))
+
+
+def compare(
+    a: str | Path | Sequence[StoredRun],
+    b: str | Path | Sequence[StoredRun],
+    *,
+    metric: str = "throughput_tok_s",
+    tolerance: float = TOLERANCE,
+    result_dir: str | Path = LOCAL,
+) -> Comparison:
+    """How many times as large a metric is in ``b``, over pairs of runs that are equal but for what tells the sides apart. A side is a
+    folder of runs, a list of them, or a selector among those in ``result_dir`` (repro.workbench.sides)."""
+    first, second = sides_of(plain(a), plain(b), _folder(result_dir))
+    return compare_sides(first, second, plain(metric), tolerance)
+
+
+def _of_grid(cells: object, repeats: int | None) -> list[Cell]:
+    if isinstance(cells, Mapping):
+        return Grid.from_dict(cells).repeated(repeats).cells()
+    require(repeats is None, f"repeats={plain(repeats)!r} is of a grid, and cells have their seeds: leave it out")
+    return _cells(cells)
 
 
 def _folder(result_dir: object) -> Path:

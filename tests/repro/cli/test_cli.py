@@ -83,6 +83,10 @@ OPTIONS = {
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
+    "sweep": "--accept-other-code --address --continue-on-error --dry-run --force --interleave --jobs --json --keep-other-code --pool "
+    "--repeats --result-dir",
+    "compare": "--json --metric --result-dir --tolerance",
+    "export": "--format --out",
     "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --silicon --write",
     "check-results": "--accept --json --results",

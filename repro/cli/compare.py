@@ -1,0 +1,152 @@
+"""``repro compare``: whether one side's runs differ from another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from engines.knobs import Checked, Range
+from repro.cli import options as opt
+from repro.cli.output import counted, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from repro.workbench.comparison import Change, Comparison
+    from repro.workbench.sides import Side
+
+MOST_MODULES = 3
+"""As many are named of those that differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Checked):
+    panel: ClassVar[str] = opt.WHAT
+    metric: list[str] | None = None
+    """As in 'repro export': e2el_s.mean is one of several numbers; several times [default: throughput_tok_s]."""
+    tolerance: Annotated[float, Range(0, 10)] = 0.02
+    """Share by which a metric may differ."""
+
+
+def compare(
+    *,
+    a: Annotated[str, typer.Argument(help="A folder of runs, a run's name, or SYSTEM@NAME=VALUE,... in --result-dir.")],
+    b: Annotated[str, typer.Argument(help="What is held against it, said likewise.")],
+    asked: Asked,
+    result_dir: opt.ResultDir = None,
+    json: opt.Json = False,
+) -> None:
+    """Whether metrics of B differ from A's: ratios of runs paired by seed and all else that is equal, with 95 % intervals. Ends with
+    code 1 where one differs by more than the tolerance outside noise."""
+    from repro.paths import LOCAL
+    from repro.workbench.comparison import compare_sides
+    from repro.workbench.sides import sides_of
+
+    sides = sides_of(a, b, result_dir or LOCAL)
+    metrics = dict.fromkeys(asked.metric or ["throughput_tok_s"])
+    found = [compare_sides(*sides, metric, asked.tolerance) for metric in metrics]
+    is_changed = any(each.is_changed for each in found)
+    if json:
+        about = {side.name: _side_json(side) for side in sides}
+        print_json({**about, "changed": is_changed, "comparisons": list(map(_json, found))})
+    else:
+        _print(found, sides)
+    if is_changed or any(each.num_invalid for each in found):
+        raise typer.Exit(1)
+
+
+def _print(found: Sequence[Comparison], sides: Sequence[Side]) -> None:
+    for side in sides:
+        said = _side_json(side)
+        commits = ", ".join(str(commit)[:8] for commit in said["commits"])
+        say(
+            f"{side.name.upper()}: {side.said}: {counted(len(side.runs), 'run')}, {'; '.join(said['obtained'])}, commit {commits}"
+        )
+    for line in _notes(found, sides):
+        say(line)
+    for each in found:
+        rows = [_texts(row) for row in each.rows]
+        # One setting needs no name.
+        shown = slice(1 if len(rows) == 1 else 0, None)
+        if rows:
+            print_table(f"{each.metric}: B over A", COLUMNS[shown], [row[shown] for row in rows])
+    beyond = f"beyond {100 * found[0].tolerance:g} % outside noise"
+    changed = [each.metric for each in found if each.is_changed]
+    say(f"changed {beyond}: {', '.join(changed)}" if changed else f"no change {beyond}")
+
+
+COLUMNS = ("setting", "A", "B", "B / A", "95 %", "pairs", "verdict")
+
+
+def _texts(row: Change) -> list[str]:
+    from repro.workbench.sides import said_of
+
+    setting = " ".join(f"{name}={said_of(name, value)}" for name, value in row.setting)
+    ratio = row.ratio
+    bounds = "-" if ratio.low is None or ratio.high is None else f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+    mean = "-" if ratio.mean is None else f"{ratio.mean:.3f}"
+    return [setting or "all", f"{row.a:.4g}", f"{row.b:.4g}", mean, bounds, str(ratio.n), row.verdict]
+
+
+def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
+    """What a reader of the ratios has to know."""
+    yield from dict.fromkeys(side.warning for side in sides if side.warning is not None)
+    changed = _changed_modules(sides)
+    if changed:
+        more = f" and {len(changed) - MOST_MODULES} more" if len(changed) > MOST_MODULES else ""
+        yield f"code differs in {', '.join(changed[:MOST_MODULES])}{more}"
+    machines = {str(run.machine) for side in sides for run in side.runs if run.machine is not None}
+    if len(machines) > 1:
+        yield f"measured on unlike machines: {'; '.join(sorted(machines))}"
+    first = found[0]
+    if first.is_in_order:
+        yield "no seed in common: paired in the order of seeds"
+    if first.num_unpaired:
+        yield f"{counted(first.num_unpaired, 'run')} without a partner left out"
+    if first.num_invalid:
+        yield f"{counted(first.num_invalid, 'pair')} left out, of which a run is INVALID"
+    for each in found:
+        if each.num_undefined:
+            yield f"{each.metric}: {counted(each.num_undefined, 'pair')} left out without such a number"
+        if any(row.ratio.n == 1 for row in each.rows):
+            yield f"{each.metric}: one pair has no interval: make repeats ('repro sweep --repeats 5')"
+
+
+def _changed_modules(sides: Sequence[Side]) -> list[str]:
+    """Modules that both sides rest on, and that are not the same."""
+    modules: list[dict[str, set[str]]] = []
+    for side in sides:
+        held: dict[str, set[str]] = {}
+        for run in side.runs:
+            for name, digest in run.manifest["code"]["modules"].items():
+                held.setdefault(name, set()).add(digest)
+        modules.append(held)
+    first, second = modules
+    return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    from repro.workbench.folder import commit_of, name_of
+
+    return {
+        "said": side.said,
+        "runs": [name_of(run) for run in side.runs],
+        "obtained": sorted({run.obtained for run in side.runs}),
+        "commits": sorted({commit_of(run) or "unknown" for run in side.runs}),
+        "codes": sorted({run.code_digest for run in side.runs}),
+    }
+
+
+def _json(comparison: Comparison) -> dict[str, Any]:
+    rows = [
+        {
+            **asdict(row),
+            "setting": dict(row.setting),
+            "ratio": {"mean": row.ratio.mean, "low": row.ratio.low, "high": row.ratio.high, "pairs": row.ratio.n},
+            "verdict": row.verdict,
+        }
+        for row in comparison.rows
+    ]
+    own = {name: value for name, value in asdict(comparison).items() if name not in ("changes", "overall")}
+    return {**own, "changed": comparison.is_changed, "rows": rows}

@@ -1,0 +1,90 @@
+"""``repro sweep``: a grid of runs, from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from engines.errors import require
+from engines.knobs import Checked, Range
+from repro.cli import options as opt
+from repro.cli.output import print_json
+from repro.cli.run_table import print_runs, run_json
+
+if TYPE_CHECKING:
+    from repro.runs.store import StoredRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated(Checked):
+    panel: ClassVar[str] = opt.RUNS
+    repeats: Annotated[int, Range(1, 1000)] | None = None
+    """Runs of each setting, with seeds from 0 on [default: the grid's seed, which is 0]."""
+    interleave: bool = False
+    """Make them repeat by repeat, so that what the machine does meanwhile falls on all settings."""
+    keep_other_code: bool = False
+    """Keep runs that other code made, and put this code's beside them, for 'repro compare'."""
+
+
+def sweep(
+    *,
+    grid: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML with system, dataset, platform, executor, rate, seed and knobs, each a value or a list of them."
+        ),
+    ],
+    repeated: Repeated,
+    stored: opt.Stored,
+    placement: opt.Placement,
+    dry_run: opt.DryRun = False,
+    continue_on_error: opt.ContinueOnError = False,
+    json: opt.Json = False,
+) -> None:
+    """Run every combination of a grid's values; the same command again continues, and reuses what is done."""
+    from dataclasses import replace
+
+    from repro.cli.data_file import check_regular
+    from repro.cli.making import make_and_show
+    from repro.workbench.grid import grid_of_file, in_turns
+
+    require(
+        not (repeated.keep_other_code and stored.accept_other_code),
+        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
+    )
+    opened = placement.opened()
+    check_regular("grid", grid)
+    asked = grid_of_file(grid).repeated(repeated.repeats)
+    cells = asked.cells()
+
+    def show(runs: Sequence[StoredRun]) -> None:
+        if json:
+            print_json({"runs": [run_json(run) for run in runs]})
+        else:
+            print_runs(_by_setting(runs), asked.varied)
+
+    make_and_show(
+        in_turns(cells) if repeated.interleave else cells,
+        store=replace(stored.store, beside_other_code=repeated.keep_other_code),
+        opened=opened,
+        show=show,
+        force=stored.force,
+        jobs=placement.jobs,
+        dry_run=dry_run,
+        continue_on_error=continue_on_error,
+        json=json,
+    )
+
+
+def _by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """The repeats of each."""
+    from repro.runs.cell import BASIS
+
+    found: dict[object, list[StoredRun]] = {}
+    for run in runs:
+        found.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)
+    return list(found.values())

@@ -1,0 +1,163 @@
+"""``repro compare`` as somebody types it: a scheduler that is slower, the same code on other seeds, two versions in one folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+
+from repro.paths import REPO
+
+SLOW = """
+from collections import deque
+
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+
+
+class Own(PhaseScheduler):
+    '''In three of eight steps the oldest request runs alone.'''
+
+    alone = ALONE
+    steps = 0
+
+    def schedule(self):
+        self.steps += 1
+        if self.steps % 8 not in self.alone or len(self.running) < 2:
+            return super().schedule()
+        running, waiting = self.running, self.waiting
+        self.running, self.waiting = running[:1], deque()
+        plan = super().schedule()
+        self.running, self.waiting = running, waiting
+        return plan
+"""
+GRID = """
+system: dllm-serve
+dataset: livebench
+platform: l40s
+rate: 2
+knobs: {num_prompts: 24, scheduler: [SCHEDULERS]}
+"""
+
+
+def call(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as the code of a plug-in is read once."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{REPO}", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "repro", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+
+
+def write(folder: Path, *, alone: str, schedulers: str) -> None:
+    (folder / "mine.py").write_text(SLOW.replace("ALONE", alone))
+    (folder / "grid.yaml").write_text(GRID.replace("SCHEDULERS", schedulers))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten seeds of the default scheduler, five of one that is a tenth slower."""
+    root = tmp_path_factory.mktemp("compare")
+    write(root, alone="(0, 3, 6)", schedulers="null")
+    done = call(root, "sweep", "grid.yaml", "--repeats", 10, "--result-dir", "runs", "--jobs", 1)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "10 runs done, 0 reused; runs: runs")
+    write(root, alone="(0, 3, 6)", schedulers="mine:Own")
+    assert call(root, "sweep", "grid.yaml", "--repeats", 5, "--result-dir", "runs", "--jobs", 1).returncode == 0
+    return root
+
+
+SIDES = ("dllm-serve", "dllm-serve@scheduler=mine:Own")
+
+
+def test_a_scheduler_that_is_a_tenth_slower_is_told_with_five_repeats(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = ("--result-dir", folder / "runs")
+    done = repro("compare", *SIDES, *runs)
+    assert (done.code, done.err) == (1, "")
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert done.out.splitlines()[-1] == "changed beyond 2 % outside noise: throughput_tok_s"
+    assert "5 runs without a partner left out" in done.out
+    assert "A: dllm-serve: 10 runs, composed, commit " in done.out
+    told = repro("compare", *SIDES, *runs, "--json")
+    assert told.code == 1
+    found = json.loads(told.out)
+    (row,) = found["comparisons"][0]["rows"]
+    assert (found["changed"], row["verdict"], row["ratio"]["pairs"]) == (True, "lower", 5)
+    assert 0.87 < row["ratio"]["low"] < row["ratio"]["mean"] < row["ratio"]["high"] < 0.93
+    back = repro("compare", *reversed(SIDES), *runs, "--json")
+    assert json.loads(back.out)["comparisons"][0]["rows"][0]["verdict"] == "higher"
+    assert repro("compare", *SIDES, *runs, "--tolerance", "0.2").code == 0
+
+
+def test_the_same_code_on_other_seeds_reports_no_change(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    for file in (folder / "runs").glob("dllm-serve_*"):
+        seed = int(file.name.split("_s")[1].split("_")[0])
+        if "scheduler" not in json.dumps(json_of(file)):
+            (tmp_path / ("a" if seed < 5 else "b") / file.name).write_bytes(file.read_bytes())
+    metrics = ("--metric", "throughput_tok_s", "--metric", "e2el_s.mean")
+    done = repro("compare", tmp_path / "a", tmp_path / "b", *metrics)
+    assert (done.code, done.err) == (0, "")
+    assert "no seed in common: paired in the order of seeds" in done.out
+    assert done.out.splitlines()[-1] == "no change beyond 2 % outside noise"
+    assert max(map(len, done.out.splitlines())) <= 80
+    (tmp_path / "c").mkdir()
+    for file in (tmp_path / "a").iterdir():
+        (tmp_path / "c" / file.name).write_bytes(file.read_bytes())
+    same = repro("compare", tmp_path / "a", tmp_path / "c", *metrics, "--json")
+    rows = [row for each in json.loads(same.out)["comparisons"] for row in each["rows"]]
+    assert (same.code, [(row["verdict"], row["ratio"]["mean"]) for row in rows]) == (0, [("same", 1)] * 2)
+
+
+def json_of(file: Path) -> dict[str, object]:
+    from support.run_files import parts
+
+    knobs: dict[str, object] = parts(file)["cell"]["knobs"]
+    return knobs
+
+
+def test_two_versions_of_the_code_live_in_one_folder(tmp_path):
+    options = ("sweep", "grid.yaml", "--repeats", 5, "--result-dir", "runs", "--jobs", 1, "--keep-other-code")
+    write(tmp_path, alone="()", schedulers="mine:Own")
+    assert call(tmp_path, *options).stderr.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
+    write(tmp_path, alone="(0, 3, 6)", schedulers="mine:Own")
+    assert call(tmp_path, *options).stderr.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
+    assert "0 runs done, 5 reused" in call(tmp_path, *options).stderr
+    runs = json.loads(call(tmp_path, *options, "--json").stdout)["runs"]
+    files = {Path(run["file"]).name for run in runs}
+    assert files < {file.name for file in (tmp_path / "runs").glob("*.gz")}
+    (code,) = {name.split(".")[-3] for name in files}
+    done = call(tmp_path, "compare", "dllm-serve", f"@code={code}", "--result-dir", "runs")
+    assert done.returncode == 1, done
+    assert done.stdout.splitlines()[-1] == "changed beyond 2 % outside noise: throughput_tok_s"
+    assert "code differs in mine" in done.stdout
+    both = call(tmp_path, "compare", "dllm-serve@seed=0", "dllm-serve@seed=1", "--result-dir", "runs")
+    assert both.returncode == 2
+    assert "which differ in code: name one with @code=" in both.stderr
+    write(tmp_path, alone="()", schedulers="mine:Own")
+    assert "0 runs done, 5 reused" in call(tmp_path, *options).stderr
+
+
+def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("repro.workbench.comparison._is_valid", lambda pair: pair.a.cell.seed != 2)
+    done = repro("compare", *SIDES, "--result-dir", folder / "runs", "--tolerance", "1")
+    assert (done.code, "1 pair left out, of which a run is INVALID" in done.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nothing", "dllm-serve"), "a='nothing' is no folder, and no system or run in"),
+        (("dllm-serve", "dllm-serve"), "are the same runs"),
+        ((*SIDES, "--metric", "speed"), "metric='speed' is unknown to these runs"),
+        ((*SIDES, "--metric", "e2el_s"), "metric='e2el_s' is several numbers: use one of"),
+        ((*SIDES, "--tolerance", "-1"), "tolerance=-1.0 must be between 0 and 10"),
+        ((*SIDES, "--tolerance", "much"), "tolerance='much' must be a number"),
+        (("dllm-serve", ""), "b='' says nothing"),
+        (("dllm-serve",), "Missing argument 'b'"),
+    ],
+)
+def test_bad_input_is_refused(words, says, folder):
+    refused(repro("compare", *words, "--result-dir", folder / "runs"), says)

@@ -1,0 +1,72 @@
+"""``repro sweep`` and ``repro export`` as somebody types them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.command import refused, repro
+
+from repro.runs.statistics import mean_interval
+
+GRID = """
+system: dllm-serve
+dataset: livebench
+platform: l40s
+rate: 1
+knobs: {num_prompts: 4, max_num_seqs: [null, 2]}
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("grid")
+    (root / "grid.yaml").write_text(GRID)
+    done = repro("sweep", root / "grid.yaml", "--repeats", 3, "--result-dir", root / "runs", "--jobs", 1, "--json")
+    assert (done.code, len(json.loads(done.out)["runs"])) == (0, 6)
+    return root / "runs"
+
+
+def test_the_table_has_a_row_a_setting_with_the_interval_of_its_repeats(runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    asked = ("sweep", runs.parent / "grid.yaml", "--repeats", 3, "--result-dir", runs)
+    done = repro(*asked, "--interleave")
+    assert done.err.splitlines()[-1].startswith("0 runs done, 6 reused")
+    _, _, titles, _, *rows, _ = done.out.splitlines()
+    columns = [each.strip() for each in titles.strip("┃").split("┃")]
+    table = [dict(zip(columns, [cell.strip() for cell in row.strip("│").split("│")], strict=True)) for row in rows]
+    assert [row["max_num_seqs"] for row in table] == ["default", "2"]
+    assert {(row["runs"], row["verdict"], row["obtained"]) for row in table} == {("3", "VALID", "composed")}
+    told = json.loads(repro(*asked, "--json").out)["runs"]
+    for row, part in zip(table, (told[:3], told[3:]), strict=True):
+        found = mean_interval([run["summary"]["throughput_tok_s"] for run in part])
+        assert row["tok/s"] == f"{found.mean:.1f} ± {found.half_width:.1f}"
+        assert {str(run["cell"]["knobs"].get("max_num_seqs", "default")) for run in part} == {row["max_num_seqs"]}
+
+
+def test_the_runs_are_exported(runs, tmp_path):
+    done = repro("export", runs)
+    assert (done.code, done.err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert len(rows) == 6
+    assert sorted(row["max_num_seqs"] for row in rows) == ["", "", "", "2.0", "2.0", "2.0"]
+    assert {row["valid"] for row in rows} == {"True"}
+    written = repro("export", runs, "--format", "parquet", "--out", tmp_path / "x" / "runs.parquet")
+    assert (written.code, written.out) == (0, "")
+    assert pd.read_parquet(tmp_path / "x" / "runs.parquet")["run"].tolist() == [row["run"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("RUNS", "--format", "parquet"), "format='parquet' is no text: give a file with --out"),
+        (("RUNS", "--format", "json"), "'json' is not one of 'csv', 'parquet'"),
+        (("RUNS", "--out", "RUNS"), "is a folder: give a file in it"),
+        (("nowhere",), "folder='nowhere' holds no run"),
+        (("RUNS/../grid.yaml",), "is not a directory: give a folder that can be read"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(words, says, runs):
+    refused(repro("export", *(word.replace("RUNS", str(runs)) for word in words)), says)

@@ -1,0 +1,162 @@
+"""A grid by options of bench, in a file and in Python: the same cells, and the same refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+
+import repro as toolkit
+from engines.errors import UserError
+from repro.runs.experiment import prepare
+from repro.workbench.grid import Grid, grid_of_file, in_turns
+
+GRIDS = {
+    "methods": (
+        "system: [dllm-serve, sparse-dllm]\ndataset: [osc, livebench]\nplatform: l40s\nrate: [0.5, inf]\n"
+        "knobs: {num_prompts: 2, retention_ratio: 0.9, reading: efficient, memory_limit: 40GB}",
+        {
+            "system": ["dllm-serve", "sparse-dllm"],
+            "dataset": ("osc", "livebench"),
+            "platform": "l40s",
+            "rate": [0.5, float("inf")],
+            "knobs": {"num_prompts": [2], "retention_ratio": 0.9, "reading": "efficient", "memory_limit": 40 * 10**9},
+        },
+        "--system dllm-serve --system sparse-dllm --dataset-name osc --dataset-name livebench --platform l40s --request-rate 0.5 "
+        "--request-rate inf --num-prompts 2 --retention-ratio 0.9 --reading efficient --memory-limit 40GB",
+    ),
+    "defaults": (
+        "platform: h20x32\nrate: 1\nknobs: {num_prompts: 2, alpha: 0.5}",
+        {"platform": "h20x32", "rate": 1, "knobs": {"num_prompts": 2, "alpha": 0.5}},
+        "--platform h20x32 --request-rate 1 --num-prompts 2 --knob alpha=0.5",
+    ),
+    "what options imply": (
+        "platform: rtx4090\nrate: .5\nseed: 3\nknobs: {num_prompts: 2, gen_length: 64, input_len: 20, burstiness: 2}",
+        {
+            "platform": "rtx4090",
+            "rate": 0.5,
+            "seed": 3,
+            "knobs": {"num_prompts": 2, "gen_length": 64, "input_len": 20, "burstiness": 2.0},
+        },
+        "--platform rtx4090 --request-rate 0.5 --seed 3 --num-prompts 2 --gen-length 64 --input-len 20 --burstiness 2",
+    ),
+}
+
+
+def folder_names(text: str) -> list[str]:
+    return [run["run"] for run in json.loads(text)["runs"]]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_options_a_file_and_python_ask_for_the_same_runs(name, tmp_path):
+    text, mapping, options = GRIDS[name]
+    file = tmp_path / "grid.yaml"
+    file.write_text(text)
+    by_python = [prepare(cell).cell.folder_name for cell in Grid.from_dict(mapping).cells()]
+    dry = ("--dry-run", "--json", "--result-dir", tmp_path / "runs")
+    assert folder_names(repro(f"sweep {file}", *dry).out) == by_python
+    assert folder_names(repro(f"bench {options}", *dry).out) == by_python
+    assert len(by_python) == (8 if name == "methods" else 1)
+
+
+def test_every_combination_is_a_cell_and_repeats_follow_each_other():
+    grid = Grid.from_dict(
+        {
+            "platform": ["l40s", "rtx4090"],
+            "rate": [1, 2],
+            "knobs": {"num_prompts": 2, "retention_ratio": [None, 0.5, 0.9]},
+        }
+    ).repeated(3)
+    cells = grid.cells()
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 2 * 3 * 3
+    assert [cell.seed for cell in cells] == [0, 1, 2] * 12
+    assert grid.varied == ("retention_ratio",)
+    # Null leaves a knob at its default: the run that does not name it.
+    assert cells[0] == Grid.from_dict({"platform": "l40s", "rate": 1, "knobs": {"num_prompts": 2}}).cells()[0]
+    assert {cell.executor for cell in cells} == {"roofline"}
+
+
+def test_turns_are_of_repeats_and_begin_with_another_setting_each():
+    cells = Grid.from_dict({"platform": "l40s", "rate": [1, 2, 3]}).repeated(3).cells()
+    asked = [(cell.seed, cell.rate) for cell in in_turns(cells)]
+    assert asked == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 1), (2, 3), (2, 1), (2, 2)]
+
+
+def test_numbers_of_a_file_are_those_of_options(tmp_path):
+    file = tmp_path / "grid.yaml"
+    file.write_text("platform: l40s\nrate: 1e0\nknobs: {threshold: 9e-1, model: '2024', device: cpu}")
+    assert grid_of_file(file).rate == (1.0,)
+    assert grid_of_file(file).knobs == {"threshold": (0.9,), "model": ("2024",), "device": ("cpu",)}
+
+
+REFUSALS = (
+    ("sytem: llada", "grid.yaml: grid key 'sytem' is unknown: use system, dataset"),
+    ("num_prompts: 3", "grid.yaml: grid key 'num_prompts' is unknown"),
+    ("[1, 2]", "grid=[1, 2] must be a mapping"),
+    ("", "grid=None must be a mapping"),
+    ("{}", "grid={} must be a mapping"),
+    ("rate: 1\nrate: 2", "the key 'rate' is given twice, keep one"),
+    ("rate: fast", "rate='fast' must be a positive number"),
+    ("rate: [1, -1]", "rate=-1 must be a positive number"),
+    ("rate: {a: 1}", "rate={'a': 1} must be a value, or a list of them"),
+    ("system: []", "system=[] has no value: give one, or leave it out"),
+    ("system: [llada, nothing]", "system='nothing' is unknown: use one of"),
+    ("system: 3", "system=3 must be a name"),
+    ("platform: moon", "platform='moon' is unknown"),
+    ("dataset: nothing", "dataset='nothing'"),
+    ("seed: -1", "seed=-1 must be an integer of at least 0"),
+    ("knobs: 3", "knobs=3 must be a mapping of knob names"),
+    ("knobs: {retention: 0.5}", "retention"),
+    ("knobs: {retention_ratio: [0.5, 2]}", "retention_ratio=2 must be in (0, 1]"),
+    ("knobs: {retention_ratio: [[0.5]]}", "knob retention_ratio=[0.5] must be a string, a number"),
+    ("knobs: {num_prompts: many}", "num_prompts='many' must be a whole number"),
+    ("knobs: {memory_limit: much}", "memory_limit='much' is not a size"),
+    ("knobs: {basis: x}", "knob 'basis' is a note about a run"),
+    ("knobs: [", "cannot be read as YAML"),
+)
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSALS)
+def test_a_grid_that_is_none_is_refused_before_any_work(text, says, tmp_path):
+    file = tmp_path / "grid.yaml"
+    file.write_text(text if "platform" in text or text[:1] in ("", "[", "{") else f"platform: l40s\n{text}")
+    refused(repro("sweep", file, "--result-dir", tmp_path / "runs"), says)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--repeats", 0), "repeats=0 must be between 1 and 1,000"),
+        (("--repeats", "few"), "repeats='few' must be a whole number"),
+        (("--repeats", 2), "seed=(3,) is given beside repeats=2, which are seeds: leave one out"),
+        (("--keep-other-code", "--accept-other-code"), "leave one out"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, says, tmp_path):
+    file = tmp_path / "grid.yaml"
+    file.write_text("platform: l40s\nseed: 3")
+    refused(repro("sweep", file, *options, "--result-dir", tmp_path / "runs"), says)
+    refused(repro("sweep", tmp_path / "none.yaml"), "none.yaml' cannot be read as YAML", "No such file")
+
+
+def test_python_refuses_likewise(tmp_path):
+    for given, says in (
+        ({"cells": {"sytem": "llada"}}, "grid key 'sytem' is unknown"),
+        ({"cells": {}}, "must be a mapping"),
+        ({"cells": {"platform": "l40s"}, "repeats": True}, "repeats=True must be a whole number"),
+        ({"cells": [], "repeats": 2}, "repeats=2 is of a grid"),
+        ({"cells": {"platform": "l40s"}, "interleave": 1}, "interleave=1 must be true or false"),
+        ({"cells": {"platform": "l40s"}, "keep_other_code": "no"}, "keep_other_code='no' must be true or false"),
+    ):
+        with pytest.raises(UserError, match=says):
+            toolkit.sweep(**{"result_dir": tmp_path / "runs", **given})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_in_python_is_in_the_order_of_the_grid(tmp_path: Path):
+    grid = {"platform": "l40s", "dataset": "livebench", "rate": [1, 2], "knobs": {"num_prompts": 2}}
+    runs = toolkit.sweep(grid, repeats=2, interleave=True, result_dir=tmp_path, jobs=1)
+    assert [(run.cell.rate, run.cell.seed) for run in runs] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    again = toolkit.sweep(grid, repeats=2, result_dir=tmp_path, jobs=1)
+    assert [run.provenance for run in again] == [run.provenance for run in runs]
