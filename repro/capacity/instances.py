@@ -1,0 +1,109 @@
+"""LAPS's family: turns of conversations on prefill instances, a GPU each. Answers are decoded elsewhere, so a turn has a TTFT and nothing
+else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from engines.ar.session import Session
+from engines.models.shape import ModelShape, model_shape
+from repro.capacity.objectives import Objective, Sample, Times
+from repro.capacity.site import Plan, Ranked, alone_s, asked
+from repro.runs.cell import Cell
+from repro.runs.metrics import column
+from repro.runs.record import Obtained
+from repro.systems.laps.family import PREFILL, busy_share, counted
+from repro.systems.laps.settings import PrefillWorkload
+from repro.systems.laps.system import PrefillDeployment, PrefillSystemEntry
+from repro.workloads.card import Provenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceSite:
+    cell: Cell
+    """Its seed is not read, its rate where turns are counted."""
+    system: PrefillSystemEntry
+    objectives: tuple[Objective, ...]
+    num_seeds: int
+    unit: str = "turns/s"
+    least_gpus: int = 1
+
+    @property
+    def most_gpus(self) -> int:
+        return self._prepared[0].settings.part.most_instances
+
+    @property
+    def provenance(self) -> Provenance:
+        return self._prepared[1].provenance
+
+    def fits(self, gpus: int) -> bool:
+        return gpus <= self.most_gpus
+
+    def check(self, gpus: int) -> None:
+        (plan,) = self.plans(gpus)
+        self.system.prepare(asked(self.cell, plan, 1.0, 0))
+
+    def hardware(self) -> tuple[ModelShape, str]:
+        settings = self._prepared[0].settings
+        assert settings.part.gpu is not None, "a measured platform is refused"
+        return model_shape(settings.model), settings.part.gpu
+
+    def sessions(self) -> tuple[Session, ...]:
+        (stream,) = self._prepared[1].streams
+        return stream.sessions
+
+    @property
+    def title(self) -> str:
+        return self.system.title
+
+    @cached_property
+    def _prepared(self) -> tuple[PrefillDeployment, PrefillWorkload]:
+        return self.system.prepare(self.cell)
+
+    @property
+    def obtained(self) -> Obtained:
+        return self._prepared[0].obtained
+
+    @property
+    def rounds_per_prompt(self) -> float:
+        return 1.0
+
+    @property
+    def alone_s(self) -> float:
+        sessions = self.sessions()
+        return alone_s(self._prepared[0].settings.cost, sessions) / sum(len(each.rounds) for each in sessions)
+
+    def with_prompts(self, num: int) -> InstanceSite:
+        knobs = {**self.cell.knob_values, "num_prompts": num}
+        return replace(self, cell=replace(self.cell, knobs=tuple(knobs.items())))
+
+    def plans(self, gpus: int) -> tuple[Plan, ...]:
+        return (Plan(f"TP1x{gpus}", gpus, (("num_instances", gpus),), math.inf, (1, gpus), (1, 0)),)
+
+    def ranked(self, gpus: int, rate: float | None) -> Ranked:
+        plans = self.plans(gpus)
+        return Ranked(plans, len(plans), gpus / self.alone_s)
+
+    def run(self, plan: Plan, rate: float, seed: int) -> Sample:
+        deployment, workload = self.system.prepare(asked(self.cell, plan, rate, seed))
+        record = deployment.run(workload)
+        arrival_s = column(record, "arrival_s")
+        late_s = column(record, "finished_s") - arrival_s
+        ttft = Times.of(late_s[counted(record)])
+        good = np.ones(len(ttft.values), dtype=np.bool_)
+        for each in self.objectives:
+            good &= ttft.values <= each.limit_s
+        is_sound = not any(reason for check in PREFILL.checks for reason in check(record))
+        return Sample(
+            times={"ttft": ttft},
+            num_rounds=len(good),
+            num_good=int(good.sum()),
+            longest_s=float(np.max(ttft.values, initial=0.0)),
+            load=(busy_share.compute(record) or 0.0) if is_sound else math.inf,
+            span_s=float(arrival_s.max() - arrival_s.min()),
+            stay_s=float(np.nanmean(late_s)),
+        )

@@ -1,0 +1,28 @@
+"""Cards by their names, as many as are asked for: what AMPD's clusters serve by default, on servers of eight of any card whose kernels
+are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from repro.systems.ar.platforms import H20X32, ArPart
+from repro.systems.platforms import Platform
+
+MOST_GPUS = 4096
+
+
+def _of(card: str) -> Platform:
+    part = replace(H20X32.part(ArPart), num_gpus=MOST_GPUS)
+    return Platform(
+        name=card, title=f"servers of 8 NVIDIA {card.upper()}", executor="roofline", gpu=card, parts=(part,)
+    )
+
+
+H20, H100, H200 = _of("h20"), _of("h100"), _of("h200")
+A100, B200, L40S = _of("a100"), _of("b200"), _of("l40s")
+BY_CARD: Mapping[str, str] = MappingProxyType(
+    {name.lower(): f"{__name__}:{name}" for name in ("H20", "H100", "H200", "A100", "B200", "L40S")}
+)
+"""The platform of each, as a cell names it."""

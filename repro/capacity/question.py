@@ -1,0 +1,175 @@
+"""What is asked of a capacity, checked: which plans of which systems on which cards, for which workload. Raises UserError for whatever a
+user can get wrong, before any run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.errors import UserError, require
+from repro.capacity.clusters import ClusterSite
+from repro.capacity.instances import InstanceSite
+from repro.capacity.objectives import METRICS, Objective, parse_objectives, tightest
+from repro.capacity.platforms import BY_CARD
+from repro.capacity.site import Site, refuse_set_here
+from repro.capacity.study import num_prompts
+from repro.runs.cell import Cell, Scalar
+from repro.runs.system import SYSTEMS, default_dataset
+from repro.systems.ar.platforms import ArPart
+from repro.systems.ar.system import ArSystem
+from repro.systems.laps.settings import part_of
+from repro.systems.laps.system import PrefillSystemEntry
+from repro.systems.platforms import platform
+from repro.workloads.conversations.workload import known_conversation_cards
+from repro.workloads.sessions.workload import known_session_cards
+
+_NAMES = "ampd, dynamo-sim, vllm-sim, continuum-sim, or for prefill laps, reserve, srpt, sglang-pd, vllm-pd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """GPUs, from and to."""
+
+    text: str
+    least: int
+    most: int
+
+    def fitting(self, site: Site) -> tuple[int, ...]:
+        """Those that a plan of the site uses all of; refused where there are none."""
+        shape, card = site.hardware()
+        where = f"of system={site.cell.system!r} on {card}"
+        require(
+            self.most <= site.most_gpus,
+            f"gpus={self.text!r} is more than the {site.most_gpus} of platform={site.cell.platform!r}: give fewer, or a "
+            f"card of {', '.join(BY_CARD)}",
+        )
+        found = tuple(gpus for gpus in range(self.least, self.most + 1) if site.fits(gpus))
+        require(
+            bool(found),
+            f"gpus={self.text!r} fits no plan {where}, which takes {site.least_gpus} or more for {shape.name} and uses all: "
+            f"give a range with a multiple of {site.least_gpus}",
+        )
+        return found
+
+    def halved(self, site: Site) -> tuple[int, ...]:
+        """The largest of those, and from there always at most half, rising."""
+        fitting = self.fitting(site)
+        found = [fitting[-1]]
+        while smaller := [gpus for gpus in fitting if gpus <= found[-1] // 2]:
+            found.append(smaller[-1])
+        return tuple(reversed(found))
+
+
+def parse_sizes(text: str) -> Sizes:
+    match = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", text)
+    if match is None:
+        raise UserError(f"gpus={text!r} is no number of GPUs: write 16, or a range like 1..64")
+    least, most = int(match[1]), int(match[2] or match[1])
+    require(1 <= least <= most, f"gpus={text!r} must go from 1 or more upwards: write it like 1..64")
+    return Sizes(text=text, least=least, most=most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    systems: Sequence[str]
+    platforms: Sequence[str]
+    workload: str
+    """A file, or a trace or conversations by name."""
+    dataset: str | None
+    """Whose card says what a file is and lacks."""
+    slo: str
+    knobs: Mapping[str, Scalar]
+    num_prompts: int | None
+    num_seeds: int
+
+    def objectives(self) -> tuple[Objective, ...]:
+        systems = [SYSTEMS.get(name) for name in self.systems]
+        for name, system in zip(self.systems, systems, strict=True):
+            require(
+                isinstance(system, ArSystem | PrefillSystemEntry),
+                f"system={name!r} is no simulated cluster: use {_NAMES}",
+            )
+        of_turns = [isinstance(system, PrefillSystemEntry) for system in systems]
+        require(
+            len({*of_turns}) == 1,
+            f"system={self.systems[of_turns.index(True)] if True in of_turns else ''!r} serves turns and the others sessions, "
+            "whose rates are not one thing: ask for one kind at a time",
+        )
+        return parse_objectives(self.slo, ("ttft",) if of_turns[0] else METRICS)
+
+    def sites(self, sizes: Sizes) -> list[Site]:
+        refuse_set_here(self.knobs)
+        objectives = self.objectives()
+        pairs = [(name, where) for where in dict.fromkeys(self.platforms) for name in dict.fromkeys(self.systems)]
+        found = []
+        for name, where in pairs:
+            site = self._site(name, where, objectives)
+            fitting = sizes.fitting(site)
+            site.check(fitting[-1])
+            found.append(site)
+        return found
+
+    def of_size(self, site: Site, gpus: int, rate: float | None) -> Site:
+        """With as many requests as are asked for, or as so many GPUs, or the rate, make worth it."""
+        if self.num_prompts is not None:
+            return site.with_prompts(self.num_prompts)
+        about = site.ranked(gpus, None).start if rate is None else rate
+        return site.with_prompts(num_prompts(site, about, self.objectives(), self.num_seeds))
+
+    def _site(self, name: str, where: str, objectives: tuple[Objective, ...]) -> Site:
+        system = SYSTEMS.get(name)
+        is_cluster = isinstance(system, ArSystem)
+        told = BY_CARD.get(where, where) if is_cluster else where
+        on = platform(told)
+        if is_cluster:
+            on.part(ArPart)
+        else:
+            require(
+                part_of(on).gpu is not None,
+                f"platform={where!r} is measured and a capacity is searched by simulation: use h200",
+            )
+        dataset, path = self._data(is_cluster, name, told)
+        knobs: dict[str, Scalar] = {**self.knobs, **({} if path is None else {"dataset_path": str(path)})}
+        limits = {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
+        if is_cluster:
+            # Policies heed both; what no objective limits has all the time that a limit may be.
+            limits |= {"slo_itl_s": tightest(objectives, "itl", "tpot")}
+        knobs |= {each: min(limit or 1e6, 1e6) for each, limit in limits.items()}
+        cell = Cell(
+            system=name,
+            dataset=dataset,
+            platform=told,
+            executor="roofline",
+            rate=1.0,
+            seed=0,
+            knobs=tuple(knobs.items()),
+        )
+        common = {"cell": cell, "objectives": objectives, "num_seeds": self.num_seeds}
+        if isinstance(system, ArSystem):
+            return ClusterSite(system=system, **common)  # type: ignore[arg-type]
+        assert isinstance(system, PrefillSystemEntry)
+        return InstanceSite(system=system, **common)  # type: ignore[arg-type]
+
+    def _data(self, is_cluster: bool, system: str, where: str) -> tuple[str, Path | None]:
+        """The card, and the file where there is one."""
+        known = known_session_cards() if is_cluster else known_conversation_cards()
+        name, path = self.workload.lower(), self.path
+        if path is None:
+            require(
+                name in known,
+                f"workload={self.workload!r} is neither a file nor one of {', '.join(known)}: check the path, or name one",
+            )
+            require(
+                self.dataset in (None, name),
+                f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}: leave it out",
+            )
+            return name, None
+        require(path.stat().st_size > 0, f"workload={str(path)!r} is empty: give a file with a session a line")
+        return self.dataset or default_dataset(system, platform(where)), path
+
+    @property
+    def path(self) -> Path | None:
+        path = Path(self.workload)
+        return path if path.is_file() else None

@@ -1,0 +1,151 @@
+"""The search: plans that bounds leave are raced at rates of a lattice, (1 + resolution) to whole powers.
+
+Whether a plan serves a rate is asked of simulations with the same sessions, in the same pattern of arrivals, at every rate and on every
+plan, and is taken to be monotone in the rate. Then a plan that fails one step above the best so far cannot be better, which takes one
+simulation of one seed in most cases, and only plans that pass are searched further, by doubling and halving steps. The end of each
+bracket is simulated with all seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+P = TypeVar("P")
+LEAST_RATE, MOST_RATE = 1e-4, 1e6
+"""Requests/s that are looked at."""
+GUARD = 0.8
+"""Of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lattice:
+    """Rates a step apart: ``resolution`` 0.05 makes each 1.05 times the last."""
+
+    resolution: float
+
+    def rate(self, step: int) -> float:
+        """Four digits, so that what is printed is what was simulated."""
+        return float(f"{(1 + self.resolution) ** step:.4g}")
+
+    def step(self, rate: float) -> int:
+        """Of the rate nearest to it."""
+        return round(math.log(min(max(rate, LEAST_RATE), MOST_RATE)) / math.log1p(self.resolution))
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        return self.step(LEAST_RATE), self.step(MOST_RATE)
+
+
+Serves = Callable[[P, int, bool], bool]
+"""Whether a plan serves the rate of a step; of all seeds, or of the first alone."""
+
+
+class Found(NamedTuple, Generic[P]):
+    plan: P
+    step: int
+    """It serves the rate of this step, and not that of the next."""
+    is_monotone: bool
+
+
+def climb(serves: Callable[[int], bool], start: int, ends: tuple[int, int]) -> int | None:
+    """The step that is served where the next is not, near ``start``: steps are doubled until they pass it, then halved. The last
+    of ``ends`` where it is served, None where the first is not."""
+    lowest, highest = ends
+    low = high = min(max(start, lowest), highest)
+    stride = 1
+    if serves(low):
+        while high == low:
+            if low == highest:
+                return low
+            high = min(low + stride, highest)
+            if serves(high):
+                low, stride = high, 2 * stride
+    else:
+        if high == lowest or not serves(lowest):
+            return None
+        while high == low:
+            low = max(high - stride, lowest)
+            if low > lowest and not serves(low):
+                high, stride = low, 2 * stride
+    while high - low > 1:
+        middle = (low + high) // 2
+        if serves(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def largest(
+    plans: Sequence[P], most: Callable[[P], float], serves: Serves[P], lattice: Lattice, start: float
+) -> Found[P] | None:
+    """The plan that serves the largest rate; the first of equals. ``most`` is a rate that no run of a plan exceeds, ``start`` where
+    it is looked for first. None where no plan serves any rate."""
+    best = _raced(plans, None, most, partial(_asked, serves, False), lattice, lattice.step(start))
+    if best is not None:
+        # Of all seeds it may be less, and what lost to it of one seed be more.
+        plan, near = best
+        step = climb(lambda at: serves(plan, at, True), near, lattice.ends)
+        best = None if step is None else (plan, step)
+    best = _raced(plans, best, most, partial(_asked, serves, True), lattice, lattice.step(start))
+    if best is None:
+        return None
+    plan, step = best
+    below = lattice.step(GUARD * lattice.rate(step))
+    return Found(plan, step, below < lattice.ends[0] or serves(plan, below, False))
+
+
+def _asked(serves: Serves[P], is_whole: bool, plan: P, step: int) -> bool:
+    return serves(plan, step, is_whole)
+
+
+def _raced(
+    plans: Sequence[P],
+    best: tuple[P, int] | None,
+    most: Callable[[P], float],
+    serves: Callable[[P, int], bool],
+    lattice: Lattice,
+    start: int,
+) -> tuple[P, int] | None:
+    """The best so far, or a plan that serves a step more."""
+    for plan in plans:
+        above = start if best is None else best[1] + 1
+        if best is not None:
+            if plan is best[0] or above > lattice.ends[1] or most(plan) < lattice.rate(above):
+                continue
+            if not serves(plan, above):
+                continue
+        step = climb(partial(serves, plan), above, lattice.ends)
+        if step is not None:
+            best = plan, step
+    return best
+
+
+def fewest(sizes: Sequence[int], serving: Callable[[int], P | None]) -> tuple[int, P] | None:
+    """The smallest of ``sizes``, in rising order, that something serves, and what: by halving, the sizes below it taken to be too
+    small and the next smaller one asked. None where the largest has nothing."""
+    if not sizes:
+        return None
+    found: dict[int, P | None] = {}
+
+    def at(place: int) -> P | None:
+        if place not in found:
+            found[place] = serving(sizes[place])
+        return found[place]
+
+    low, high = -1, len(sizes) - 1
+    if at(high) is None:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at(middle) is None:
+            low = middle
+        else:
+            high = middle
+    plan = at(high)
+    assert plan is not None
+    return sizes[high], plan

@@ -1,0 +1,128 @@
+"""What the search asks of a system on a platform: its plans, likely ones first, and one run of a plan at a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import fsum
+from typing import NamedTuple, Protocol, Self
+
+from engines.ar.session import Session
+from engines.errors import UserError
+from engines.models.shape import ModelShape
+from engines.policies.step import Chunk, StepTimes
+from repro.capacity.objectives import Sample
+from repro.runs.cell import Cell, Scalar
+from repro.runs.record import Obtained
+from repro.workloads.card import Provenance
+
+SET_HERE = ("deployment", "num_gpus", "num_instances", "num_prompts", "planning_rate", "transient", "arrivals", "tune")
+"""Knobs that the search sets, or that would make its rates others."""
+
+
+class Plan(NamedTuple):
+    """As a cell asks for it, so that ``repro bench`` can run it again."""
+
+    name: str
+    gpus: int
+    knobs: tuple[tuple[str, Scalar], ...]
+    most: float
+    """A rate that no run of it keeps up with."""
+    prefill: tuple[int, int] | None
+    """Degree and replicas of the workers that prefill alone; None where all do both."""
+    decode: tuple[int, int]
+    """Of the others; 0 replicas where answers are decoded elsewhere."""
+
+
+class Ranked(NamedTuple):
+    plans: tuple[Plan, ...]
+    """Those that are worth a simulation, likely ones first."""
+    num: int
+    """All that there are."""
+    start: float
+    """About the rate that the best may serve."""
+
+
+class Site(Protocol):
+    @property
+    def cell(self) -> Cell: ...
+
+    @property
+    def title(self) -> str:
+        """The system's."""
+
+    @property
+    def obtained(self) -> Obtained: ...
+
+    @property
+    def unit(self) -> str:
+        """What a rate is of."""
+
+    @property
+    def least_gpus(self) -> int:
+        """That hold a plan."""
+
+    @property
+    def most_gpus(self) -> int:
+        """Of the platform."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """Of the requests of the first seed."""
+
+    @property
+    def rounds_per_prompt(self) -> float:
+        """Of a session; 1 of a turn."""
+
+    @property
+    def alone_s(self) -> float:
+        """About the mean time of a session, or a turn, that is alone."""
+
+    def with_prompts(self, num: int) -> Self: ...
+
+    def hardware(self) -> tuple[ModelShape, str]:
+        """The model, and the card by its name in the catalogue."""
+
+    def sessions(self) -> tuple[Session, ...]:
+        """Those of the first seed."""
+
+    def fits(self, gpus: int) -> bool:
+        """Whether a plan uses all of so many GPUs."""
+
+    def check(self, gpus: int) -> None:
+        """Raise UserError for whatever would fail in a run."""
+
+    def ranked(self, gpus: int, rate: float | None) -> Ranked:
+        """Plans that use all of so many GPUs; for one rate, or for the largest."""
+
+    def run(self, plan: Plan, rate: float, seed: int) -> Sample: ...
+
+
+def asked(cell: Cell, plan: Plan, rate: float, seed: int) -> Cell:
+    """The cell of one run."""
+    knobs = dict(cell.knobs) | dict(plan.knobs)
+    return replace(cell, rate=rate, seed=seed, knobs=tuple(knobs.items()))
+
+
+def refuse_set_here(knobs: Mapping[str, Scalar]) -> None:
+    for name in SET_HERE:
+        if name in knobs:
+            raise UserError(f"knob='{name}={knobs[name]}' is for the search to set: leave it out")
+
+
+def together(plans: Sequence[Plan], most: int, rate: float | None) -> tuple[Plan, ...]:
+    """The first of those that can keep up with the rate."""
+    return tuple(plan for plan in plans if rate is None or plan.most >= rate)[:most]
+
+
+def prompts_of(session: Session) -> Iterator[Chunk]:
+    """What each round prefills."""
+    history = 0
+    for prefill, decode, _ in session.rounds:
+        yield Chunk(history, prefill)
+        history += prefill + decode
+
+
+def alone_s(cost: StepTimes, sessions: Iterable[Session]) -> float:
+    """Seconds of all their prefills, one prompt a step."""
+    return fsum(cost.step_s([chunk], 0, 0) for session in sessions for chunk in prompts_of(session))

@@ -1,0 +1,170 @@
+"""The answers of the search against brute force: all plans, and a finer grid of rates."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from repro.capacity.objectives import Times
+from repro.capacity.platforms import MOST_GPUS
+from repro.capacity.question import Question, parse_sizes
+from repro.capacity.search import Lattice
+from repro.capacity.site import Plan, Site
+from repro.capacity.study import fewest_gpus, largest_rate
+
+LATTICE = Lattice(resolution=0.1)
+FINE = 1.025
+BELOW, ABOVE = 8, 14
+"""Rates of the fine grid from a fifth below the answer to two fifths above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    system: str
+    platform: str
+    workload: str
+    slo: str
+    gpus: int
+    num_prompts: int = 150
+    num_seeds: int = 1
+    knobs: dict[str, object] = field(default_factory=dict)
+
+    def question(self, folder: Path) -> Question:
+        own = folder / "own.jsonl"
+        rounds = [[[700 + 90 * n, 40 + n], [200, 30 + 2 * n]] for n in range(20)]
+        own.write_text("".join(json.dumps({"rounds": each}) + "\n" for each in rounds))
+        return Question(
+            systems=[self.system],
+            platforms=[self.platform],
+            workload=str(own) if self.workload == "own" else self.workload,
+            dataset=None,
+            slo=self.slo,
+            knobs=self.knobs,
+            num_prompts=self.num_prompts,
+            num_seeds=self.num_seeds,
+        )
+
+
+PLACES = {
+    "remote prefills": Place(
+        system="dynamo-sim", platform="h200", workload="dureader", slo="ttft:p95:900 itl:p95:40", gpus=8
+    ),
+    "adaptive routing": Place(
+        system="ampd",
+        platform="h100",
+        workload="own",
+        slo="ttft:p90:500 e2el:p90:4000",
+        gpus=4,
+        num_prompts=250,
+        knobs={"model": "Qwen3-32B"},
+    ),
+    "co-located": Place(
+        system="vllm-sim", platform="h20x32", workload="toolbench", slo="ttft:p90:600 tpot:p50:45", gpus=8, num_seeds=2
+    ),
+    "experts": Place(
+        system="continuum-sim",
+        platform="b200",
+        workload="hotpotqa",
+        slo="ttft:p99:1500",
+        gpus=4,
+        num_seeds=2,
+        knobs={"model": "Mixtral-8x7B"},
+    ),
+    "prefill instances": Place(
+        system="sglang-pd", platform="h200", workload="lmsys-chat-1m", slo="ttft:p95:400", gpus=2, num_prompts=600
+    ),
+}
+
+
+def is_served(site: Site, plan: Plan, rate: float, place: Place) -> bool:
+    """By numpy, of everything that was seen, written out."""
+    samples = [site.run(plan, rate, seed) for seed in range(place.num_seeds)]
+    if any(sample.load > 1 for sample in samples):
+        return False
+    for word in place.slo.split():
+        metric, percentile, limit_ms = word.split(":")
+        all_s = np.concatenate([np.repeat(*sample.times[metric]) for sample in samples])
+        if np.percentile(all_s, float(percentile[1:])) > float(limit_ms) / 1e3:
+            return False
+    return True
+
+
+def knee(site: Site, plan: Plan, about: float, place: Place) -> float:
+    """The last rate of the grid before the first that is not served; 0 where the lowest is not."""
+    last = 0.0
+    for step in range(-BELOW, ABOVE + 1):
+        rate = about * FINE**step
+        if not is_served(site, plan, rate, place):
+            return last
+        last = rate
+    raise AssertionError(f"{plan.name} serves {last} too, the largest rate of the grid")
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_largest_rate_is_that_of_all_plans_on_a_fine_grid(name, tmp_path):
+    place = PLACES[name]
+    question = place.question(tmp_path)
+    (unsized,) = question.sites(parse_sizes(str(place.gpus)))
+    site = question.of_size(unsized, place.gpus, None)
+    answer = largest_rate(site, place.gpus, question.objectives(), LATTICE, place.num_seeds)
+    assert answer.plan is not None
+    assert is_served(site, answer.plan, answer.rate, place)
+    best = {plan.name: knee(site, plan, answer.rate, place) for plan in site.plans(place.gpus)}
+    assert answer.num_plans == len(best)
+    # It is a rate of the grid, and what is served lies less than a step above.
+    largest = max(best.values())
+    assert answer.rate <= largest * (1 + 1e-9)
+    assert largest < answer.rate * 1.1 * (1 + 1e-3), best
+    assert best[answer.plan.name] >= answer.rate * (1 - 1e-9)
+
+
+def test_the_fewest_gpus_are_those_of_all_plans(tmp_path):
+    place = PLACES["remote prefills"]
+    question, rate, sizes = place.question(tmp_path), 6.5, parse_sizes("4..12")
+    (unsized,) = question.sites(sizes)
+    site = question.of_size(unsized, 12, rate)
+    fitting = sizes.fitting(site)
+    answer = fewest_gpus(site, fitting, question.objectives(), rate, place.num_seeds)
+    assert answer.plan is not None
+    assert is_served(site, answer.plan, rate, place)
+    assert answer.plan.gpus == answer.gpus in fitting[1:-1]
+    for gpus in fitting[: fitting.index(answer.gpus)]:
+        assert not any(is_served(site, plan, rate, place) for plan in site.plans(gpus))
+
+
+def test_no_run_serves_more_than_its_bound(tmp_path):
+    """The load of remote prefills is what the bound says: no more, and right below it no less."""
+    place = PLACES["remote prefills"]
+    question = place.question(tmp_path)
+    (site,) = question.sites(parse_sizes("8"))
+    site = question.of_size(site, 8, None)
+    for plan in site.plans(8):
+        assert plan.most < MOST_GPUS
+        assert site.run(plan, plan.most * 1.001, 0).load > 1
+        assert site.run(plan, plan.most * 0.999, 0).load == pytest.approx(0.999, rel=1e-4)
+
+
+def test_a_run_is_that_of_bench(tmp_path):
+    """Its cell gives the same rounds, of which the second half of the arrivals counts."""
+    from repro.capacity.site import asked
+    from repro.runs.system import SYSTEMS
+    from repro.systems.ar.family import round_ttft_s
+
+    place = PLACES["co-located"]
+    question = place.question(tmp_path)
+    (site,) = question.sites(parse_sizes("8"))
+    site = question.of_size(site, 8, None)
+    plan = site.plans(8)[0]
+    cell = asked(site.cell, plan, 2.0, 1)
+    deployment, workload = SYSTEMS.get(place.system).prepare(cell)
+    record = deployment.run(workload)
+    ready_s = np.array(record.tables["rounds"]["ready_s"])
+    arrivals_s = record.requests["arrival_s"]
+    counts = (ready_s >= (arrivals_s[0] + arrivals_s[-1]) / 2) & (ready_s <= arrivals_s[-1])
+    sample = site.run(plan, 2.0, 1)
+    ttft = Times.of(round_ttft_s(record)[counts])
+    assert sample.times["ttft"].values.tolist() == ttft.values.tolist()
+    assert sample.load == record.facts["prefill_load"]
+    assert 0 < sample.num_rounds == ttft.num < len(ready_s)

@@ -1,0 +1,119 @@
+"""Objectives of a capacity: how they are read, and what pooled percentiles say of them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from repro.capacity.objectives import LOAD, Objective, Sample, Times, is_lost, judged, parse_objectives, tightest
+
+
+def test_what_is_read():
+    found = parse_objectives("ttft:p95:2000 itl:p99.5:50 ttft:p100:9000")
+    assert [(each.metric, each.percentile, each.limit_s) for each in found] == [
+        ("ttft", 95, 2.0),
+        ("itl", 99.5, 0.05),
+        ("ttft", 100, 9.0),
+    ]
+    assert " ".join(map(str, found)) == "ttft:p95:2000 itl:p99.5:50 ttft:p100:9000"
+    assert tightest(found, "ttft", "e2el") == 2.0
+    assert tightest(found, "e2el") is None
+    assert [each.fewest for each in found] == [20, 200, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no objective"),
+        ("ttft:2000", "'ttft:2000' is no objective: write METRIC:pQ:MS"),
+        ("ttft:p95:2s", "is no objective"),
+        ("ttft:p95:-1", "is no objective"),
+        ("latency:p95:10", "metric 'latency' is unknown: use one of ttft, tpot, itl, e2el"),
+        ("ttft:p0:10", "percentile p0 must be above 0 and at most 100"),
+        ("ttft:p100.5:10", "percentile p100.5 must be above 0 and at most 100"),
+        ("ttft:p95:0", "must be above 0 ms"),
+        ("ttft:p95:2000000000", "at most 1e+09"),
+        ("ttft:p95:10 ttft:p95.0:20", "ttft at p95 is given twice"),
+    ],
+)
+def test_what_is_none_is_refused(text, says):
+    with pytest.raises(UserError) as error:
+        parse_objectives(text)
+    assert says in str(error.value)
+    assert str(error.value).startswith(f"slo={text!r}")
+
+
+def test_a_metric_that_a_system_lacks_is_refused():
+    with pytest.raises(UserError, match="itl has no value here"):
+        parse_objectives("ttft:p95:10 itl:p95:10", ("ttft",))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.integers(1, 5)), min_size=1, max_size=30), st.floats(0.5, 100))
+def test_percentiles_of_counted_times_are_numpys(pairs, percentile):
+    values, counts = (np.array(each) for each in zip(*pairs, strict=True))
+    expected = np.percentile(np.repeat(values, counts), percentile)
+    assert Times(values.astype(float), counts).percentile(percentile) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_what_never_came_took_for_ever():
+    times = Times.of(np.array([1.0, np.nan, 2.0]))
+    assert times.percentile(50) == 2.0
+    assert times.percentile(100) == math.inf
+    assert times.beyond(1.5) == 2
+    assert Times.joined([times, times]).num == 6
+    assert Times.of(np.array([])).percentile(50) is None
+
+
+def sample(seconds: list[float], load: float = 0.5) -> Sample:
+    times = Times.of(np.array(seconds, dtype=np.float64))
+    good = sum(each <= 1.0 for each in seconds)
+    return Sample(
+        times={"ttft": times},
+        num_rounds=len(seconds),
+        num_good=good,
+        longest_s=max(seconds),
+        load=load,
+        span_s=6.0,
+        stay_s=2.0,
+    )
+
+
+HALF = (Objective(metric="ttft", percentile=50, limit_s=1.0),)
+
+
+def test_seeds_are_judged_together():
+    slow, quick = sample([0.5, 2.0, 2.0]), sample([0.1, 0.1, 0.8])
+    both = judged([slow, quick], HALF)
+    assert both.values == {"ttft:p50:1000": pytest.approx(0.65)}
+    assert both.serves
+    assert not judged([slow], HALF).serves
+    assert both.attainment == pytest.approx(4 / 6)
+    assert both.longest_s == 2.0
+    assert both.stays == 3.0
+    assert both.binds == "ttft:p50:1000"
+
+
+def test_a_load_above_one_is_not_served_whatever_the_latencies():
+    verdict = judged([sample([0.1]), sample([0.1], load=1.01)], HALF)
+    assert not verdict.serves
+    assert verdict.binds == LOAD
+    assert is_lost([sample([0.1], load=1.01)], HALF, 3)
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 2), min_size=20, max_size=20), min_size=2, max_size=3), st.sampled_from([50, 75, 90])
+)
+def test_what_is_lost_early_is_lost_in_the_end(seeds, percentile):
+    objectives = (Objective(metric="ttft", percentile=percentile, limit_s=1.0),)
+    samples = [sample(each) for each in seeds]
+    for num in range(1, len(samples)):
+        if is_lost(samples[:num], objectives, len(samples)):
+            assert not judged(samples, objectives).serves
+
+
+def test_a_hopeless_first_seed_is_given_up():
+    assert is_lost([sample([5.0] * 20)], HALF, 1)
+    assert not is_lost([sample([5.0] * 20)], HALF, 3)
