@@ -57,7 +57,8 @@ PLACES = {
         workload="own",
         slo="ttft:p90:500 e2el:p90:4000",
         gpus=4,
-        num_prompts=250,
+        num_prompts=200,
+        num_seeds=3,
         knobs={"model": "Qwen3-32B"},
     ),
     "co-located": Place(
