@@ -1,0 +1,27 @@
+"""The conformance suite: what the author of a scheduler, a refresh rule, a router or a batching policy runs on it."""
+
+from __future__ import annotations
+
+from repro.testing.conformance import (
+    BatcherConformance,
+    RefreshRuleConformance,
+    RouterConformance,
+    SchedulerConformance,
+    check_batcher,
+    check_refresh_rule,
+    check_router,
+    check_scheduler,
+)
+from repro.testing.properties import Ahead
+
+__all__ = [
+    "Ahead",
+    "BatcherConformance",
+    "RefreshRuleConformance",
+    "RouterConformance",
+    "SchedulerConformance",
+    "check_batcher",
+    "check_refresh_rule",
+    "check_router",
+    "check_scheduler",
+]

@@ -1,0 +1,131 @@
+"""The suites as functions, and as classes for pytest: what the author of a plug-in runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+from engines.policies.task import OpenQueue, PrefillQueue
+from repro.testing.batchers import BATCHER, BatchingPolicy
+from repro.testing.properties import EXAMPLES, Bound, Kind, check_all, verdict
+from repro.testing.routers import ROUTER, Routing
+from repro.testing.rules import REFRESH_RULE, Refreshing
+from repro.testing.schedulers import SCHEDULER, Scheduling
+
+
+def check_scheduler(
+    make: Any,
+    *,
+    longest_wait: Bound | None = None,
+    without: Collection[str] = (),
+    examples: int = EXAMPLES,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError, of one sentence, for the first property that a scheduler does not hold.
+
+    ``make`` is a subclass of ``Scheduler``, or gives one of config, pool, rule and exact_steps. ``longest_wait`` of ``Ahead``, or else
+    the scheduler's own method of that name, is the most steps from a request's submission to its end. ``without`` names properties that
+    it is known not to have.
+    """
+    subject = Scheduling(make=make, longest_wait=longest_wait)
+    check_all(SCHEDULER, subject, examples=examples, seed=seed, without=without)
+
+
+def check_refresh_rule(make: Any, *, without: Collection[str] = (), examples: int = EXAMPLES, seed: int = 0) -> None:
+    """Raise AssertionError for the first property that a refresh rule, or the one that ``make()`` gives, does not hold."""
+    check_all(REFRESH_RULE, Refreshing(make=make), examples=examples, seed=seed, without=without)
+
+
+def check_router(
+    make: Any,
+    *,
+    longest_wait: Bound | None = None,
+    without: Collection[str] = (),
+    examples: int = EXAMPLES,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError for the first property that a router does not hold.
+
+    ``make`` is a router, or gives one of what it takes of model, slo and seed. ``longest_wait`` is in seconds.
+    """
+    subject = Routing(make=make, longest_wait=longest_wait)
+    check_all(ROUTER, subject, examples=examples, seed=seed, without=without)
+
+
+def check_batcher(
+    make: Any,
+    *,
+    queue: Callable[[], PrefillQueue] = OpenQueue,
+    longest_wait: Bound | None = None,
+    without: Collection[str] = (),
+    examples: int = EXAMPLES,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError for the first property that a batching policy does not hold, on the queue that it takes prefills from.
+
+    ``make`` is a policy, or gives one of what it takes of max_num_batched_tokens, max_num_seqs, model and slo. ``longest_wait`` is in
+    seconds.
+    """
+    subject = BatchingPolicy(make=make, queue=queue, longest_wait=longest_wait)
+    check_all(BATCHER, subject, examples=examples, seed=seed, without=without)
+
+
+class _Conformance:
+    """A test for each property; settings are those of the functions above."""
+
+    make: ClassVar[Any]
+    examples: ClassVar[int] = EXAMPLES
+    seed: ClassVar[int] = 0
+    without: ClassVar[Collection[str]] = ()
+    _kind: ClassVar[Kind[Any]]
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        metafunc.parametrize("held", self._kind.properties, ids=[each.name for each in self._kind.properties])
+
+    def test_holds(self, held: Any) -> None:
+        mine = type(self)
+        found = verdict(held, self._subject(), examples=mine.examples, seed=mine.seed, without=mine.without)
+        if found.skipped is not None:
+            raise SkipTest(found.skipped)
+        assert found.failure is None, found.failure
+
+    @classmethod
+    def _subject(cls) -> Any:
+        raise NotImplementedError
+
+
+class SchedulerConformance(_Conformance):
+    longest_wait: ClassVar[Bound | None] = None
+    _kind = SCHEDULER
+
+    @classmethod
+    def _subject(cls) -> Scheduling:
+        return Scheduling(make=cls.make, longest_wait=cls.longest_wait)
+
+
+class RefreshRuleConformance(_Conformance):
+    _kind = REFRESH_RULE
+
+    @classmethod
+    def _subject(cls) -> Refreshing:
+        return Refreshing(make=cls.make)
+
+
+class RouterConformance(_Conformance):
+    longest_wait: ClassVar[Bound | None] = None
+    _kind = ROUTER
+
+    @classmethod
+    def _subject(cls) -> Routing:
+        return Routing(make=cls.make, longest_wait=cls.longest_wait)
+
+
+class BatcherConformance(_Conformance):
+    longest_wait: ClassVar[Bound | None] = None
+    queue: ClassVar[Any] = OpenQueue
+    _kind = BATCHER
+
+    @classmethod
+    def _subject(cls) -> BatchingPolicy:
+        return BatchingPolicy(make=cls.make, queue=cls.queue, longest_wait=cls.longest_wait)

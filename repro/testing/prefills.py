@@ -1,0 +1,252 @@
+"""Runs that routers and batching policies of autoregressive systems are judged by: the simulated clusters with their ledger, where a
+step takes a base and so much a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from engines.ar.cluster.cluster import Simulation
+from engines.ar.cluster.decode_worker import DecodeWorker
+from engines.ar.cluster.worker import Parts, PrefillWorker
+from engines.ar.cost import DecodeLine
+from engines.ar.record import ClusterRun, Table
+from engines.ar.session import OpenLoop, Round, Session
+from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
+from engines.laps.step_model import StepModel
+from engines.laps.system import PrefillSystem, Spatial
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.instances import RoundRobin
+from engines.policies.routing import Binder, LeastKvMemory, Local, Router
+from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan
+from engines.policies.task import PrefillQueue, Slo
+from repro.testing.examples import Source
+from repro.testing.properties import Stay
+
+STEPS = StepModel(base_s=5e-3, request_s=0.0, floor_s=0.0, token_s=1e-4, alpha=0.0, history_s=0.0, shapes={})
+"""What a step takes, which policies that ask for a model are told."""
+DECODE_S = 8e-3
+SLO = Slo(ttft_s=0.4, itl_s=0.05)
+
+
+class Linear:
+    """A step's cost, whatever its mode, and what policies believe a prefill and a transfer take."""
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        prefill_s = STEPS.step_s(chunks, 0, 0) if chunks else 0.0
+        return prefill_s + (DECODE_S if decoding else 0.0)
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        return DecodeLine(DECODE_S, 0.0, 0.0)
+
+    def prefill_s(self, history: int, tokens: int, degree: int) -> float:
+        return STEPS.prefill_s(history, tokens)
+
+    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
+        return 1e-6 * tokens
+
+
+class Step(NamedTuple):
+    """What a batching policy planned."""
+
+    start_s: float
+    shares: tuple[tuple[int, int], ...]
+    """(task id, tokens)"""
+    decoding: int
+    """Sequences that advance in the same step."""
+    needs: int
+    """Tokens of K/V that it admits."""
+    room: int
+
+
+class Watched:
+    """A batching policy whose steps are written down."""
+
+    def __init__(self, batching: Batching) -> None:
+        self.steps: list[Step] = []
+        self._batching = batching
+        # The ledger says whose plan it refuses.
+        self.__class__ = type(type(batching).__name__, (Watched,), {})  # type: ignore[assignment]
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        begun = {task.task_id for task in at.begun}
+        plan = self._batching.next_step(at, now)
+        if isinstance(plan, StepPlan) and all(isinstance(each, Share) for each in plan.shares) and plan.shares:
+            shares = tuple((task.task_id, tokens) for task, tokens in plan.shares)
+            needs = sum(at.need_of(task) for task, _ in plan.shares if task.task_id not in begun)
+            self.steps.append(Step(now, shares, at.decoding if plan.decodes else 0, needs, at.room))
+        return plan
+
+
+# ---- prefill instances -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """An example of what prefill instances get."""
+
+    turns: tuple[Turn, ...]
+    cap: int
+    """max_num_batched_tokens, for policies that take it, or have one."""
+    max_num_seqs: int
+    num_instances: int = 1
+    """From two on the first serves the short pool, and the others the long one, for routers that look at it."""
+    shares_cache: bool = True
+
+    def simulate(
+        self,
+        batching: Batching = ONE_BY_ONE,
+        make_queue: Callable[[], PrefillQueue] = PrefillQueue,
+        make_router: Callable[[], Any] = RoundRobin,
+    ) -> Table:
+        """The table of requests, in the order in which they came."""
+        system = PrefillSystem(
+            name="conformance",
+            make_batching=lambda: batching,
+            make_queue=make_queue,
+            make_router=make_router,
+            work_s=STEPS.work_s,
+            spatial=None if self.num_instances == 1 else Spatial(num_short=1, pooling="each"),
+        )
+        cluster = PrefillCluster(
+            system=system,
+            cost=Linear(),
+            num_instances=self.num_instances,
+            cache="shared" if self.shares_cache else "instance",
+        )
+        return cluster.simulate(OpenTurns(turns=self.turns)).requests
+
+    def until(self, time_s: float) -> Turns:
+        return replace(self, turns=tuple(turn for turn in self.turns if turn.arrival_s < time_s))
+
+    def named_otherwise(self, factor: int) -> Turns:
+        turns = [turn._replace(session_id=other_name(turn.session_id, factor)) for turn in self.turns]
+        return replace(self, turns=tuple(turns))
+
+
+def other_name(session_id: int, factor: int) -> int:
+    """By a prime: a factor of 1,008 turns the order round."""
+    return (factor * (session_id + 1)) % 1009
+
+
+def draw_turns(source: Source, cap: int, **fields: Any) -> Turns:
+    """Up to a dozen, in bursts."""
+    now_ms, turns = 0, []
+    for index in range(source.whole(1, 12)):
+        now_ms += source.one_of((0, 0, 1, 7, 40, 200))
+        tokens = source.whole(1, source.one_of((cap, max(1, cap // 16))))
+        turns.append(_turn(source, now_ms * 1e-3, index, tokens))
+    return Turns(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
+
+
+def draw_siege(source: Source, cap: int, **fields: Any) -> Turns:
+    """One turn behind a few, and a stream of others, all alike, that come later and faster than they are served."""
+    lengths = (max(1, cap // 16), max(1, cap // 4), cap)
+    turns = [_turn(source, 0.0, index, source.one_of(lengths)) for index in range(source.whole(1, 3))]
+    turns.append(_turn(source, source.whole(0, 5) * 1e-3, len(turns), source.one_of(lengths)))
+    like, turn, begin_s = source.one_of(lengths), source.one_of((0, 1)), turns[-1].arrival_s
+    # Too fast also for those that run many in a step.
+    gap_s = 0.8 * STEPS.token_s * like / fields.get("num_instances", 1)
+    for index in range(max(80, 40 * cap // (like + 50))):
+        turns.append(Turn(begin_s + gap_s * index, len(turns), turn, turn, like))
+    return Turns(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
+
+
+def _turn(source: Source, arrival_s: float, index: int, tokens: int) -> Turn:
+    """The first of a conversation, or another of one that there is."""
+    if index and source.one_of((False, False, True)):
+        return Turn(arrival_s, source.whole(0, index - 1), 1, source.whole(1, 300), tokens)
+    return Turn(arrival_s, index, 0, 0, tokens)
+
+
+def stays_of(requests: Table) -> list[Stay]:
+    """Raises AssertionError where one is never prefilled."""
+    stays = []
+    columns = (requests[name] for name in ("request_id", "arrival_s", "finished_s", "tokens"))
+    for which, arrival_s, finished_s, tokens in zip(*columns, strict=True):
+        if finished_s is None:
+            raise AssertionError(
+                f"request {which}, which comes at {arrival_s:.4g} s with {tokens} tokens, is never prefilled"
+            )
+        stays.append(Stay(which, arrival_s, finished_s, STEPS.prefill_s(0, tokens)))
+    return stays
+
+
+# ---- workers that decode -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """An example of what a cluster with decoding gets; prefill workers are numbered from 100."""
+
+    sessions: tuple[Session, ...]
+    cap: int
+    max_num_seqs: int
+    num_homes: int = 1
+    num_prefills: int = 0
+    kv_capacity: int = 10**9
+
+    def simulate(
+        self,
+        *,
+        router: Router | None = None,
+        batching: Batching = ONE_BY_ONE,
+        make_queue: Callable[[], PrefillQueue] = PrefillQueue,
+        binder: Binder | None = None,
+    ) -> ClusterRun:
+        built = Simulation(binder=binder or LeastKvMemory(), router=router or Local(), estimator=Linear())
+        for index in range(self.num_homes):
+            parts = Parts(worker_id=index, cost=Linear(), queue=make_queue(), batching=batching)
+            built.add(DecodeWorker(built, kv_capacity=self.kv_capacity, **parts))
+        for index in range(self.num_prefills):
+            built.add(PrefillWorker(built, worker_id=100 + index, cost=Linear(), queue=PrefillQueue()))
+        return built.run(OpenLoop(sessions=self.sessions))
+
+    def until(self, time_s: float) -> Sessions:
+        return replace(self, sessions=tuple(each for each in self.sessions if each.arrival_s < time_s))
+
+    def named_otherwise(self, factor: int) -> Sessions:
+        return replace(
+            self,
+            sessions=tuple(replace(each, session_id=other_name(each.session_id, factor)) for each in self.sessions),
+        )
+
+
+def draw_sessions(source: Source, cap: int, *, is_tight: bool = False, **fields: Any) -> Sessions:
+    """Up to eight, of up to three rounds; ``is_tight``: K/V of the largest and little more fit a worker."""
+    now_ms, sessions = 0, []
+    for index in range(source.whole(1, 8)):
+        now_ms += source.one_of((0, 0, 1, 30, 200))
+        rounds = [
+            Round(source.whole(1, cap), source.whole(1, 30), source.one_of((0.0, 0.013, 0.3)))
+            for _ in range(source.whole(1, 3))
+        ]
+        sessions.append(Session(index, now_ms * 1e-3, tuple(rounds)))
+    if is_tight:
+        fields["kv_capacity"] = max(each.context_tokens for each in sessions) + 1 + source.whole(0, 2 * cap)
+    return Sessions(sessions=tuple(sessions), cap=cap, max_num_seqs=8, **fields)
+
+
+def draw_session_siege(source: Source, cap: int, **fields: Any) -> Sessions:
+    turns = draw_siege(source, cap, num_instances=fields.get("num_prefills", 1)).turns
+    num_tokens = source.whole(1, 8)
+    sessions = [Session(index, turn.arrival_s, (Round(turn.tokens, num_tokens),)) for index, turn in enumerate(turns)]
+    return Sessions(sessions=tuple(sessions), cap=cap, max_num_seqs=8, **fields)
+
+
+def check_sessions(run: ClusterRun, sessions: Sequence[Session]) -> None:
+    """Every round of every session is served once, and every token of its prefill computed."""
+    for which, status in zip(run.sessions["session_id"], run.sessions["status"], strict=True):
+        if status != "ok":
+            raise AssertionError(
+                f"session {which} is not finished when nothing happens any more, at {run.facts['end_s']:.4g} s"
+            )
+    due = sorted((each.session_id, index) for each in sessions for index in range(len(each.rounds)))
+    if sorted(zip(run.rounds["session_id"], run.rounds["round"], strict=True)) != due:
+        raise AssertionError(f"{len(run.rounds['round'])} rounds were served, {len(due)} are due")
+    for which, computed, tokens in zip(
+        *(run.tasks[name] for name in ("task_id", "computed_tokens", "tokens")), strict=True
+    ):
+        if computed is None or computed < tokens:
+            raise AssertionError(f"prefill {which} ends with {computed} tokens computed, {tokens} are due")

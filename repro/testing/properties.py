@@ -1,0 +1,167 @@
+"""What a kind of plug-in is held to: properties by name, each tried on examples, and what came of it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from engines.errors import RunError, UserError, require
+from engines.named import asked
+from repro.testing.examples import Source, tried
+
+Subject = TypeVar("Subject")
+
+EXAMPLES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Property(Generic[Subject]):
+    name: str
+    says: str
+    """In a few words of a table."""
+    draw: Callable[[Source, Subject], Any]
+    """An example."""
+    check: Callable[[Subject, Any], None]
+    """Raises AssertionError for an example that it does not hold for."""
+    without: Callable[[Subject], str | None] = lambda subject: None
+    """Why it cannot be asked of this one; None where it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Generic[Subject]):
+    name: str
+    properties: tuple[Property[Subject], ...]
+
+
+class Verdict(NamedTuple):
+    name: str
+    says: str
+    examples: int = 0
+    failure: str | None = None
+    """One sentence that begins with the property's name."""
+    skipped: str | None = None
+
+    @property
+    def word(self) -> str:
+        return "FAIL" if self.failure else "skip" if self.skipped else "pass"
+
+
+def verdicts(
+    kind: Kind[Subject], subject: Subject, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = ()
+) -> Iterator[Verdict]:
+    """One a property, in their order. Those in ``without`` are skipped: what the author states that it does not hold."""
+    known = [each.name for each in kind.properties]
+    for name in without:
+        require(name in known, f"without={name!r} is no property of a {kind.name}: use one of {', '.join(known)}")
+    for each in kind.properties:
+        yield verdict(each, subject, examples=examples, seed=seed, without=without)
+
+
+def verdict(
+    held: Property[Subject], subject: Subject, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = ()
+) -> Verdict:
+    reason = "left out" if held.name in without else held.without(subject)
+    if reason is not None:
+        return Verdict(held.name, held.says, skipped=reason)
+
+    def check(case: Any) -> None:
+        try:
+            held.check(subject, case)
+        except (RunError, UserError) as error:
+            raise AssertionError(str(error)) from error
+
+    num, failure = tried(lambda source: held.draw(source, subject), check, examples=examples, seed=seed)
+    return Verdict(held.name, held.says, num, None if failure is None else f"{held.name}: {failure}")
+
+
+def check_all(kind: Kind[Subject], subject: Subject, *, examples: int, seed: int, without: Collection[str]) -> None:
+    """Raise AssertionError with the sentence of the first property that does not hold."""
+    for each in verdicts(kind, subject, examples=examples, seed=seed, without=without):
+        if each.failure is not None:
+            raise AssertionError(each.failure)
+
+
+def made(make: Any, **offered: Any) -> Any:
+    """A plug-in for one run: a copy, where ``make`` is one; else what it gives, called with what it takes of ``offered`` by name."""
+    if not callable(make):
+        return deepcopy(make)
+    return asked(make, **{name: value for name, value in offered.items() if name in taken(make, *offered)})
+
+
+def taken(make: Any, *names: str) -> list[str]:
+    """Which of these names ``make`` takes as arguments that it has not got yet."""
+    if not callable(make):
+        return []
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    bound = getattr(make, "keywords", {})
+    by_name = {each.name for each in parameters if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)}
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return [name for name in names if name not in bound and (takes_all or name in by_name)]
+
+
+# ---- no starvation -----------------------------------------------------------------------------------------
+
+
+class Ahead(NamedTuple):
+    """What a request finds when it comes, itself included: those that came before it and have not ended."""
+
+    requests: int
+    work: float
+    """How long they would take one after the other, each alone: seconds, of a scheduler steps."""
+    longest: float
+    """The most that any request of the run takes alone, those that come later among them."""
+    step: float
+    """The longest step of the run; 1 where steps are counted."""
+
+
+Bound = Callable[[Ahead], float]
+
+
+def in_order(ahead: Ahead) -> float:
+    """The longest that a request takes where none overtakes another: one step may run when it comes, and it shares its last."""
+    return ahead.work + 2 * ahead.step
+
+
+def bound_of(plug_in: Any, longest_wait: Bound | None) -> Bound:
+    """What is stated, by the argument or by the plug-in itself, or else ``in_order``."""
+    found: Bound = longest_wait or getattr(plug_in, "longest_wait", None) or in_order
+    return found
+
+
+def unbounded(bound: Bound) -> str | None:
+    is_infinite = asked(bound, Ahead(1, 1.0, 1.0, 1.0)) == math.inf
+    return "its longest_wait is infinite: a request may wait for ever" if is_infinite else None
+
+
+class Stay(NamedTuple):
+    request: int
+    came: float
+    ended: float
+    work: float
+    """How long it takes alone."""
+
+
+def check_waits(stays: Collection[Stay], *, step: float, bound: Bound, unit: str) -> None:
+    """``stays`` are in the order in which they came."""
+    longest = max(each.work for each in stays)
+    before: list[Stay] = []
+    for each in stays:
+        before = [other for other in before if other.ended > each.came]
+        before.append(each)
+        ahead = Ahead(len(before), sum(other.work for other in before), longest, step)
+        most, took = asked(bound, ahead), each.ended - each.came
+        if not took <= most * (1 + 1e-9) + 1e-9:
+            at = f"in step {each.came:g}" if unit == "steps" else f"at {each.came:.4g} {unit}"
+            others = f"{ahead.requests - 1} other{'' if ahead.requests == 2 else 's'}"
+            raise AssertionError(
+                f"request {each.request} comes {at} and ends {took:.4g} {unit} later; behind {others}, "
+                f"{ahead.work:.4g} {unit} of work with its own, {most:.4g} {unit} is the most "
+                + ("that first come, first served takes" if bound is in_order else "by its longest_wait")
+            )

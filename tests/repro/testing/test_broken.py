@@ -1,0 +1,149 @@
+"""A plug-in that breaks a property fails by its name, in one sentence that says where; with hypothesis and without."""
+
+import re
+from functools import partial
+
+import pytest
+from support import broken, liars
+from support.judged import judged
+
+from repro.testing import Ahead, check_batcher, check_refresh_rule, check_router, check_scheduler, examples
+from repro.testing.properties import verdicts
+from repro.testing.rules import REFRESH_RULE, Refreshing
+from repro.testing.schedulers import SCHEDULER, Scheduling
+
+BROKEN = (
+    (
+        "scheduler",
+        broken.Forgets,
+        "conservation",
+        r"request \d+, which came in step \d+, is not finished .* after \d+ steps",
+    ),
+    ("scheduler", broken.Reports, "conservation", r"step \d+: scheduler Reports reports .* of a step with "),
+    ("scheduler", liars.Twice, "conservation", r"step \d+: scheduler Twice runs a request twice in one step"),
+    ("scheduler", liars.Crashes, "conservation", r"step \d+: policy Crashes.schedule fails \(KeyError: 'nothing'\)"),
+    ("scheduler", broken.Overdraws, "cap", r"step \d+ computes \d+ query tokens, max_num_batched_tokens=\d+"),
+    ("scheduler", broken.Leaks, "cancellation", r"\d+ K/V rows are taken when all|step \d+ plans nothing"),
+    ("scheduler", broken.Remembers, "causality", r"step \d+ runs .* where nothing comes from step \d+ on"),
+    (
+        "scheduler",
+        broken.NewestFirst,
+        "no starvation",
+        r"request \d+ comes in step \d+ and ends \d+ steps later; behind",
+    ),
+    ("scheduler", broken.Reads, "independence of executors", r"step \d+ runs requests .* where prompts have ids"),
+    ("scheduler", broken.ByNumber, "independence of ids", r"step \d+ runs requests .* where ids are others \(0 is"),
+    ("rule", broken.OfTheBatch, "independence of the batch", r"step \d+ of request \d+ is \w+ alone and \w+ beside"),
+    (
+        "rule",
+        broken.NeverBuilds,
+        "due refreshes",
+        r"NeverBuilds reuses a cache in step 3 of a block, before one was built",
+    ),
+    ("router", broken.Nowhere, "conservation", r"router Nowhere picks instance \d of 0 to \d"),
+    ("router", broken.NowhereRemote, "conservation", r"sends a prefill to worker 10\d, prefill workers are 100"),
+    (
+        "router",
+        broken.Peeks,
+        "causality",
+        r"prefill \d+, of [\d.]+ s, goes to worker \d, and to \d where nothing comes",
+    ),
+    ("router", broken.PeeksRemote, "causality", r"prefill \d+, of [\d.]+ s, goes to worker"),
+    ("router", broken.Rotates, "no starvation", r"request \d+ comes at [\d.]+ s and ends [\d.]+ s later; behind"),
+    ("router", broken.RotatesRemote, "no starvation", r"request \d+ comes at [\d.]+ s and ends"),
+    ("router", broken.ByName, "independence of ids", r"prefill \d+, .* where ids of sessions are others \(0 is"),
+    ("router", broken.ByNameRemote, "independence of ids", r"prefill \d+, .* where ids of sessions are others"),
+    ("batcher", broken.Loses, "conservation", r"session \d+ is not finished when nothing happens any more"),
+    (
+        "batcher",
+        broken.Overfills,
+        "cap",
+        r"the step at [\d.]+ s computes \d+ tokens of prefills .*, max_num_batched_tokens=",
+    ),
+    ("batcher", broken.Overcrowds, "cap", r"the step at [\d.]+ s runs \d+ prefills, max_num_seqs=\d"),
+    (
+        "batcher",
+        broken.Overadmits,
+        "little memory",
+        r"admits prefills .* with \d+ tokens of K/V, there is room for \d+",
+    ),
+    ("batcher", broken.Alternates, "causality", r"the step at [\d.]+ s runs prefills .* where nothing comes from"),
+    ("batcher", broken.Lifo, "no starvation", r"request \d+ comes at [\d.]+ s and ends [\d.]+ s later; behind"),
+    ("batcher", broken.BySession, "independence of ids", r"runs prefills .* where ids of sessions are others \(0 is"),
+)
+
+
+@pytest.mark.parametrize(("kind", "make", "name", "says"), BROKEN, ids=[made.__name__ for _, made, *_ in BROKEN])
+def test_it_fails_by_the_name_of_the_property(kind, make, name, says, monkeypatch):
+    monkeypatch.setattr(examples, "drawn_by", lambda: "numpy")
+    check_failure(kind, make, name, says)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "name", "says"), BROKEN[::3], ids=[made.__name__ for _, made, *_ in BROKEN[::3]]
+)
+def test_so_it_does_by_hypothesis(kind, make, name, says):
+    check_failure(kind, make, name, says)
+
+
+def check_failure(kind, make, name, says):
+    found = judged(kind, name, make)
+    assert found.failure is not None
+    assert re.search(f"^{name}: .*(?:{says})", found.failure), found.failure
+    assert "\n" not in found.failure
+    assert found.examples >= 1
+
+
+@pytest.mark.parametrize(
+    ("make", "alone"),
+    [
+        (broken.Overdraws, {"cap"}),
+        (broken.Leaks, {"cancellation"}),
+        (broken.NewestFirst, {"no starvation"}),
+        (broken.Reads, {"independence of executors"}),
+    ],
+)
+def test_nothing_else_fails(make, alone):
+    assert {each.name for each in verdicts(SCHEDULER, Scheduling(make=make), examples=30) if each.failure} == alone
+
+
+@pytest.mark.parametrize(
+    ("check", "make", "name"),
+    [
+        (check_scheduler, broken.Forgets, "conservation"),
+        (check_scheduler, broken.NewestFirst, "no starvation"),
+        (check_refresh_rule, broken.OfTheBatch, "independence of the batch"),
+        (check_router, broken.ByName, "independence of ids"),
+        (check_batcher, broken.Lifo, "no starvation"),
+    ],
+)
+def test_a_check_raises_the_sentence(check, make, name):
+    with pytest.raises(AssertionError, match=f"^{name}: "):
+        check(make)
+    check(make, without=[name], examples=1)
+
+
+def test_a_price_bounds_the_longest_wait():
+    """No more than 64 are ever there, in as little as one place."""
+
+    def stated(ahead: Ahead) -> float:
+        assert ahead.step == 1
+        return 64 * ahead.longest
+
+    newest = partial(judged, "scheduler", "no starvation", broken.NewestFirst)
+    assert newest(longest_wait=stated).word == "pass"
+    failure = newest(longest_wait=lambda ahead: ahead.work + ahead.longest).failure
+    assert failure is not None
+    assert failure.endswith("is the most by its longest_wait")
+
+
+def test_a_price_without_a_bound_is_told():
+    """Its own method says so."""
+    found = judged("scheduler", "no starvation", broken.Patience)
+    assert (found.word, found.examples) == ("skip", 0)
+    assert found.skipped == "its longest_wait is infinite: a request may wait for ever"
+
+
+def test_what_only_a_model_gives_is_not_judged():
+    found = list(verdicts(REFRESH_RULE, Refreshing(make=broken.Confident)))
+    assert {(each.word, each.skipped) for each in found} == {("skip", "it needs confidences, which a model gives")}

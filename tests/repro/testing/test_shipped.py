@@ -1,0 +1,176 @@
+"""Every scheduler, refresh rule, router and batching policy that ships conforms, or for a price that is stated here."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from support.judged import judged
+
+from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware
+from baselines.ar.sglang import CacheAware, TokenBudget, graphs_only
+from baselines.ar.vllm import InFlightFirst
+from baselines.dllm.registry import METHODS
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
+from engines.dllm.scheduling.phase import DelayedCache, NoCache
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.laps.graphs import shapes_of
+from engines.laps.reserve import ReserveConfig, longest_wait_s, share_for
+from engines.laps.system import LapsConfig, laps, reserve, srpt
+from engines.laps.temporal import TemporalConfig
+from engines.laps.waiting import ClassQueue, WaitConfig
+from engines.policies import instances, routing
+from engines.policies.batching import Chunked, OneByOne, PrefillFirst
+from engines.policies.task import PrefillQueue
+from repro import testing
+from repro.testing import Ahead, BatcherConformance, SchedulerConformance
+from repro.testing.prefills import STEPS
+
+EXAMPLES = 25
+check_scheduler, check_refresh_rule, check_router, check_batcher = (
+    partial(check, examples=EXAMPLES)
+    for check in (testing.check_scheduler, testing.check_refresh_rule, testing.check_router, testing.check_batcher)
+)
+
+
+def without_bound(ahead: Ahead) -> float:
+    return math.inf
+
+
+# ---- diffusion LLMs ------------------------------------------------------------------------------------------
+
+
+class TestPhase(SchedulerConformance):
+    make = SCHEDULERS["phase"]
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "phase"])
+def test_schedulers(name):
+    check_scheduler(SCHEDULERS[name])
+
+
+def static(config, pool, rule, *, exact_steps):
+    size = min(3, config.max_num_seqs)
+    return StaticBatchScheduler(config, pool, rule, batch_size=size, exact_steps=exact_steps)
+
+
+def whole_batches(ahead: Ahead) -> float:
+    """One batch for each that came before, as long as its longest member, and the one that runs."""
+    return (ahead.requests + 1) * ahead.longest
+
+
+def test_static_batches():
+    """The token budget does not apply to them, and whoever waits pays for the longest member of every batch before his."""
+    check_scheduler(static, longest_wait=whole_batches, without=["cap"])
+    assert judged("scheduler", "cap", static).failure
+    assert judged("scheduler", "no starvation", static).failure
+
+
+RULES = [NoCache(), *(DelayedCache(delay=delay, window=window) for delay in (0, 1) for window in ("block", "suffix"))]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_refresh_rules(rule):
+    check_refresh_rule(rule)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_refresh_rules_of_methods(name):
+    method = METHODS[name]
+    check_refresh_rule(method.sampler(next(iter(method.heeds)), {}).rule)
+
+
+# ---- autoregressive systems ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        instances.RoundRobin,
+        instances.LeastRequests,
+        instances.LeastTokens,
+        instances.LeastTokensInPool(boundary=256),
+        CacheAware,
+        CacheAware(balance_abs_threshold=0),
+        routing.Local,
+        *(partial(routing.RemoteOnly, dispatch) for dispatch in ("shortest", "round-robin", "random", "shared")),
+        AdaptiveRouter,
+        *(
+            partial(AdaptiveRouter, config=RoutingConfig(route_order="load", window=w))
+            for w in ("done", "age", "backlog")
+        ),
+        *(
+            ConditionalRouter(DynamoConfig(conditional=policy, prefill_busy_threshold=0.1))
+            for policy in ("isl_bounding", "prefill_load", "isl_or_load")
+        ),
+        *(KvAware(router=routing.RemoteOnly(), affinity=affinity) for affinity in ("prefix", "cost", "none")),
+    ],
+)
+def test_routers(make):
+    check_router(make)
+
+
+@pytest.mark.parametrize("make", [OneByOne, PrefillFirst, Chunked, TokenBudget, Chunked(max_num_batched_tokens=64)])
+@pytest.mark.parametrize("queue", [None, PrefillQueue])
+def test_batching_first_come_first_served(make, queue):
+    check_batcher(make, **({} if queue is None else {"queue": queue}))
+
+
+def test_captured_graphs_change_no_order():
+    """Here they cost what the same step costs without."""
+    model = replace(STEPS, shapes={shape: STEPS.prefill_s(0, shape.tokens) for shape in shapes_of("cheapest")})
+    check_batcher(lambda: graphs_only(model).make_batching())
+
+
+@pytest.mark.parametrize("make", [OneByOne, Chunked])
+def test_sessions_in_flight_first(make):
+    """vLLM-Continuum: new sessions wait while rounds of others come."""
+    check_batcher(make, queue=InFlightFirst, longest_wait=without_bound)
+    assert judged("batcher", "no starvation", make, queue=InFlightFirst).failure
+
+
+def reordered(ahead: Ahead) -> float:
+    """Each of three postponements lets two others go first."""
+    return ahead.work + 3 * 2 * ahead.longest + 2 * ahead.step
+
+
+def test_reordering():
+    """AMPD §4.2: among the first ``w`` tasks, each of which is postponed ``w`` times at most."""
+    queue = partial(ReorderingQueue, ttft_s=0.4, w=3)
+    check_batcher(OneByOne, queue=queue, longest_wait=reordered)
+    assert judged("batcher", "no starvation", OneByOne, queue=queue).failure
+
+
+def alternating(ahead: Ahead) -> float:
+    """LAPS §3.2: a window for company, ``max_long_wait_s``, and then every other step, each of one that came before at least."""
+    waits_s = TemporalConfig().max_long_wait_s + WaitConfig().max_wait_s
+    return waits_s + 2 * (ahead.requests + 2) * ahead.step
+
+
+class TestLaps(BatcherConformance):
+    examples = EXAMPLES
+    make = staticmethod(lambda model: laps(model, LapsConfig(boundary=256)).make_batching())
+    queue = partial(ClassQueue, 256)
+    longest_wait = staticmethod(alternating)
+
+
+def late_share(ahead: Ahead) -> float:
+    config = ReserveConfig()
+    return longest_wait_s(config, share_for(config, STEPS), ahead.work, STEPS)
+
+
+def test_reserve():
+    """Its own bound. It is made for prefill instances, whose memory is not short: where the next in its order does not fit, it
+    leaves those that it has begun, which hold the memory."""
+    make = partial(lambda model: reserve(model).make_batching())
+    check_batcher(make, longest_wait=late_share, without=["little memory"])
+    assert judged("batcher", "no starvation", make).failure
+    assert judged("batcher", "little memory", make, examples=200).failure
+
+
+def test_shortest_remaining_prefill_first():
+    """SRPT is what Reserve is without its price: it has no bound."""
+    make = partial(lambda model: srpt(model).make_batching())
+    check_batcher(make, longest_wait=without_bound, without=["little memory"])
+    assert judged("batcher", "no starvation", make).failure

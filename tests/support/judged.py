@@ -1,0 +1,22 @@
+"""One property of a plug-in, judged."""
+
+from typing import Any
+
+from repro.testing.batchers import BATCHER, BatchingPolicy
+from repro.testing.properties import Verdict, verdict
+from repro.testing.routers import ROUTER, Routing
+from repro.testing.rules import REFRESH_RULE, Refreshing
+from repro.testing.schedulers import SCHEDULER, Scheduling
+
+SUITES = {
+    "scheduler": (SCHEDULER, Scheduling),
+    "rule": (REFRESH_RULE, Refreshing),
+    "router": (ROUTER, Routing),
+    "batcher": (BATCHER, BatchingPolicy),
+}
+
+
+def judged(kind: str, name: str, make: Any, *, examples: int = 50, **given: Any) -> Verdict:
+    suite, subject = SUITES[kind]
+    (held,) = [each for each in suite.properties if each.name == name]
+    return verdict(held, subject(make=make, **given), examples=examples)
