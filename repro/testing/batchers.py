@@ -181,7 +181,7 @@ def _no_starvation(subject: BatchingPolicy, case: Turns) -> None:
     watched = subject.watched(case)
     stays = stays_of(case.simulate(watched, subject.queue))
     step_s = max(STEPS.prefill_s(0, sum(tokens for _, tokens in step.shares)) for step in watched.steps)
-    check_waits(stays, step=step_s, bound=subject.bound, unit="s")
+    check_waits(stays, step=step_s, bound=bound_of(watched.batching, subject.longest_wait), unit="s")
 
 
 def _no_cap(subject: BatchingPolicy) -> str | None:

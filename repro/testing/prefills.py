@@ -65,13 +65,13 @@ class Watched:
 
     def __init__(self, batching: Batching) -> None:
         self.steps: list[Step] = []
-        self._batching = batching
+        self.batching = batching
         # The ledger says whose plan it refuses.
         self.__class__ = type(type(batching).__name__, (Watched,), {})  # type: ignore[assignment]
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         begun = {task.task_id for task in at.begun}
-        plan = self._batching.next_step(at, now)
+        plan = self.batching.next_step(at, now)
         if isinstance(plan, StepPlan) and all(isinstance(each, Share) for each in plan.shares) and plan.shares:
             shares = tuple((task.task_id, tokens) for task, tokens in plan.shares)
             needs = sum(at.need_of(task) for task, _ in plan.shares if task.task_id not in begun)

@@ -46,6 +46,7 @@ class Case:
 
 @dataclass(kw_only=True)
 class Run:
+    scheduler: Scheduler
     plans: list[StepPlan | None] = field(default_factory=list)
     """By step; None where nothing ran."""
     came: dict[int, int] = field(default_factory=dict)
@@ -62,8 +63,9 @@ class Run:
 
 def run(make: Any, case: Case, executor: Executor) -> Run:
     """Every step until nothing is left. Raises RunError for a plan that is not due (``engines.dllm.engine.Ledger``)."""
-    pool, done = KvPool(case.kv_rows), Run()
+    pool = KvPool(case.kv_rows)
     scheduler: Scheduler = asked(make, case.config, pool, case.rule, exact_steps=case.exact_steps)
+    done = Run(scheduler=scheduler)
     watched = _Watched(executor, case.fails)
     engine = Engine(scheduler, watched)
     pending = [*case.arrivals]

@@ -225,7 +225,7 @@ def _no_starvation(subject: Scheduling, case: Case) -> None:
         if alike not in works:
             works[alike] = case.work(alike)
         stays.append(Stay(which, came, done.ended[which] + 1, works[alike]))
-    check_waits(stays, step=1, bound=subject.bound, unit="steps")
+    check_waits(stays, step=1, bound=bound_of(done.scheduler, subject.longest_wait), unit="steps")
 
 
 SCHEDULER: Kind[Scheduling] = Kind(

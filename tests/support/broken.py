@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
+from engines.dllm.config import EngineConfig
 from engines.dllm.plan import Completion, Request, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -15,6 +16,7 @@ from engines.policies.batching import Chunked, OneByOne
 from engines.policies.routing import Decision
 from engines.policies.step import Share, Situation
 from engines.policies.task import OpenQueue, PrefillTask
+from repro.testing.properties import Ahead, in_order
 
 
 class Forgets(PhaseScheduler):
@@ -108,6 +110,17 @@ class Reports(PhaseScheduler):
 class Patience(NewestFirst):
     def longest_wait(self, ahead: object) -> float:
         return float("inf")
+
+
+class Places(PhaseScheduler):
+    """Its price depends on its slots."""
+
+    sizes: ClassVar[set[int]] = set()
+    first = EngineConfig().max_num_seqs
+
+    def longest_wait(self, ahead: Ahead) -> float:
+        self.sizes.add(self.config.max_num_seqs)
+        return in_order(ahead)
 
 
 # ---- refresh rules -----------------------------------------------------------------------------------------
@@ -245,6 +258,23 @@ class Alternates(Lifo):
     def last(self, at: Situation) -> PrefillTask | None:
         sign = 1 if len(self.runs) % 2 else -1
         return max(at.queue, key=lambda task: sign * task.order, default=None)
+
+
+class Budgeted:
+    """Its price depends on its budget."""
+
+    sizes: ClassVar[set[int]] = set()
+    first = 2048
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self.inner = Chunked(max_num_batched_tokens=max_num_batched_tokens)
+
+    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+        return self.inner.next_step(at, now)
+
+    def longest_wait(self, ahead: Ahead) -> float:
+        self.sizes.add(self.inner.max_num_batched_tokens)
+        return in_order(ahead)
 
 
 class BySession(Lifo):

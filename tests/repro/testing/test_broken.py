@@ -137,6 +137,12 @@ def test_a_price_bounds_the_longest_wait():
     assert failure.endswith("is the most by its longest_wait")
 
 
+@pytest.mark.parametrize(("kind", "make"), [("scheduler", broken.Places), ("batcher", broken.Budgeted)])
+def test_a_price_is_that_of_the_sizes_it_was_made_with(kind, make):
+    assert judged(kind, "no starvation", make, examples=20).failure is None
+    assert make.sizes > {make.first}
+
+
 def test_a_price_without_a_bound_is_told():
     """Its own method says so."""
     found = judged("scheduler", "no starvation", broken.Patience)
