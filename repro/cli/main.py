@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "calibrate": "calibrate:calibrate",
     "train-tiny": "train:train_tiny",
     "verify-baselines": "verify:verify_baselines",
+    "conformance": "conformance:conformance",
     "gpu-suite": "gpu_suite:gpu_suite",
 }
 """Where the function of each is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""

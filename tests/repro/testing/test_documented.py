@@ -1,0 +1,60 @@
+"""What CONTRIBUTING.md says of conformance, in a folder outside of the repository."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support.command import commands, repro
+
+from repro.paths import REPO
+
+PAGE = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("\n## Conformance\n")[2].partition("\n## ")[0]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    for name, text in re.findall(r"^`(mine/\w+\.py)`:\n\n```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "mine"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_the_example_passes_by_the_command(mine):
+    code = [line for line in (mine / "patient.py").read_text().splitlines() if line and not line.startswith('"""')]
+    assert len(code) <= 24
+    (command,) = re.findall(r"^repro (.+)$", SECTION, re.MULTILINE)
+    result = repro(command)
+    assert (result.code, result.out.count("pass  ")) == (0, 7), result
+
+
+def test_the_example_passes_under_pytest(mine):
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTEST_ADDOPTS": ""}
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "mine/test_patient.py")
+    done = subprocess.run(
+        [sys.executable, *words], cwd=mine.parent, env=environment, capture_output=True, text=True, check=False
+    )
+    assert re.search(r"^7 passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+def test_the_policy_above_fails_as_the_page_says(mine):
+    (sentence,) = re.findall(r'"(no starvation: .*?)"', " ".join(SECTION.split()))
+    result = repro("conformance", "mine.shortest:Shortest")
+    assert result.code == 1
+    # Another hypothesis may find another example.
+    shape = re.sub(r"\\ others?", " others?", re.sub(r"\d+", r"\\d+", re.escape(sentence)))
+    assert re.search(f"^FAIL {shape}$", result.out, re.MULTILINE), result.out
+
+
+def test_every_property_is_in_the_table():
+    from support.judged import SUITES
+
+    names = {each.name for suite, _ in SUITES.values() for each in suite.properties}
+    assert set(re.findall(r"^\| ([\w ]+) \| (?!of)", SECTION, re.MULTILINE)) == names
+    assert "conformance" in commands()
