@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import repro
 from engines.errors import UserError
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
+from repro.runs.provenance import GitState
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -194,6 +196,16 @@ def test_a_run_is_picked_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert repro.compare("a@b", "one@service_s=6.0").changes[0].verdict == "lower"
     assert repro.compare("a@b", "one").num_unpaired == 5
+
+
+def test_commits_of_one_folder_are_told_apart(tmp_path, monkeypatch):
+    for commit, seeds, service_s in (("1111111", range(3), 4.0), ("2222222", range(3, 6), 8.0)):
+        monkeypatch.setattr("repro.runs.sweep.git_state", partial(GitState, commit=commit, dirty=False))
+        made(tmp_path, *repeats(None, seeds, service_s=service_s))
+    found = repro.compare("@commit=1111", f"{NAME}@commit=2222222", result_dir=tmp_path)
+    assert [(row.verdict, row.ratio.n, row.ratio.mean) for row in found.rows] == [("lower", 3, pytest.approx(0.5))]
+    with pytest.raises(UserError, match="no run has commit=3333: use 1111111, 2222222"):
+        repro.compare("@commit=3333", NAME, result_dir=tmp_path)
 
 
 def test_what_both_would_take_is_of_the_one_that_says_more(tmp_path):

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from support.command import refused, repro
+from support.fake_system import fake_cell
 
 import repro as toolkit
 from engines.errors import UserError
 from repro.runs.experiment import prepare
+from repro.runs.store import Store
+from repro.runs.sweep import CellEvent, Sweep
 from repro.workbench.grid import Grid, grid_of_file, in_turns
 
 GRIDS = {
@@ -80,6 +83,19 @@ def test_turns_are_of_repeats_and_begin_with_another_setting_each():
     cells = Grid.from_dict({"platform": "l40s", "rate": [1, 2, 3]}).repeated(3).cells()
     asked = [(cell.seed, cell.rate) for cell in in_turns(cells)]
     assert asked == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 1), (2, 3), (2, 1), (2, 2)]
+
+
+def test_measured_runs_are_made_in_turns(tmp_path):
+    cells = [fake_cell(rate, seed, num_prompts=2, executor="real") for rate in (1.0, 2.0) for seed in (0, 1)]
+    sweep = Sweep([prepare(cell) for cell in in_turns(cells)], Store(tmp_path))
+    begun: list[tuple[int, float | None]] = []
+
+    def note(event: CellEvent) -> None:
+        if event.kind == "started" and event.cell is not None:
+            begun.append((event.cell.seed, event.cell.rate))
+
+    sweep.run(on_event=note)
+    assert begun == [(0, 1), (0, 2), (1, 2), (1, 1)]
 
 
 def test_numbers_of_a_file_are_those_of_options(tmp_path):
