@@ -118,6 +118,7 @@ OPTIONS = {
     "--request-timeout --retention-ratio --scheduler --selection --served-model-name --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio --weights",
     "gpu-suite": "--budget --dry-run --export --first --json --platform --result-dir --stage",
+    "conformance": "--examples --json --kind --queue --seed",
     "verify-baselines": "--device --golden --json",
 }
 """Flags are an interface: a change here breaks scripts of users."""
