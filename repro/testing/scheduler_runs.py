@@ -9,7 +9,7 @@ from typing import Any
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
-from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, PlanItem, Request, StepOutcome, StepPlan
+from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.dllm.sequence import Sequence as Live
@@ -55,8 +55,6 @@ class Run:
     """Request id -> the step at whose end it was finished."""
     gone: set[int] = field(default_factory=set)
     """Those that were cancelled, or in a step that failed."""
-    stopped: set[int] = field(default_factory=set)
-    committed: dict[int, int] = field(default_factory=dict)
     rows_used: int = 0
     """Rows of the pool that are taken when all is over."""
 
@@ -88,10 +86,7 @@ def run(make: Any, case: Case, executor: Executor) -> Run:
                 left = ", ".join(str(each) for each in done.came if each not in done.ended.keys() | done.gone)
                 raise AssertionError(f"step {index} plans nothing, where requests {left} are not finished")
             continue
-        for item, count in zip(watched.items, record.outcome.committed, strict=False):
-            done.committed[item.request_id] = done.committed.get(item.request_id, 0) + count
         done.ended.update(dict.fromkeys(record.done.finished, index))
-        done.stopped.update(request_id for request_id, _ in record.done.stopped)
         done.gone.update(request_id for request_id, _ in record.done.failed)
     done.rows_used = pool.used_rows
     return done
@@ -129,10 +124,6 @@ class _Watched(DelegatingExecutor):
         self.plan: StepPlan | None = None
         self.index = 0
         self._fails = fails
-
-    @property
-    def items(self) -> Sequence[PlanItem]:
-        return () if self.plan is None else self.plan.items
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self.plan = plan

