@@ -58,6 +58,12 @@ BROKEN = (
     ("batcher", broken.Loses, "conservation", r"session \d+ is not finished when nothing happens any more"),
     (
         "batcher",
+        broken.Loses,
+        "no starvation",
+        r"request \d+, which comes at [\d.]+ s with \d+ tokens, is never prefilled",
+    ),
+    (
+        "batcher",
         broken.Overfills,
         "cap",
         r"the step at [\d.]+ s computes \d+ tokens of prefills .*, max_num_batched_tokens=",
