@@ -37,7 +37,7 @@ class Served:
     system: str = shown("system")
     requests: int = shown("requests")
     tokens: int = shown("tokens")
-    """Of an answer."""
+    """In an answer."""
     steps: int = shown("steps")
     simulated_steps: int = shown("simulated")
     in_graphs: float = shown("in graphs", ".0%")

@@ -28,7 +28,7 @@ def paged_attention(
     _check(q, k, v, cu_q, used_k, table)
     from engines.kernels.jit.paged import paged_causal
 
-    out = torch.empty_like(q)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     n, kv_heads, width = len(used_k), k.shape[2], q.shape[2]
     if min(n, max_q, len(q)) == 0:
         return out
@@ -49,8 +49,6 @@ def paged_attention(
             q.stride(1),
             k.stride(1),
             k.stride(2),
-            out.stride(0),
-            out.stride(1),
             BLOCK=k.shape[1],
             D=width,
             GROUP=group,

@@ -243,7 +243,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
 
 
 def _main(handle: Any) -> Any:
-    """Of a line with intervals, or of bars, the handle is a tuple of what is drawn."""
+    """The handle of a line with intervals, or of bars, is a tuple of what is drawn."""
     return handle[0] if isinstance(handle, tuple) else handle
 
 

@@ -143,9 +143,7 @@ def page(runs: Runs) -> Page:
             ),
             rows=[csv_row(runs, *place) for place in asked],
         ),
-        picture=Picture(
-            panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES
-        ),
+        picture=picture(runs, caption),
         notes=[
             *share_notes(runs),
             *monotone_notes(runs),
@@ -157,6 +155,10 @@ def page(runs: Runs) -> Page:
             *simulation_note(runs),
         ],
     )
+
+
+def picture(runs: Runs, caption: list[str]) -> Picture:
+    return Picture(panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES)
 
 
 def panel(runs: Runs) -> Panel:

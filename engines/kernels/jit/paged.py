@@ -19,8 +19,6 @@ def paged_causal(
     q_head: tl.tensor,
     k_row: tl.tensor,
     k_head: tl.tensor,
-    out_row: tl.tensor,
-    out_head: tl.tensor,
     BLOCK: tl.constexpr,
     D: tl.constexpr,
     GROUP: tl.constexpr,
@@ -31,8 +29,7 @@ def paged_causal(
 ) -> None:
     """Program (tile, key head, sequence): ROWS rows, each a query of one head of the group, over their keys in tiles of
     KEYS, with the softmax as it goes."""
-    head = tl.program_id(1).to(tl.int64)
-    sequence = tl.program_id(2).to(tl.int64)
+    head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     first = tl.load(cu_q + sequence)
     count = tl.load(cu_q + sequence + 1) - first
     used = tl.load(used_k + sequence)
@@ -45,11 +42,9 @@ def paged_causal(
     mask = is_real[:, None] & (d < D)[None, :]
     row, own = (first + query).to(tl.int64), head * GROUP + member
     queries = tl.load(q + (row * q_row + own * q_head)[:, None] + d[None, :], mask=mask, other=0.0)
-    best = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    weight = tl.zeros((ROWS,), dtype=tl.float32)
+    best, weight = tl.full((ROWS,), float("-inf"), dtype=tl.float32), tl.zeros((ROWS,), dtype=tl.float32)
     total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
-    end = tl.max(position, axis=0) + 1
-    for start in range(0, end, KEYS):
+    for start in range(0, tl.max(position, axis=0) + 1, KEYS):
         key = start + tl.arange(0, KEYS)
         is_key = key < used
         block = tl.load(table + sequence * width + key // BLOCK, mask=is_key, other=0).to(tl.int64)
@@ -57,8 +52,7 @@ def paged_causal(
         inside = is_key[:, None] & (d < D)[None, :]
         keys = tl.load(k + at, mask=inside, other=0.0)
         score = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        is_seen = key[None, :] <= position[:, None]
-        score = tl.where(is_seen, score, float("-inf"))
+        score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         # A row that has seen nothing yet has no best: its weights are zero.
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -68,5 +62,6 @@ def paged_causal(
         values = tl.load(v + at, mask=inside, other=0.0)
         total = total * kept[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
         best = higher
-    mean = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
-    tl.store(out + (row * out_row + own * out_head)[:, None] + d[None, :], mean.to(out.dtype.element_ty), mask=mask)
+    mean = (total / tl.where(weight == 0.0, 1.0, weight)[:, None]).to(out.dtype.element_ty)
+    at = (row * tl.num_programs(1) * GROUP + own) * D
+    tl.store(out + at[:, None] + d[None, :], mean, mask=mask)
