@@ -17,6 +17,8 @@ from typing import Generic, NamedTuple, TypeVar
 P = TypeVar("P")
 LEAST_RATE, MOST_RATE = 1e-4, 1e6
 """Requests/s that are looked at."""
+HOPELESS = 0.01
+"""Of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
 GUARD = 0.8
 """Of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
@@ -35,9 +37,9 @@ class Lattice:
         """Of the rate nearest to it."""
         return round(math.log(min(max(rate, LEAST_RATE), MOST_RATE)) / math.log1p(self.resolution))
 
-    @property
-    def ends(self) -> tuple[int, int]:
-        return self.step(LEAST_RATE), self.step(MOST_RATE)
+    def ends(self, start: float) -> tuple[int, int]:
+        """The steps that a search from about this rate looks at."""
+        return self.step(max(HOPELESS * start, LEAST_RATE)), self.step(MOST_RATE)
 
 
 Serves = Callable[[P, int, bool], bool]
@@ -85,18 +87,20 @@ def largest(
 ) -> Found[P] | None:
     """The plan that serves the largest rate; the first of equals. ``most`` is a rate that no run of a plan exceeds, ``start`` where
     it is looked for first. None where no plan serves any rate."""
-    best = _raced(plans, None, most, partial(_asked, serves, False), lattice, lattice.step(start))
+    ends, begin = lattice.ends(start), lattice.step(start)
+    race = partial(_raced, plans, most, lattice, begin, ends)
+    best = race(None, partial(_asked, serves, False))
     if best is not None:
         # Of all seeds it may be less, and what lost to it of one seed be more.
         plan, near = best
-        step = climb(lambda at: serves(plan, at, True), near, lattice.ends)
+        step = climb(lambda at: serves(plan, at, True), near, ends)
         best = None if step is None else (plan, step)
-    best = _raced(plans, best, most, partial(_asked, serves, True), lattice, lattice.step(start))
+    best = race(best, partial(_asked, serves, True))
     if best is None:
         return None
     plan, step = best
     below = lattice.step(GUARD * lattice.rate(step))
-    return Found(plan, step, below < lattice.ends[0] or serves(plan, below, False))
+    return Found(plan, step, below < ends[0] or serves(plan, below, False))
 
 
 def _asked(serves: Serves[P], is_whole: bool, plan: P, step: int) -> bool:
@@ -105,21 +109,22 @@ def _asked(serves: Serves[P], is_whole: bool, plan: P, step: int) -> bool:
 
 def _raced(
     plans: Sequence[P],
-    best: tuple[P, int] | None,
     most: Callable[[P], float],
-    serves: Callable[[P, int], bool],
     lattice: Lattice,
     start: int,
+    ends: tuple[int, int],
+    best: tuple[P, int] | None,
+    serves: Callable[[P, int], bool],
 ) -> tuple[P, int] | None:
     """The best so far, or a plan that serves a step more."""
     for plan in plans:
         above = start if best is None else best[1] + 1
         if best is not None:
-            if plan is best[0] or above > lattice.ends[1] or most(plan) < lattice.rate(above):
+            if plan is best[0] or above > ends[1] or most(plan) < lattice.rate(above):
                 continue
             if not serves(plan, above):
                 continue
-        step = climb(partial(serves, plan), above, lattice.ends)
+        step = climb(partial(serves, plan), above, ends)
         if step is not None:
             best = plan, step
     return best

@@ -102,16 +102,18 @@ def largest_rate(
     """``start`` is about the rate, where another answer tells."""
     trials = Trials(site=site, objectives=objectives, num_seeds=num_seeds)
     ranked = site.ranked(gpus, None)
+    begin = start or ranked.start
+    lowest, highest = lattice.ends(begin)
     found = largest(
         ranked.plans,
         lambda plan: plan.most,
         lambda plan, step, is_whole: trials.serves(plan, lattice.rate(step), is_whole),
         lattice,
-        start or ranked.start,
+        begin,
     )
     told = partial(Answer, site=site, gpus=gpus, num_plans=ranked.num)
     if found is None:
-        at = trials.verdict(ranked.plans[0], lattice.rate(lattice.ends[0]))
+        at = trials.verdict(ranked.plans[0], lattice.rate(lowest))
         return told(
             plan=None, rate=None, at=None, binds=at.binds, num_simulated=trials.num_plans, num_runs=trials.num_runs
         )
@@ -120,7 +122,7 @@ def largest_rate(
         plan=found.plan,
         rate=rate,
         at=trials.verdict(found.plan, rate),
-        binds=None if found.step == lattice.ends[1] else trials.verdict(found.plan, above).binds,
+        binds=None if found.step == highest else trials.verdict(found.plan, above).binds,
         is_monotone=found.is_monotone,
         num_simulated=trials.num_plans,
         num_runs=trials.num_runs,

@@ -1,7 +1,6 @@
 """The search over plans and rates, against functions whose answers are known."""
 
 import math
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -39,12 +38,12 @@ def test_a_climb_finds_the_last_step_that_is_served(top, start):
 plans = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(0.01, 1e4), min_size=1, max_size=8)
 
 
-@given(plans, st.floats(0.01, 1e4))
-def test_the_best_plan_is_found_wherever_the_search_begins(capacities, start):
-    asked: Counter[str] = Counter()
+@given(plans, st.floats(0.02, 50))
+def test_the_best_plan_is_found_wherever_the_search_begins(capacities, off):
+    """Fifty times too high or too low."""
+    start = off * max(capacities.values())
 
     def serves(plan: str, step: int, is_whole: bool) -> bool:
-        asked[plan] += 1
         return LATTICE.rate(step) <= capacities[plan]
 
     found = largest([*capacities], lambda plan: 1.01 * capacities[plan], serves, LATTICE, start)
