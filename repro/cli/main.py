@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "doctor:doctor",
     "plan": "plan:plan",
     "plan-cluster": "plan_cluster:plan_cluster",
+    "capacity": "capacity:capacity",
     "calibrate": "calibrate:calibrate",
     "train-tiny": "train:train_tiny",
     "verify-baselines": "verify:verify_baselines",

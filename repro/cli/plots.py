@@ -6,10 +6,13 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError
 from repro.files import replace_bytes, replace_text, writable_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TITLES = {"throughput_tok_s": "throughput (tok/s)", "mean_latency_s": "mean latency (s)"}
 """Column -> its axis; a panel each."""
@@ -29,10 +32,6 @@ def save_plot(
     of which go into the CSV."""
     from matplotlib.figure import Figure
 
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(rows)), layout="constrained")
     panels = figure.subplots(1, len(titles), sharey=True)
     labels = [f"{row['label']}{'' if row['valid'] else ' (INVALID)'}" for row in rows]
@@ -43,6 +42,15 @@ def save_plot(
     panels[0].invert_yaxis()
     obtained = ", ".join(sorted({str(row["obtained"]) for row in rows}))
     figure.suptitle(f"{title} ({obtained})", fontsize="medium")
+    return save_drawn(path, figure, rows)
+
+
+def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
+    """The figure, and the rows behind it as a CSV of the same name."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     return replace_bytes(path, drawn.getvalue()), replace_text(path.with_suffix(".csv"), text.getvalue())

@@ -1,0 +1,210 @@
+"""repro capacity: the table, the JSON, the plot, AIConfigurator beside them, and what is refused before any run."""
+
+import csv
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from support.command import refused, repro
+
+from repro.capacity import peer
+from repro.capacity.clusters import ClusterSite
+from repro.capacity.site import Plan
+
+SLO = "ttft:p95:2000 itl:p95:50"
+FAST = ("--num-prompts", "40", "--seeds", "1", "--resolution", "0.2")
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"rounds": [[800 + 50 * n, 60], [300, 40]]}) + "\n" for n in range(12)))
+    return path
+
+
+def asked(own, *options, slo=SLO, gpus="4"):
+    return repro("capacity", "--workload", own, "--slo", slo, "--gpus", gpus, *FAST, *options)
+
+
+def test_the_table_is_best_first_and_fits_a_terminal(own, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = asked(own, "--platform", "h200", "--platform", "h20")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "sessions/s within 20 %, 1 seed (composed)" in " ".join(result.out.split())
+    assert result.out.index("Dynamo") < result.out.index("vLLM")
+    for said in ("rate", "met", "TTFT", "ITL", "longest", "binds", "P:TP2x1", "D:TP2x1", "TP4x1"):
+        assert said in result.out
+    assert "recorded sessions, lengths as recorded" in result.err
+
+
+def test_json_has_every_answer_and_the_cell_that_makes_it_again(own):
+    found = json.loads(asked(own, "--json", gpus="2..8").out)
+    assert found["slo"] == SLO
+    assert (found["seeds"], found["resolution"], found["unit"]) == (1, 0.2, "sessions/s")
+    rates = [row["rate"] for row in found["answers"]]
+    assert rates == sorted(rates, reverse=True)
+    sizes = [(row["system"], row["gpus"]) for row in found["answers"]]
+    assert sorted(sizes) == [("Dynamo", 4), ("Dynamo", 8), ("vLLM", 2), ("vLLM", 4), ("vLLM", 8)]
+    for row in found["answers"]:
+        assert row["ttft_p95_s"] <= 2
+        assert row["itl_p95_s"] <= 0.05
+        assert 0 < row["attainment"] <= 1
+        assert row["binds"] in ("ttft:p95:2000", "itl:p95:50", "load")
+        assert row["cell"]["rate"] == row["rate"]
+        assert dict(row["cell"]["knobs"])["deployment"] == row["plan"]
+        assert row["aiconfigurator_rate"] is None
+    assert "not installed" in found["peer"]
+
+
+def test_a_rate_asks_for_the_fewest_gpus(own):
+    found = json.loads(asked(own, "--json", "--rate", "4", gpus="1..16").out)["answers"]
+    gpus = [row["gpus"] for row in found]
+    assert gpus == sorted(gpus)
+    assert all(row["rate"] == 4 and row["plan"] for row in found)
+    result = asked(own, "--rate", "4000", "--system", "vllm-sim")
+    assert "vLLM on 4 x h200: no plan serves 4000 sessions/s" in " ".join(result.out.split())
+
+
+def test_objectives_that_nothing_meets_are_said(own):
+    result = asked(own, slo="itl:p95:1")
+    assert result.code == 0
+    assert "no plan serves any rate within the objectives (itl:p95:1 is beyond" in " ".join(result.out.split())
+
+
+def test_a_burst_is_said(own):
+    assert "these rates are bursts' and too high: --num-prompts" in " ".join(asked(own, gpus="32").out.split())
+
+
+def test_prefill_systems_serve_turns():
+    result = repro(
+        *("capacity", "--workload", "lmsys-chat-1m", "--slo", "ttft:p95:400", "--gpus", "1", "--system", "laps"),
+        *("--system", "sglang-pd", "--num-prompts", "300", "--seeds", "1", "--resolution", "0.2", "--json"),
+    )
+    found = json.loads(result.out)
+    assert found["unit"] == "turns/s"
+    assert {row["system"] for row in found["answers"]} == {"LAPS", "SGLang PD"}
+    assert all(row["rate"] > 10 for row in found["answers"])
+
+
+def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
+    plot = tmp_path / "front.pdf"
+    result = asked(own, "--plot", plot, gpus="2..8")
+    assert result.code == 0
+    assert plot.read_bytes().startswith(b"%PDF")
+    with plot.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    front = [row for row in rows if row["is_pareto"] == "True"]
+    assert [int(row["gpus"]) for row in sorted(front, key=lambda row: int(row["gpus"]))] == [2, 4, 8]
+    for row in rows:
+        better = [each for each in front if int(each["gpus"]) <= int(row["gpus"])]
+        assert any(float(each["rate"]) >= float(row["rate"]) for each in better)
+
+
+class Engine:
+    """As the package's: a prompt takes 100 ms on a GPU and half on two, a decode step 10 ms and 1 ms for each sequence."""
+
+    asked: list[tuple[str, str, int]] = []
+
+    def __init__(self, degree):
+        self.degree = degree
+
+    @classmethod
+    def compile(cls, path, system, framework, tp_size, **_):
+        cls.asked.append((system, framework, tp_size))
+        return cls(tp_size)
+
+    def run_static(self, *, batch_size, isl, osl, prefix, mode):
+        return (100 / self.degree, 0.0, 0.0) if mode == "static_ctx" else (0.0, 10.0 + batch_size, 0.0)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    for name in ("aiconfigurator_core", "aiconfigurator_core.sdk", peer.MODULE):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[peer.MODULE].EngineHandle = Engine
+    monkeypatch.setattr(Engine, "asked", [])
+
+
+def test_aiconfigurator_is_printed_beside_ours_where_it_is_installed(own, installed):
+    found = json.loads(asked(own, "--json", "--system", "dynamo-sim").out)
+    assert found["peer"] is None
+    assert found["answers"][0]["aiconfigurator_rate"] > 0
+    assert Engine.asked[0] == ("h200_sxm", "vllm", 2)
+    assert "AIConfigurator's own estimate of the plan" in asked(own).out
+    assert "no tables of these cards" in " ".join(asked(own, "--platform", "h20").out.split())
+
+
+def test_aiconfigurator_fails_alone(own, installed, monkeypatch):
+    monkeypatch.setattr(Engine, "compile", lambda *_, **__: 1 / 0)
+    result = asked(own)
+    assert result.code == 0
+    assert "AIConfigurator has no estimate (ZeroDivisionError" in " ".join(result.out.split())
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "limit_s", "expected"),
+    [
+        # 4 x 20 prompts/s; decode steps of 32 sequences in 42 ms, 11 tokens a round after the first.
+        ((2, 4), (1, 1), 0.05, 1e3 / (11 * 42 / 32) / 2),
+        ((2, 4), (1, 100), 0.05, 80 / 2),
+        ((2, 4), (1, 1), 0.0001, 1e3 / (11 * 11) / 2),
+        (None, (2, 3), 0.05, 3e3 / (50 + 11 * 42 / 32) / 2),
+        ((2, 4), (1, 0), None, 80),
+    ],
+)
+def test_what_aiconfigurator_allows(prefill, decode, limit_s, expected):
+    """In closed form, for two rounds a session."""
+    means = peer.Means(history=100, prompt=500, decode=12, rounds=1 if decode[1] == 0 else 2)
+    plan = Plan(name="any", gpus=1, knobs=(), most=1.0, prefill=prefill, decode=decode)
+    assert peer.rate_of(Engine, plan, means, limit_s) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--slo", "fast"), "slo='fast': 'fast' is no objective: write METRIC:pQ:MS"),
+        (("--slo", "latency:p95:2"), "metric 'latency' is unknown: use one of ttft, tpot, itl, e2el"),
+        (("--slo", "ttft:p0:2"), "percentile p0 must be above 0 and at most 100"),
+        (("--slo", "ttft:p101:2"), "percentile p101 must be above 0 and at most 100"),
+        (("--gpus", "many"), "gpus='many' is no number of GPUs: write 16, or a range like 1..64"),
+        (("--gpus", "8..4"), "gpus='8..4' must go from 1 or more upwards"),
+        (("--gpus", "0"), "gpus='0' must go from 1"),
+        (("--gpus", "1"), "gpus='1' fits no plan of system='dynamo-sim' on h200, which takes 4 or more"),
+        (("--gpus", "5..5"), "gpus='5..5' fits no plan"),
+        (("--gpus", "64", "--platform", "h20x32"), "gpus='64' is more than the 32 of platform='h20x32'"),
+        (("--rate", "0"), "rate=0.0"),
+        (("--seeds", "0"), "seeds=0 must be between 1 and 20"),
+        (("--resolution", "2"), "resolution=2.0"),
+        (("--system", "nosuch"), "system='nosuch' is unknown"),
+        (("--system", "dllm-serve"), "system='dllm-serve' is no simulated cluster: use ampd"),
+        (("--system", "ampd", "--system", "laps"), "system='laps' serves turns and the others sessions"),
+        (("--system", "laps"), "itl has no value here"),
+        (("--system", "laps", "--slo", "ttft:p95:9", "--platform", "cpu-tiny"), "platform='cpu-tiny' is measured"),
+        (("--platform", "nosuch"), "platform='nosuch' is unknown"),
+        (("--platform", "rtx4090"), "platform='rtx4090' has no settings for this kind of system"),
+        (("--model", "LLaDA-8B"), "model='LLaDA-8B' is a diffusion model"),
+        (("--workload", "nosuch.jsonl"), "workload='nosuch.jsonl' is neither a file nor one of"),
+        (("--workload", "gaia", "--dataset-name", "dureader"), "dataset_name='dureader' has no effect"),
+        (("--knob", "num_gpus=4"), "knob='num_gpus=4' is for the search to set: leave it out"),
+        (("--knob", "nosuch=4"), "nosuch=4 has no effect with system='dynamo-sim'"),
+        (("--plot", "front.txt"), "plot='front.txt' is no file of a plot"),
+    ],
+)
+def test_a_refusal_is_one_sentence_before_any_run(options, says, own, monkeypatch):
+    monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("something ran"))
+    defaults = {"--workload": own, "--slo": SLO, "--gpus": "4"}
+    kept = [word for name, value in defaults.items() if name not in options for word in (name, value)]
+    refused(repro("capacity", *kept, *options), says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "is empty: give a file with a session a line"), ("\n", "has no session"), ('{"rounds": []}\n', "rounds")],
+)
+def test_a_workload_without_sessions(text, says, own, monkeypatch):
+    monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("something ran"))
+    own.write_text(text)
+    refused(asked(own), "mine.jsonl", says)
