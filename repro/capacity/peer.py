@@ -32,13 +32,13 @@ class Missing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """Of a round."""
+    """Mean tokens of a round."""
 
     history: float
     prompt: float
     decode: float
     rounds: float
-    """Of a session."""
+    """Rounds of a session."""
 
     @classmethod
     def of(cls, sessions: Sequence[Session]) -> Means:

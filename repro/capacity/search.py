@@ -18,7 +18,7 @@ P = TypeVar("P")
 LEAST_RATE, MOST_RATE = 1e-4, 1e6
 """Requests/s that are looked at."""
 HOPELESS = 0.01
-"""Of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
+"""Share of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
 GUARD = 0.8
 """Of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
@@ -34,7 +34,7 @@ class Lattice:
         return float(f"{(1 + self.resolution) ** step:.4g}")
 
     def step(self, rate: float) -> int:
-        """Of the rate nearest to it."""
+        """Step of the rate nearest to it."""
         return round(math.log(min(max(rate, LEAST_RATE), MOST_RATE)) / math.log1p(self.resolution))
 
     def ends(self, start: float) -> tuple[int, int]:

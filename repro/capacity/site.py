@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     prefill: tuple[int, int] | None
     """Degree and replicas of the workers that prefill alone; None where all do both."""
     decode: tuple[int, int]
-    """Of the others; 0 replicas where answers are decoded elsewhere."""
+    """The same of the others; 0 replicas where answers are decoded elsewhere."""
 
 
 class Ranked(NamedTuple):
@@ -64,15 +64,15 @@ class Site(Protocol):
 
     @property
     def most_gpus(self) -> int:
-        """Of the platform."""
+        """GPUs that the platform has."""
 
     @property
     def provenance(self) -> Provenance:
-        """Of the requests of the first seed."""
+        """Where the requests of the first seed come from."""
 
     @property
     def rounds_per_prompt(self) -> float:
-        """Of a session; 1 of a turn."""
+        """Rounds of a session; 1 of a turn."""
 
     @property
     def alone_s(self) -> float:

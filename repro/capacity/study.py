@@ -30,7 +30,7 @@ def num_prompts(site: Site, rate: float, objectives: Sequence[Objective], num_se
     return max(1, math.ceil(rounds / per_prompt))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Trials:
     """Runs of a site's plans, each made once."""
 
@@ -65,7 +65,7 @@ class Trials:
         return judged(samples, self.objectives).serves
 
     def verdict(self, plan: Plan, rate: float) -> Verdict:
-        """Of the seeds that were run, at least the first."""
+        """Judged by the seeds that were run, at least the first."""
         samples = [self.sample(plan, rate, 0)]
         samples += [
             self._made[plan, rate, seed] for seed in range(1, self.num_seeds) if (plan, rate, seed) in self._made
