@@ -20,7 +20,7 @@ LEAST_RATE, MOST_RATE = 1e-4, 1e6
 HOPELESS = 0.01
 """Share of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
 GUARD = 0.8
-"""Of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
+"""Share of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -362,7 +362,3 @@ def _files_named(text: str, beside: Path) -> Iterator[str]:
             path = os.path.expanduser(folder / text)
             if os.path.isfile(path) and not path.startswith(_NO_FILES):
                 yield path
-
-
-# Part of the Python interface since runs were stored whose code identity has the text of ``repro/__init__.py`` in it.
-sys.modules["repro"].__dict__["__all__"].append("compare")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_system import NAME, fake_cell
 
-import repro
 from engines.errors import UserError
+from repro.api import compare
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.provenance import GitState
@@ -37,7 +37,7 @@ def repeats(rate: float | None = 0.5, seeds: range = range(5), **knobs: Any) -> 
 
 def test_a_ratio_is_of_pairs_in_logarithms(tmp_path):
     runs = made(tmp_path, *repeats(), *repeats(service_s=6.0))
-    found = repro.compare(f"{NAME}@service_s=default", f"{NAME}@service_s=6.0", result_dir=tmp_path)
+    found = compare(f"{NAME}@service_s=default", f"{NAME}@service_s=6.0", result_dir=tmp_path)
     logs = [
         math.log(b.summary["throughput_tok_s"] / a.summary["throughput_tok_s"])
         for a, b in zip(runs[:5], runs[5:], strict=True)
@@ -48,14 +48,14 @@ def test_a_ratio_is_of_pairs_in_logarithms(tmp_path):
     assert (change.setting, found.overall, change.verdict, found.is_changed) == ((), None, "lower", True)
     with pytest.raises(FrozenInstanceError):
         found.metric = "other"  # type: ignore[misc]
-    back = repro.compare(runs[5:], runs[:5], metric="throughput_tok_s")
+    back = compare(runs[5:], runs[:5], metric="throughput_tok_s")
     assert back.changes[0].verdict == "higher"
     assert back.changes[0].ratio.mean == pytest.approx(1 / change.ratio.mean)
 
 
 def test_latency_is_a_metric_too(tmp_path):
     runs = made(tmp_path, *repeats(None), *repeats(None, service_s=2.0))
-    (change,) = repro.compare(runs[:5], runs[5:], metric="e2el_s.mean").changes
+    (change,) = compare(runs[:5], runs[5:], metric="e2el_s.mean").changes
     assert (change.ratio.mean, change.ratio.low, change.verdict) == (pytest.approx(2), pytest.approx(2), "higher")
 
 
@@ -65,7 +65,7 @@ def test_the_same_code_on_other_seeds_has_not_changed(tmp_path):
     for first in range(0, 20, 5):
         for second in range(0, 20, 5):
             if first != second:
-                found = repro.compare(runs[first : first + 5], runs[second : second + 5])
+                found = compare(runs[first : first + 5], runs[second : second + 5])
                 assert found.is_in_order
                 assert (found.changes[0].ratio.n, found.num_unpaired, found.is_changed) == (5, 0, False)
 
@@ -73,15 +73,15 @@ def test_the_same_code_on_other_seeds_has_not_changed(tmp_path):
 def test_the_same_runs_made_twice_are_the_same(tmp_path):
     made(tmp_path / "a", *repeats())
     made(tmp_path / "b", *repeats())
-    found = repro.compare(tmp_path / "a", tmp_path / "b", tolerance=0)
+    found = compare(tmp_path / "a", tmp_path / "b", tolerance=0)
     assert [(row.verdict, row.ratio.low, row.ratio.high) for row in found.rows] == [("same", 1, 1)]
 
 
 def test_seeds_that_one_side_alone_has_are_left_out(tmp_path):
     runs = made(tmp_path, *repeats(seeds=range(6)), *repeats(seeds=range(2, 9), service_s=6.0))
-    found = repro.compare(runs[:6], runs[6:])
+    found = compare(runs[:6], runs[6:])
     assert (found.changes[0].ratio.n, found.num_unpaired, found.is_in_order) == (4, 5, False)
-    again = repro.compare(runs[2:6], runs[6:10])
+    again = compare(runs[2:6], runs[6:10])
     assert again.changes == found.changes
 
 
@@ -93,13 +93,13 @@ def test_each_setting_is_a_row_and_seeds_repeat_in_the_row_of_all(tmp_path):
         for cell in [replace(each, system=system) for each in repeats(rate, service_s=1.0 if system == NAME else 1.2)]
     ]
     made(tmp_path, *cells)
-    found = repro.compare(NAME, OTHER, result_dir=tmp_path)
+    found = compare(NAME, OTHER, result_dir=tmp_path)
     assert [change.setting for change in found.changes] == [(("rate", 0.4),), (("rate", 0.8),)]
     assert found.overall is not None
     assert (found.overall.setting, found.overall.ratio.n) == ((), 5)
     means = [change.ratio.mean for change in found.changes]
     assert found.overall.ratio.mean == pytest.approx(math.sqrt(math.prod(map(float, filter(None, means)))))
-    fewer = repro.compare(f"{NAME}@rate=0.4", OTHER, result_dir=tmp_path)
+    fewer = compare(f"{NAME}@rate=0.4", OTHER, result_dir=tmp_path)
     assert (fewer.changes[0].ratio, fewer.num_unpaired) == (found.changes[0].ratio, 5)
 
 
@@ -111,7 +111,7 @@ def test_rows_are_in_the_order_of_values(tmp_path):
         for knobs in ({"service_s": 2.0}, {}, {"service_s": 0.5})
     ]
     made(tmp_path, *cells)
-    rows = [dict(row.setting) for row in repro.compare(NAME, OTHER, result_dir=tmp_path).changes]
+    rows = [dict(row.setting) for row in compare(NAME, OTHER, result_dir=tmp_path).changes]
     assert [row["rate"] for row in rows] == [9, 9, 9, 10, 10, 10, None, None, None]
     assert [row["service_s"] for row in rows] == [None, 0.5, 2] * 3
 
@@ -145,7 +145,7 @@ def test_sides_in_the_other_order_have_the_opposite_verdict(low, factor, toleran
 
 def test_one_pair_has_no_interval_and_decides_nothing(tmp_path):
     runs = made(tmp_path, *repeats(seeds=range(1)), *repeats(seeds=range(1), service_s=9.0))
-    (change,) = repro.compare(runs[:1], runs[1:]).changes
+    (change,) = compare(runs[:1], runs[1:]).changes
     assert (change.verdict, change.ratio.low) == ("unclear", None)
     assert change.ratio.mean is not None
     assert change.ratio.mean < 0.5
@@ -158,15 +158,15 @@ def invalid(run: StoredRun) -> StoredRun:
 def test_what_is_invalid_or_undefined_is_left_out_and_counted(tmp_path):
     runs = made(tmp_path, *repeats(), *repeats(service_s=6.0))
     runs[7].__dict__["summary"] = {**runs[7].summary, "throughput_tok_s": None}
-    found = repro.compare(runs[:5], [runs[5], invalid(runs[6]), *runs[7:]])
+    found = compare(runs[:5], [runs[5], invalid(runs[6]), *runs[7:]])
     assert (found.changes[0].ratio.n, found.num_invalid, found.num_undefined, found.num_unpaired) == (3, 1, 1, 0)
-    found = repro.compare(runs[:5], list(map(invalid, runs[5:])))
+    found = compare(runs[:5], list(map(invalid, runs[5:])))
     assert (found.rows, found.num_invalid, found.is_changed) == ((), 5, False)
 
 
 def test_measured_values_of_zero_have_no_ratio(tmp_path):
     runs = made(tmp_path, *repeats(None, range(2)), *repeats(None, range(2), service_s=2.0))
-    (change,) = repro.compare(runs[:2], runs[2:], metric="num_requests.failed").changes
+    (change,) = compare(runs[:2], runs[2:], metric="num_requests.failed").changes
     assert (change.a, change.b, change.ratio.mean, change.verdict) == (0, 0, None, "unclear")
 
 
@@ -191,28 +191,28 @@ def test_a_selector_picks_runs(text, num, tmp_path):
 def test_a_run_is_picked_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypatch):
     runs = made(tmp_path / "one", *repeats(), *repeats(service_s=6.0))
     names = [runs[0].file.name, runs[5].cell.folder_name]
-    assert repro.compare(*names, result_dir=tmp_path / "one").changes[0].ratio.n == 1
+    assert compare(*names, result_dir=tmp_path / "one").changes[0].ratio.n == 1
     made(tmp_path / "a@b", *repeats())
     monkeypatch.chdir(tmp_path)
-    assert repro.compare("a@b", "one@service_s=6.0").changes[0].verdict == "lower"
-    assert repro.compare("a@b", "one").num_unpaired == 5
+    assert compare("a@b", "one@service_s=6.0").changes[0].verdict == "lower"
+    assert compare("a@b", "one").num_unpaired == 5
 
 
 def test_commits_of_one_folder_are_told_apart(tmp_path, monkeypatch):
     for commit, seeds, service_s in (("1111111", range(3), 4.0), ("2222222", range(3, 6), 8.0)):
         monkeypatch.setattr("repro.runs.sweep.git_state", partial(GitState, commit=commit, dirty=False))
         made(tmp_path, *repeats(None, seeds, service_s=service_s))
-    found = repro.compare("@commit=1111", f"{NAME}@commit=2222222", result_dir=tmp_path)
+    found = compare("@commit=1111", f"{NAME}@commit=2222222", result_dir=tmp_path)
     assert [(row.verdict, row.ratio.n, row.ratio.mean) for row in found.rows] == [("lower", 3, pytest.approx(0.5))]
     with pytest.raises(UserError, match="no run has commit=3333: use 1111111, 2222222"):
-        repro.compare("@commit=3333", NAME, result_dir=tmp_path)
+        compare("@commit=3333", NAME, result_dir=tmp_path)
 
 
 def test_what_both_would_take_is_of_the_one_that_says_more(tmp_path):
     made(tmp_path, *repeats(), *repeats(service_s=6.0))
-    narrow = repro.compare(f"{NAME}@service_s=6.0", NAME, result_dir=tmp_path)
+    narrow = compare(f"{NAME}@service_s=6.0", NAME, result_dir=tmp_path)
     assert narrow.changes[0].verdict == "higher"
-    assert repro.compare(NAME, f"{NAME}@service_s=6.0", result_dir=tmp_path).changes[0].verdict == "lower"
+    assert compare(NAME, f"{NAME}@service_s=6.0", result_dir=tmp_path).changes[0].verdict == "lower"
 
 
 REFUSALS = (
@@ -233,7 +233,7 @@ REFUSALS = (
 def test_a_side_that_is_none_is_refused(sides, says, tmp_path):
     made(tmp_path, *repeats(), *repeats(service_s=1.5), *repeats(service_s=1.25), *repeats(None, service_s=1.25))
     with pytest.raises(UserError, match=says):
-        repro.compare(*sides, result_dir=tmp_path)
+        compare(*sides, result_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_what_cannot_be_asked_is_refused(given, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made(tmp_path, *repeats(seeds=range(1)), *repeats(seeds=range(1), service_s=1.5))
     with pytest.raises(UserError, match=says):
-        repro.compare(**{"a": NAME, "b": "@service_s=1.5", "result_dir": tmp_path, **given})
+        compare(**{"a": NAME, "b": "@service_s=1.5", "result_dir": tmp_path, **given})
 
 
 def test_runs_that_are_equal_in_nothing_together_are_no_pairs(tmp_path):
     cells = [fake_cell(rate, num_prompts=4, service_s=service) for rate in (0.5, None) for service in (1.25, 1.5)]
     first, second, third, last = made(tmp_path, *cells)
     with pytest.raises(UserError, match=r"have no pair of runs that are equal in system, dataset, .*rate, .*service_s"):
-        repro.compare([first, last], [second, third])
+        compare([first, last], [second, third])
