@@ -129,8 +129,10 @@ def main() -> None:
 
 
 def _settle_environment() -> None:
-    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none."""
+    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none. With
+    AMX a row of a bfloat16 product hangs on how many rows stand beside it: oneDNN does without, unless it is told otherwise."""
     os.environ["MPLBACKEND"] = "agg"
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     for name in ("COLUMNS", "LINES"):
         if (told := os.environ.get(name)) is not None and terminal_size_of(told) is None:
             del os.environ[name]
