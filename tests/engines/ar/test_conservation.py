@@ -113,7 +113,9 @@ def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
         assert moved["history"] == sum(np.array(run.tasks["history"])[remote])
 
 
-@pytest.mark.xfail(reason="a chunked prefill can stall beside an own cache as small as the longest session: not mended yet")
+@pytest.mark.xfail(
+    reason="a chunked prefill can stall beside an own cache as small as the longest session: not mended yet"
+)
 @settings(max_examples=70)
 @given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)), st.booleans())
 def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s, has_own_cache):
