@@ -140,6 +140,17 @@ def unbounded(bound: Bound) -> str | None:
     return "its longest_wait is infinite: a request may wait for ever" if is_infinite else None
 
 
+def no_starvation(draw: Callable[[Source, Any], Any], check: Callable[[Any, Any], None]) -> Property[Any]:
+    """The property of every kind whose subjects have a ``bound``."""
+    return Property(
+        name="no starvation",
+        says="waits within its bound",
+        draw=draw,
+        check=check,
+        without=lambda subject: unbounded(subject.bound),
+    )
+
+
 class Stay(NamedTuple):
     request: int
     came: float

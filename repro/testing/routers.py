@@ -24,7 +24,7 @@ from repro.testing.prefills import (
     other_name,
     stays_of,
 )
-from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, made, unbounded
+from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, made, no_starvation
 
 _LONGEST = 1024
 """Tokens of the longest prompt."""
@@ -151,13 +151,7 @@ ROUTER: Kind[Routing] = Kind(
     properties=(
         Property(name="conservation", says="each runs once, where it went", draw=_cases, check=_conservation),
         Property(name="causality", says="no place by what is to come", draw=_cut, check=_causality),
-        Property(
-            name="no starvation",
-            says="waits within its bound",
-            draw=_besieged,
-            check=_no_starvation,
-            without=lambda subject: unbounded(subject.bound),
-        ),
+        no_starvation(_besieged, _no_starvation),
         Property(name="independence of ids", says="ids are names, no order", draw=_otherwise, check=_same_names),
     ),
 )

@@ -16,7 +16,7 @@ from engines.dllm.sequence import cache_rows
 from engines.errors import RunError, UserError
 from engines.named import asked
 from repro.testing.examples import Source
-from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, unbounded
+from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, no_starvation
 from repro.testing.scheduler_runs import Case, Late, Run, charged, named_otherwise, renamed, run, with_ids
 
 MOST_TOKENS = 60
@@ -234,13 +234,7 @@ SCHEDULER: Kind[Scheduling] = Kind(
         Property(name="cap", says="steps within the budget", draw=_open_ended, check=_cap),
         Property(name="cancellation", says="what is cancelled is gone", draw=_interrupted, check=_conservation),
         Property(name="causality", says="no step by what is to come", draw=_cut, check=_causality),
-        Property(
-            name="no starvation",
-            says="waits within its bound",
-            draw=_besieged,
-            check=_no_starvation,
-            without=lambda subject: unbounded(subject.bound),
-        ),
+        no_starvation(_besieged, _no_starvation),
         Property(name="independence of executors", says="the same plan on all", draw=_cases, check=_same_everywhere),
         Property(name="independence of ids", says="ids are names, no order", draw=_otherwise, check=_same_names),
     ),
