@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, TokenEstimator, hardware, links, profiled, session, session_lists, simulation
 
@@ -113,9 +113,6 @@ def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
         assert moved["history"] == sum(np.array(run.tasks["history"])[remote])
 
 
-@pytest.mark.xfail(
-    reason="a chunked prefill can stall beside an own cache as small as the longest session: not mended yet"
-)
 @settings(max_examples=70)
 @given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)), st.booleans())
 def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s, has_own_cache):
@@ -123,12 +120,31 @@ def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s, has_own_c
     capacity = max(each.context_tokens for each in sessions) + 1 + spare
     own_cache = capacity if has_own_cache else None
     built, run = run_on(cluster, sessions, kv_capacity=capacity, keep_s=keep_s, own_cache=own_cache)
+    # A stall that is known, and has a test below.
+    assume(not (has_own_cache and isinstance(cluster["prefill_batching"], Chunked) and run.facts["stop_reason"]))
     check_conserved(built, run, sessions)
     for worker in built._prefills:
         assert worker.kv is None or (worker.kv.held == 0 and worker.kv.peak <= capacity)
     computed, asked = sum(run.tasks["computed_tokens"]), sum(run.tasks["tokens"])
     assert has_own_cache or computed >= asked  # a recomputation finds what its prefill worker cached
     assert sum(run.workers["prefilled_tokens"]) == computed
+
+
+@pytest.mark.xfail(strict=True, reason="a chunked prefill stalls beside an own cache as small as the longest session")
+def test_a_known_stall_of_chunks_beside_an_own_cache():
+    """Found by the test above, and not mended: take out what it assumes when this passes."""
+    sessions = [session(index, 0.0, (1, 1)) for index in range(7)]
+    sessions += [session(7, 0.0, (1, 1), (1, 2)), session(8, 0.0, (63, 3))]
+    capacity = max(each.context_tokens for each in sessions) + 1
+    cluster = {
+        "prefills": 1,
+        "router": ByTask(local_in_8=0, num_prefills=1),
+        "batching": ONE_BY_ONE,
+        "prefill_batching": Chunked(max_num_batched_tokens=64, max_num_seqs=6),
+        "estimator": TokenEstimator(token_s=0.0001),
+        "cost": LinearCost(token_s=0.0001, decode_s=0.005, slope_s=2e-06, floor_s=0.006),
+    }
+    check_conserved(*run_on(cluster, sessions, kv_capacity=capacity, keep_s=0.0, own_cache=capacity), sessions)
 
 
 @settings(max_examples=40)
