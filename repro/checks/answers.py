@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
+from repro.checks.held import read_held
 from repro.checks.results import Checked, Status, Today, is_alike
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, judge_all
@@ -31,7 +32,7 @@ OF_RUNS = ("obtained", "code", "commit", "runs", "command", "minutes")
 def check_claims(root: Path, today: Today | None = None) -> list[Checked]:
     """Every ``claims-PAPER.csv`` below ``root``: whole, of the claims as they are stated, judged as they would be today, of
     runs that would be made today by today's code."""
-    today, found = today or Today(), []
+    today, found = today or Today(held=read_held(root)), []
     for paper in PAPERS:
         path = root / f"claims-{paper}.csv"
         if path.is_file():
@@ -101,7 +102,7 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
     made_by = {
         code for row in rows if row["obtained"].startswith(("simulated", "composed")) for code in row["code"].split()
     }
-    if others := made_by - set(codes.values()):
+    if others := today.held.others(made_by, codes.values()):
         return "other code", f"runs were made by other code: {sorted(others)[0]}"
     if stamp["drawn_by"] != answered_by(PAPERS[paper]):
         return "other code", "runs were held against the claims by other code"
@@ -169,7 +170,7 @@ def _report(card: str, today: Today) -> tuple[Status, str]:
     if unknown := sorted(runs - codes.keys()):
         what = "runs are of other data, calibration or settings"
         return "stale", f"{len(unknown)} of {len(runs)} {what}: {unknown[0]}"
-    if others := {code for each in comparisons for code in each["code"]} - set(codes.values()):
+    if others := today.held.others({code for each in comparisons for code in each["code"]}, codes.values()):
         return "other code", f"runs were made by other code: {sorted(others)[0]}"
     return "same", f"{len(runs)} runs"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -15,11 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from engines.errors import UserError
+from repro.checks.held import Held, read_held
 from repro.reports import claims_file
 from repro.reports.evidence import Source, sources
 from repro.reports.figures import PAPERS, FigureEntry, Knobs, View, default_reading, figure
 from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
-from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, stated
+from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, runs_of, stated
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.systems.platforms import platform
@@ -54,7 +56,8 @@ class Checked:
 class Today:
     """What cells would be run as today. Each is prepared once, whoever asks; ``advance`` is called after each."""
 
-    def __init__(self, advance: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, advance: Callable[[], None] = lambda: None, held: Held | None = None) -> None:
+        self.held = held or Held()
         self._experiments: dict[str, Experiment] = {}
         self._sources: dict[tuple[str, Knobs], list[Source]] = {}
         self._advance = advance
@@ -86,11 +89,11 @@ class Today:
 
 def check_results(root: Path, today: Today | None = None) -> list[Checked]:
     """Every figure and table in the folders of platforms, by path."""
-    today = today or Today()
-    return [_check(path, today) for path in sorted(_figures(root))]
+    today = today or Today(held=read_held(root))
+    return [_check(path, today) for path in sorted(figures(root))]
 
 
-def _figures(root: Path) -> Iterator[Path]:
+def figures(root: Path) -> Iterator[Path]:
     """Path of each figure's stamp, whether it is there or not."""
     for folder in root.iterdir():
         if folder.is_dir() and folder.name not in OTHER_FOLDERS and not folder.name.startswith("."):
@@ -120,12 +123,12 @@ def _check(path: Path, today: Today) -> Checked:
 def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
     runs: Sequence[Mapping[str, Any]] = stamp["runs"]
     entry, view = figure(stamp["figure"]), _view(stamp)
-    experiments = [today.experiment(view.applied(cell)) for cell in entry.load().cells(view)]
+    experiments = asked(stamp, today)
     status: Status
     if strange := _strange_file(stamp, path):
         status, reason = "stale", strange
     elif runs or experiments:
-        status, reason = _compare(stamp, runs, experiments)
+        status, reason = _compare(stamp, experiments, today.held)
     else:
         status, reason = _redraw(stamp, view, path.parent)
     return Checked(
@@ -136,6 +139,12 @@ def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
         reason=reason,
         command=_command(entry, view, path.parent),
     )
+
+
+def asked(stamp: Mapping[str, Any], today: Today) -> list[Experiment]:
+    """What the figure of a stamp would run as today."""
+    view = _view(stamp)
+    return [today.experiment(view.applied(cell)) for cell in figure(stamp["figure"]).load().cells(view)]
 
 
 def _command(entry: FigureEntry, view: View, folder: Path) -> str:
@@ -207,14 +216,9 @@ def _is_number(text: str) -> bool:
 _NUMBER = re.compile(r"(-?\d+\.\d+(?:e[-+]?\d+)?)")
 
 
-def _compare(
-    stamp: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
-) -> tuple[Status, str]:
-    asked = {experiment.cell.folder_name: experiment for experiment in experiments}
-    if "folders" in stamp:
-        status, reason = _compare_many(stamp["folders"], runs, asked)
-    else:
-        status, reason = _compare_each(runs, asked)
+def _compare(stamp: Mapping[str, Any], experiments: Sequence[Experiment], held: Held) -> tuple[Status, str]:
+    today = {experiment.cell.folder_name: experiment for experiment in experiments}
+    status, reason = _compare_runs(stamp, today, held)
     if status == "stale":
         return status, reason
     card = platform(stamp["platform"]).gpu
@@ -228,25 +232,21 @@ def _compare(
     return status, reason
 
 
-def _compare_each(runs: Sequence[Mapping[str, Any]], asked: Mapping[str, Experiment]) -> tuple[Status, str]:
-    drawn = {run["folder"]: run["code"] for run in runs}
-    if missing := sorted(asked.keys() - drawn.keys()):
-        return "stale", f"{len(missing)} of {len(asked)} runs are of other data, calibration or settings: {missing[0]}"
-    if extra := sorted(drawn.keys() - asked.keys()):
-        return "stale", f"{len(extra)} runs are no longer asked for: {extra[0]}"
-    others = sum(asked[name].code.digest != code for name, code in drawn.items())
-    if others:
-        return "other code", f"{others} of {len(drawn)} runs were made by other code"
-    return "same", f"{len(drawn)} runs"
-
-
-def _compare_many(
-    name: str, groups: Sequence[Mapping[str, Any]], asked: Mapping[str, Experiment]
-) -> tuple[Status, str]:
-    if name != name_of(asked):
-        return "stale", f"its runs are not the {len(asked)} of today's data, calibration and settings"
-    codes = {experiment.code.digest for experiment in asked.values()}
-    others = sum(group["count"] for group in groups if group["code"] not in codes)
-    if others:
-        return "other code", f"{others} of {len(asked)} runs were made by other code"
-    return "same", f"{len(asked)} runs"
+def _compare_runs(stamp: Mapping[str, Any], today: Mapping[str, Experiment], held: Held) -> tuple[Status, str]:
+    if "folders" in stamp:
+        if stamp["folders"] != name_of(today):
+            return "stale", f"its runs are not the {len(today)} of today's data, calibration and settings"
+    else:
+        drawn = {run["folder"] for run in stamp["runs"]}
+        if missing := sorted(today.keys() - drawn):
+            return (
+                "stale",
+                f"{len(missing)} of {len(today)} runs are of other data, calibration or settings: {missing[0]}",
+            )
+        if extra := sorted(drawn - today.keys()):
+            return "stale", f"{len(extra)} runs are no longer asked for: {extra[0]}"
+    runs = runs_of(stamp, today)
+    pairs = Counter((runs[name]["code"], experiment.code.digest) for name, experiment in today.items())
+    if others := sum(num for pair, num in pairs.items() if not held.is_same(*pair)):
+        return "other code", f"{others} of {len(today)} runs were made by other code"
+    return "same", f"{len(today)} runs{held.told(pairs)}"

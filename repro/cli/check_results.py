@@ -25,17 +25,28 @@ def check_results(
         bool,
         typer.Option(
             "--accept",
-            help="Note that the documents' numbers were read against the results of today, and check no more.",
+            help="Note that the documents' numbers were read against the results of today, and check no more; with --again "
+            "note the code that was seen to give the same numbers.",
         ),
     ] = False,
+    again: Annotated[
+        int | None,
+        typer.Option(
+            help="Make this many simulated runs again for each code that made them, and compare their numbers.", min=1
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws the runs of --again.")] = 0,
     json: opt.Json = False,
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today: data, settings,
     code, also the code that draws, and the papers' numbers. Verdicts are judged again, arithmetic is done again, and what
-    documents say of results is read against them; no run is made. About 40 s of processor time, said at the end. Exit code 1 if one has to be made again."""
+    documents say of results is read against them; no run is made without --again. About 40 s of processor time, said at the
+    end. Exit code 1 if one has to be made again."""
+    from repro.checks.again import make_again
     from repro.checks.answers import check_claims, check_flips, check_reports
     from repro.checks.documents import accept as accept_documents
     from repro.checks.documents import check_documents
+    from repro.checks.held import Held, read_held, save_held
     from repro.checks.results import Today
     from repro.checks.results import check_results as check_figures
     from repro.files import readable_folder
@@ -45,15 +56,22 @@ def check_results(
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
-    if accept:
+    if accept and again is None:
         require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
         say(f"file: {accept_documents(root, REPO)}")
         return
     with counting("comparing, runs:") as advance:
-        today = Today(advance)
+        is_anew = accept and again is not None
+        today = Today(advance, Held() if is_anew else read_held(root))
+        if again is not None:
+            today.held, differing = make_again(root, today, again, seed, advance)
         found = [*check_figures(root, today), *check_claims(root, today), *check_flips(root)]
         if root == RESULTS:
             found += [*check_reports(today), *check_documents(root, REPO)]
+    if again is not None:
+        found = [*differing, *(each for each in found if each.path not in {other.path for other in differing})]
+        if accept:
+            save_held(root, today.held)
     if json:
         print_json({"figures": [_as_json(each, root) for each in found]})
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from repro.runs.seal import is_whole, sealed
 from repro.runs.store import StoredRun
 
 SCHEMA_VERSION = 2
+NUMBERS_LENGTH = 8
 
 
 def write_stamp(entry: FigureEntry, view: View, runs: Sequence[StoredRun], rendered: Rendered) -> Path:
@@ -116,15 +118,45 @@ def changed_files(stamp: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def _many(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """One name for the folders of all runs, and the runs by how they came about, with the last time of each."""
+    """One name for the folders of all runs, the runs by how they came about, with the last time of each, and by folder the
+    place of each among these, and its numbers."""
     groups: dict[str, dict[str, Any]] = {}
-    for entry in map(_run, runs):
+    each = []
+    for entry in sorted(map(_run, runs), key=itemgetter("folder")):
         del entry["folder"]
-        finished = entry.pop("finished_utc")
+        finished, numbers = entry.pop("finished_utc"), entry.pop("numbers", "")
         group = groups.setdefault(json.dumps(entry, sort_keys=True), {**entry, "count": 0, "finished_utc": finished})
         group["count"] += 1
         group["finished_utc"] = max(group["finished_utc"], finished)
-    return {"folders": name_of(run.cell.folder_name for run in runs), "runs": list(groups.values())}
+        each.append(f"{list(groups.values()).index(group)}:{numbers}")
+    folders = name_of(run.cell.folder_name for run in runs)
+    return {"folders": folders, "runs": list(groups.values()), "each": " ".join(each)}
+
+
+def runs_of(stamp: Mapping[str, Any], folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Every run of a figure by its folder, of which ``folders`` are all: code, how obtained and, of a simulated one, numbers."""
+    if "folders" not in stamp:
+        return {run["folder"]: run for run in stamp["runs"]}
+    entries = (entry.split(":") for entry in stamp.get("each", "").split())
+    of_groups = [{**stamp["runs"][int(group)], "numbers": numbers} for group, numbers in entries]
+    return dict(zip(sorted(folders), of_groups, strict=False))
+
+
+def numbers_of(summary: Mapping[str, Any]) -> str:
+    """A digest of a run's numbers to six places: processors differ in the last."""
+    text = json.dumps(_to_six_places(summary), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:NUMBERS_LENGTH]
+
+
+def _to_six_places(value: Any) -> Any:
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case Mapping():
+            return {name: _to_six_places(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_to_six_places(part) for part in value]
+    return value
 
 
 def name_of(folders: Iterable[str]) -> str:
@@ -136,6 +168,7 @@ def name_of(folders: Iterable[str]) -> str:
 def _run(run: StoredRun) -> dict[str, Any]:
     return {
         "folder": run.cell.folder_name,
+        **({} if run.machine else {"numbers": numbers_of(run.summary)}),
         "obtained": run.obtained,
         "valid": run.validity.valid,
         "code": run.manifest["code"]["digest"],
