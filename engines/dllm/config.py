@@ -142,6 +142,8 @@ class DecodeConfig(Checked):
     confidence_dtype: ConfidenceDtype = "native"
     quota: Quota = "even"
     first_step: FirstStep = "ranked"
+    tells_confidences: bool = False
+    """Whether the host waits after every step to hear how sure the model was of what it committed: a refresh rule asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,3 +181,5 @@ class ServeOptions:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     compat: Annotated[Compat, Only(family="llada")] = "paper"
     """paper, or upstream for its first-token rule."""
+    refresh_rule: str | None = None
+    """When to refresh the cache: a class of one's own as module:NAME, its fields as knobs, in place of refresh_delay."""

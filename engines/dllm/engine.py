@@ -23,9 +23,9 @@ from engines.dllm.plan import (
     StepPlan,
     StepRecord,
 )
-from engines.dllm.scheduling.phase import Phase
+from engines.dllm.scheduling.phase import Phase, SeeingRule
 from engines.dllm.scheduling.scheduler import Scheduler, booked, due_fields, plan_item
-from engines.dllm.sequence import Sequence, hold_together
+from engines.dllm.sequence import Sequence, hold_together, is_open_ended
 from engines.errors import RunError
 from engines.named import asked
 from engines.runtime.step_timer import StepTimes
@@ -93,7 +93,7 @@ class Ledger:
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: Completion) -> None:
         """Book an executed plan; raise RunError where the scheduler reports something else of it."""
-        due = booked(self.running, plan, outcome.committed, outcome.stops)
+        due = booked(self.running, plan, outcome.committed, outcome.stops, outcome.confidences)
         for request_id in due.finished:
             self.drop(request_id)
         if reported is due:
@@ -173,6 +173,13 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    def is_open_ended(self, request: Request) -> bool:
+        """Whether a model, and not the schedule, decides how the request's steps go."""
+        decode, generation = self.scheduler.config.decode, request.generation
+        return (
+            is_open_ended(generation, decode) or generation.stop_at_eos or isinstance(self.scheduler.rule, SeeingRule)
+        )
+
     @property
     def num_running(self) -> int:
         return len(self._ledger.running)
@@ -185,9 +192,12 @@ class Engine:
         """The gen_length ids of a finished request (None on a simulated executor); may be taken once."""
         return self._outputs.pop(request_id)
 
-    def step(self) -> StepRecord | None:
-        """Run one iteration; None when there is nothing to run. Raises RunError where the scheduler plans what is not due."""
+    def step(self, now_s: float | None = None) -> StepRecord | None:
+        """Run one iteration; None when there is nothing to run. Raises RunError where the scheduler plans what is not due. ``now_s``
+        is what the scheduler takes for now, on the clock of the requests' arrivals."""
         started = perf_counter()
+        if now_s is not None:
+            self.scheduler.now_s = now_s
         plan = asked(self.scheduler.schedule)
         if plan is None:
             return None
@@ -225,7 +235,8 @@ class Engine:
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:
-        done: Completion = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops)
+        told = {} if outcome.confidences is None else {"confidences": outcome.confidences}
+        done: Completion = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told)
         self._ledger.end(plan, outcome, done)
         if done.first_block:
             # A request's times are stamped at the end of this step, which a device may not have reached.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,7 @@ from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline
 from engines.knobs import given_to, knobs_of
 from engines.models.shape import ModelShape
+from engines.named import asked, load_named
 
 if TYPE_CHECKING:
     from engines.dllm.executor.torch import TorchExecutor
@@ -80,6 +81,15 @@ class NoOptions:
     """A method heeds settings of a generation alone."""
 
 
+def rule_class(named: str) -> type:
+    """A refresh rule of one's own, as ``module:NAME``: a dataclass whose fields have defaults."""
+    require(":" in named, f"refresh_rule={named!r} is unknown: name a class as module:NAME")
+    found = load_named("refresh rule", named, having=("phase", "caches", "window"))
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")
+    return found
+
+
 class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
@@ -92,22 +102,37 @@ class Method(ABC):
 
     def options_in(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What of the given knobs only some methods heed."""
-        names = (knobs_of(GenerationConfig).keys() - EVERYONES) | knobs_of(self.own).keys()
+        names = knobs_of(GenerationConfig).keys() - EVERYONES
+        for kind in (self.own, *self.plugged_in(given)):
+            names |= knobs_of(kind).keys()
         return {name: value for name, value in given.items() if name in names}
+
+    def plugged_in(self, given: Mapping[str, Any]) -> tuple[type, ...]:
+        """Settings of policies that the given knobs name."""
+        named = given.get("refresh_rule") if "refresh_rule" in knobs_of(self.own) else None
+        return () if named is None else (rule_class(named),)
 
     def sampler(self, family: str, options: Options) -> Sampler:
         if family not in self.heeds:
             raise UserError(
                 f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.heeds)} checkpoint"
             )
-        own = knobs_of(self.own)
+        own, plugged = knobs_of(self.own), {n: kind for kind in self.plugged_in(options) for n in knobs_of(kind)}
         for name, value in options.items():
             require(
-                name in self.heeds[family] or name in own,
+                name in self.heeds[family] or name in own or name in plugged,
                 f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
             )
         given = {name: value for name, value in options.items() if name in own}
-        return self._sampler(family, given_to(self.own(), given, family=family), options)
+        sampler = self._sampler(family, given_to(self.own(), given, family=family), options)
+        if (named := options.get("refresh_rule")) is None:
+            return sampler
+        require(
+            "refresh_delay" not in options, f"refresh_delay has no effect with refresh_rule={named!r}: leave it out"
+        )
+        rule = given_to(asked(rule_class(named)), {name: value for name, value in options.items() if name in plugged})
+        tells = "confidences" in getattr(rule, "needs", ())
+        return replace(sampler, rule=rule, decode=replace(sampler.decode, tells_confidences=tells))
 
     @abstractmethod
     def _sampler(self, family: str, own: Any, options: Options) -> Sampler:

@@ -124,6 +124,8 @@ class StepOutcome(NamedTuple):
     stops: Mapping[int, int] = MappingProxyType({})
     """Request id -> position of the first stop token in its active block. Only of requests with
     ``stop_at_eos``, and only once their block has nothing left to commit."""
+    confidences: tuple[tuple[float, ...], ...] | None = None
+    """Of the tokens that each item committed, the best first; None unless ``DecodeConfig.tells_confidences``."""
 
     @property
     def committed_tokens(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from copy import copy
+from copy import copy, deepcopy
 from itertools import pairwise
 
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import Phase, RefreshRule, Window
+from engines.dllm.scheduling.phase import Phase, RefreshRule, SeeingRule, Seen, Window, check_phase
 from engines.errors import require
 
 
@@ -44,6 +44,14 @@ def cache_rows(total_len: int, generation: GenerationConfig, sparsity: SparsityC
     return max(sparsity.kept_rows(total_len - length) + length for length in lengths)
 
 
+def rule_of(rule: RefreshRule, request: Request) -> RefreshRule:
+    """A request's own, of one that sees: what its ``of`` makes for the request, or a copy; else the rule itself."""
+    if not isinstance(rule, SeeingRule):
+        return rule
+    make = getattr(rule, "of", None)
+    return deepcopy(rule) if make is None else make(request)
+
+
 class Sequence:
     """Mutable by ``advance`` alone; everything a scheduler or an executor needs is derived.
 
@@ -71,7 +79,9 @@ class Sequence:
         "quota_steps",
         "request",
         "rule",
+        "has_cache",
         "runs_all_steps",
+        "sees",
         "sparsity",
         "step_in_block",
         "stop",
@@ -89,7 +99,8 @@ class Sequence:
         exact_steps: bool = False,
     ) -> None:
         self.request = request
-        self.rule = rule
+        self.sees = isinstance(rule, SeeingRule)
+        self.rule = rule_of(rule, request)
         self.sparsity = sparsity
         self.decode = DecodeConfig() if decode is None else decode
         self.exact_steps = exact_steps
@@ -114,7 +125,9 @@ class Sequence:
         self.block = block
         self.block_steps = self.quota_steps[block]
         self.step_in_block = 0
-        self.phase: Phase = self.rule.phase(0)
+        self.has_cache = False
+        """Whether the block has built one; kept for rules that decide as they go."""
+        self.phase: Phase = self._next_phase()
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
         self.window_end = self.block_end if self.rule.window == "block" else self.total_len
@@ -169,17 +182,27 @@ class Sequence:
             yield ahead.phase, ahead.query_tokens
             ahead.advance(ahead.quota)
 
-    def advance(self, committed: int, stop: int | None = None) -> None:
+    def _next_phase(self) -> Phase:
+        phase = self.rule.phase(self.step_in_block)
+        if self.sees:
+            check_phase(self.rule, phase, has_cache=self.has_cache)
+            self.has_cache = self.has_cache or phase is Phase.BUILD
+        return phase
+
+    def advance(self, committed: int, stop: int | None = None, confidences: tuple[float, ...] = ()) -> None:
         """Book one executed step; moves on to the next block when this one is complete, or to the end if
         it then holds a stop token, at position ``stop``."""
         self.num_steps += 1
         self.masks_left -= committed
+        if self.sees:
+            seen = Seen(self.block, self.step_in_block, self.phase, committed, self.masks_left, confidences)
+            self.rule.see(seen)  # type: ignore[attr-defined]
         self.step_in_block += 1
         if not self.is_idle:
             # A sampler that commits the mask token commits that position again, and so more than the block holds.
             block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
-                self.phase = self.rule.phase(self.step_in_block)
+                self.phase = self._next_phase()
                 return
             self.stop = stop
             if stop is None and self.block + 1 < self.num_blocks:

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import struct
@@ -157,8 +158,9 @@ class StoredRun:
 
     @property
     def title(self) -> str:
-        """The system's, as figures and tables name it."""
-        return SYSTEMS.get(self.cell.system).title
+        """The system's, as figures and tables name it, and the policies that the cell names as ``module:NAME``."""
+        named = (_NAMED.fullmatch(value) for _, value in self.cell.knobs if isinstance(value, str))
+        return ", ".join([SYSTEMS.get(self.cell.system).title, *(each[1] for each in named if each is not None)])
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -194,6 +196,8 @@ class StoredRun:
         obtained += ", other code" if self.other_code else ""
         return obtained + (", other machine" if self.other_machine else "")
 
+
+_NAMED = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_]\w*)")
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a file that holds no whole run can raise."""

@@ -43,7 +43,7 @@ class FakeEngine:
         self.submissions.append((request.request_id, self._clock.now()))
         self._waiting.append(request)
 
-    def step(self) -> StepRecord | None:
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
         admitted = []
         while self._waiting and len(self._left) < self._capacity:
             request = self._waiting.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +27,19 @@ class Committed(NamedTuple):
     """Tokens per item."""
     stops: dict[int, int]
     """``StepOutcome.stops``"""
+    confidences: list[tuple[float, ...]] | None = None
+    """Of the tokens of each item, the best first, where they are told."""
 
 
 def forwarded_span(item: PlanItem, request: Request) -> tuple[int, int]:
     """All positions on a Refresh, the window on a Reuse."""
     return item.block_start if item.phase.is_refresh else 0, item.query_tokens
+
+
+def _told(confidence: Tensor, chosen: Tensor) -> list[tuple[float, ...]]:
+    """[n, B] each."""
+    rows = zip(confidence.tolist(), chosen.tolist(), strict=True)
+    return [tuple(sorted(compress(own, places), reverse=True)) for own, places in rows]
 
 
 class Commit:
@@ -65,19 +74,24 @@ class Commit:
             return grid.index_copy_(0, candidates.cell[: candidates.size], values).view(block.positions.shape)
 
         confidence = in_block(confidence, -torch.inf).masked_fill_(found.fixed, -torch.inf)
+        ranked = confidence.clone() if self._decode.tells_confidences else None
         token = in_block(token, 0)
         tokens = self._state.tokens
         if self._commits_best(items):
             most, best = confidence.max(dim=1, keepdim=True)  # of equals the first, as documented
             self._state.check_finite(block.slot, most.squeeze(1))
             tokens.put_(block.flat.gather(1, best), token.gather(1, best))
-            return self._read_back(items, block, None, [1] * len(items))
+            committed = self._read_back(items, block, None, [1] * len(items))
+            return (
+                committed if ranked is None else committed._replace(confidences=[tuple(own) for own in most.tolist()])
+            )
         self._state.check_finite(block.slot, confidence.amax(dim=1))
         # Nothing compares with NaN: a request that is lost anyway goes on to its end, as fast as any.
         confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         chosen, known = self._choose(items, confidence, block)
         tokens.put_(block.flat, torch.where(chosen, token, found.ids))
-        return self._read_back(items, block, chosen, known)
+        committed = self._read_back(items, block, chosen, known)
+        return committed if ranked is None else committed._replace(confidences=_told(ranked, chosen))
 
     def _commits_best(self, items: Sequence[PlanItem]) -> bool:
         """Whether every request commits its most confident masked position, no more and no other: most steps."""

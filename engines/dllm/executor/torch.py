@@ -170,12 +170,15 @@ class TorchExecutor:
         timer.lap("commit")
         reduced = self.head(hidden, guidance, candidates, sampling)
         timer.lap("logits")
-        counts, stops = self.commit(items, layout.block, found, candidates, reduced)
+        counts, stops, told = self.commit(items, layout.block, found, candidates, reduced)
         timer.lap("commit")
         taken = timer.end()
         committed = [0] * len(items)
+        confidences: list[tuple[float, ...]] = [()] * len(items)
         for place, i in enumerate(order):
             committed[i] = counts[place]
+            if told is not None:
+                confidences[i] = told[place]
         return StepOutcome(
             committed=tuple(committed),
             query_rows=query_rows,
@@ -185,6 +188,7 @@ class TorchExecutor:
             stops=stops,
             graph=isinstance(layout.rows, GraphRows),
             parts=None if taken is None else taken.parts,
+            confidences=None if told is None else tuple(confidences),
         )
 
 

@@ -28,16 +28,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import Request, StepPlan
-from engines.dllm.scheduling.phase import RefreshRule
-from engines.dllm.scheduling.scheduler import Completion, KvPool, PhaseScheduler, plan_item
+from engines.dllm.scheduling.phase import RefreshRule, SeeingRule
+from engines.dllm.scheduling.scheduler import Completion, Confidences, KvPool, PhaseScheduler, plan_item
 from engines.dllm.sequence import Sequence, is_open_ended
-from engines.errors import UserError
+from engines.errors import UserError, require
 
 Tokens = npt.NDArray[np.int64]
 """Query tokens of consecutive steps."""
@@ -76,8 +77,15 @@ class CommittedDemand:
 class LookaheadScheduler(PhaseScheduler):
     """Charged like ``phase``; see the module for when a request enters."""
 
-    def __init__(self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False) -> None:
-        super().__init__(config, pool, rule, exact_steps=exact_steps)
+    def __init__(
+        self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None
+    ) -> None:
+        super().__init__(config, pool, rule, exact_steps=exact_steps, own=own)
+        require(
+            not isinstance(rule, SeeingRule),
+            f"refresh rule {type(rule).__name__} decides as it goes, and scheduler='lookahead' plans every step at "
+            f"admission: use scheduler='phase'",
+        )
         self._demand = CommittedDemand()
         self._trajectories: dict[int, Tokens] = {}
         self._entered_at: dict[int, int] = {}
@@ -132,10 +140,14 @@ class LookaheadScheduler(PhaseScheduler):
         return True
 
     def complete(
-        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({})
+        self,
+        plan: StepPlan,
+        committed: tuple[int, ...],
+        stops: Mapping[int, int] = MappingProxyType({}),
+        **told: Confidences,
     ) -> Completion:
         self._demand.advance()
-        return super().complete(plan, committed, stops)
+        return super().complete(plan, committed, stops, **told)
 
     def fail(self, plan: StepPlan) -> tuple[int, ...]:
         self._demand.advance()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from engines.named import asked
 
 
@@ -31,6 +32,19 @@ Window = Literal["block", "suffix"]
 """What a Reuse step recomputes: the active block, or everything from its start to the end."""
 
 
+class Seen(NamedTuple):
+    """What a step did for one request, told to a rule that asks (``SeeingRule``)."""
+
+    block: int
+    step_in_block: int
+    phase: Phase
+    committed: int
+    masks_left: int
+    """In the block, after the step."""
+    confidences: tuple[float, ...]
+    """What ranked the committed tokens, the model's probability unless the method ranks by another measure; the best first."""
+
+
 class RefreshRule(Protocol):
     """A cache policy's schedule: the only thing in which cached methods differ as state machines."""
 
@@ -43,6 +57,17 @@ class RefreshRule(Protocol):
     def phase(self, step_in_block: int) -> Phase: ...
 
 
+@runtime_checkable
+class SeeingRule(RefreshRule, Protocol):
+    """One that decides by what a request's steps did. Every request has a copy of its own, or what ``of(request)`` makes where the rule
+    has that, which may keep state: ``see`` is called after each step of the request, before the phase of its next one is asked for."""
+
+    needs: Collection[str]
+    """``confidences`` where it heeds them; empty where the counts are enough."""
+
+    def see(self, seen: Seen) -> None: ...
+
+
 def check_rule(rule: RefreshRule, num_steps: int) -> None:
     """Raise UserError for one that reuses what was not cached in a block of so many steps. Of one that decides by what a model
     gives (``needs``) nobody knows beforehand."""
@@ -50,7 +75,7 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
     for field, value, known in (("caches", rule.caches, (True, False)), ("window", rule.window, get_args(Window))):
         if value not in known:
             raise UserError(f"refresh rule {name} has {field}={value!r}: give one of {', '.join(map(str, known))}")
-    if getattr(rule, "needs", None):
+    if getattr(rule, "needs", None) or isinstance(rule, SeeingRule):
         return
     has_cache, copy = False, deepcopy(rule)  # it may count what it is asked
     for step in range(num_steps):
@@ -62,6 +87,17 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
             raise UserError(f"refresh rule {name} builds a cache in step {step} of a block, and says that it has none")
         if phase is Phase.REUSE and not has_cache:
             raise UserError(f"refresh rule {name} reuses a cache in step {step} of a block, before one was built")
+
+
+def check_phase(rule: RefreshRule, phase: object, *, has_cache: bool) -> None:
+    """Raise RunError for what a rule answers in the middle of a run that no step can be."""
+    name = type(rule).__name__
+    if not isinstance(phase, Phase):
+        raise RunError(f"refresh rule {name} answers {phase!r:.80}, which is no Phase: correct it")
+    if phase is Phase.REUSE and not has_cache:
+        raise RunError(f"refresh rule {name} reuses a cache before one was built in the block: correct it")
+    if phase is Phase.BUILD and not rule.caches:
+        raise RunError(f"refresh rule {name} builds a cache, and says that it has none: correct it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,10 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import Completion, PlanItem, Request, StepPlan
@@ -73,10 +75,28 @@ class KvPool:
             del self._starts[i], self._lengths[i]
 
 
+Confidences = tuple[tuple[float, ...], ...]
+"""``StepOutcome.confidences``"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoKnobs:
+    """A scheduler has none of its own."""
+
+
 class Scheduler(ABC):
     """Queues, admission and packing. Subclasses say what a request is charged and when one enters."""
 
-    def __init__(self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False) -> None:
+    knobs: ClassVar[type] = NoKnobs
+    """Settings of one's own, a frozen dataclass whose fields all have defaults; a run's knobs are read off it."""
+    now_s: float = 0.0
+    """Seconds on the clock that the requests' ``arrival_s`` are on, as the engine is asked for its next step."""
+
+    def __init__(
+        self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None
+    ) -> None:
+        """``own`` are its ``knobs``, by default at their defaults."""
+        self.own = self.knobs() if own is None else own
         self.config = config
         self.pool = pool
         self.rule = rule
@@ -173,11 +193,15 @@ class Scheduler(ABC):
         return StepPlan(tuple(map(plan_item, chosen)), tuple(admitted), charged)
 
     def complete(
-        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({})
+        self,
+        plan: StepPlan,
+        committed: tuple[int, ...],
+        stops: Mapping[int, int] = MappingProxyType({}),
+        **told: Confidences,
     ) -> Completion:
-        """Book an executed plan (``committed`` and ``stops`` are StepOutcome's); frees the rows of requests
-        it finished."""
-        done = booked(self._by_id, plan, committed, stops)
+        """Book an executed plan (``committed`` and ``stops`` are StepOutcome's, as are ``confidences`` where a refresh rule asks for
+        them); frees the rows of requests it finished."""
+        done = booked(self._by_id, plan, committed, stops, **told)
         for request_id in done.finished:
             self._drop(self._by_id[request_id])
         if done.finished:
@@ -207,15 +231,19 @@ class Scheduler(ABC):
 
 
 def booked(
-    sequences: Mapping[int, Sequence], plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int]
+    sequences: Mapping[int, Sequence],
+    plan: StepPlan,
+    committed: tuple[int, ...],
+    stops: Mapping[int, int],
+    confidences: Confidences | None = None,
 ) -> Completion:
     """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
     first_block, finished, stopped = [], [], []
-    for item, count in zip(plan.items, committed, strict=True):
+    for place, (item, count) in enumerate(zip(plan.items, committed, strict=True)):
         request_id = item.request_id
         sequence = sequences[request_id]
         block = sequence.block
-        sequence.advance(count, stops.get(request_id))
+        sequence.advance(count, stops.get(request_id), () if confidences is None else confidences[place])
         if sequence.block == block:
             continue
         if block == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from engines.dllm.engine import Engine
@@ -35,7 +36,11 @@ class ServedDllm:
     def submit(self, submission: Submission) -> None:
         request_id, prompt_ids, generation, wants_tokens = submission
         request = Request(
-            request_id=request_id, prompt_len=len(prompt_ids), prompt_ids=prompt_ids, generation=generation
+            request_id=request_id,
+            prompt_len=len(prompt_ids),
+            prompt_ids=prompt_ids,
+            generation=generation,
+            arrival_s=perf_counter(),
         )
         self._engine.submit(request)
         if wants_tokens:
@@ -47,7 +52,7 @@ class ServedDllm:
 
     def step(self) -> list[Event]:
         engine = self._engine
-        record = self._last = engine.step()
+        record = self._last = engine.step(perf_counter())
         assert record is not None, "a request that was taken can be run"
         self._forward_passes += record.plan.num_refresh + record.plan.num_reuse > 0
         self._committed_tokens += record.outcome.committed_tokens

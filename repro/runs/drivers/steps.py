@@ -106,7 +106,7 @@ class StepEngine(Protocol):
 
     def submit(self, request: Any) -> None: ...
 
-    def step(self) -> TimedStep | None:
+    def step(self, now_s: float) -> TimedStep | None:
         """Runs one iteration; None when there is nothing it can run now."""
 
 
@@ -160,7 +160,7 @@ def drive_steps(
             continue
 
         start = clock.now()
-        step = engine.step()
+        step = engine.step(start)
         if step is None:
             if not pending:
                 raise EngineStalledError(

@@ -13,9 +13,12 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.replay import Recording, Replayed, ReplayedRule, ReplayingExecutor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.method import Method, Sampler
+from engines.dllm.plan import Executor
+from engines.dllm.scheduling.phase import SeeingRule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.errors import UserError, require
@@ -23,6 +26,7 @@ from engines.hardware.catalogue import gpu
 from engines.hardware.composed import Composed
 from engines.hardware.roofline import Calibration, Roofline
 from engines.hardware.silicon.kernels import Kernels
+from engines.knobs import given_to
 from engines.named import asked
 from repro.runs.drivers.steps import OnProgress, VirtualClock, WallClock
 from repro.runs.record import Obtained, RunRecord
@@ -31,7 +35,7 @@ from repro.systems.dllm.family import step_requests
 from repro.systems.dllm.knobs import Batching
 from repro.systems.dllm.log import drive_engine
 from repro.systems.dllm.requests import grade_run
-from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.settings import REPLAY, Settings
 from repro.tasks.task import Task
 from repro.workloads.workload import Workload
 
@@ -60,6 +64,8 @@ class Deployment:
     """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
     calibration: Calibration | None = None
     """Calibration of a simulated card, in place of the stored one."""
+    replayed: Replayed | None = None
+    """What its simulated steps follow."""
     task: Task | None = None
     """Whose problems the workload asks; None where nothing is graded."""
 
@@ -91,6 +97,8 @@ class Deployment:
         executors = [] if is_simulated else [ON_TORCH, self.method.torch_executors[self.batching.kind]]
         if ":" in self.config.scheduler:
             executors.append(self.config.scheduler)
+        if self.replayed is not None:
+            executors.append(REPLAY)
         return (*own, *(where.partition(":")[0] for where in executors))
 
     def check_machine(self) -> None:
@@ -100,10 +108,14 @@ class Deployment:
 
     def scheduler(self) -> Scheduler:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
+        if self.replayed is not None and isinstance(rule, SeeingRule):
+            rule = ReplayedRule(rule=rule, replayed=self.replayed)
         if self.batching.kind == "packed":
-            made = asked(scheduler_of(self.config.scheduler), self.config, pool, rule, exact_steps=exact)
-            own = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
-            kept = all(getattr(made, name, None) is given for name, given in own.items())
+            kind, given = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs
+            own = {"own": given_to(kind.knobs(), given)} if given else {}
+            made = asked(kind, self.config, pool, rule, exact_steps=exact, **own)
+            told = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
+            kept = all(getattr(made, name, None) is value for name, value in told.items())
             require(
                 kept,
                 f"scheduler={self.config.scheduler!r} replaces the config, pool, rule or exact_steps that it is made with, "
@@ -131,7 +143,17 @@ class Deployment:
         card = self.settings.platform.gpu
         assert card is not None, "settings refuse the roofline where there is no GPU model"
         cost = self.cost_on(card)
-        yield Engine(self.scheduler(), self.charged_to(cost, is_upstream=self.batching.is_upstream)), self
+        executor: Executor = self.charged_to(cost, is_upstream=self.batching.is_upstream)
+        if self.replayed is not None:
+            executor = ReplayingExecutor(executor, self.replayed)
+        yield Engine(self.scheduler(), executor), self
+
+    def following(self, replayed: Replayed) -> Deployment:
+        """As it is where simulated steps follow a run's."""
+        require(
+            self.batching.kind == "packed", "replay follows packed steps alone: use reading='policy', or leave it out"
+        )
+        return replace(self, replayed=replayed)
 
     def cost_on(self, card: str) -> Roofline:
         """What a simulated step is charged by."""
@@ -159,7 +181,10 @@ class Deployment:
         clock = VirtualClock() if settings.is_simulated else WallClock()
         with self.serving() as (engine, measured):
             began = time.process_time()
-            record = drive_engine(engine, workload.requests, clock, on_progress=on_progress)
+            recording = None
+            if any(map(engine.is_open_ended, workload.requests)):
+                engine.executor = recording = Recording(engine.executor)
+            record = drive_engine(engine, workload.requests, clock, on_progress=on_progress, recording=recording)
             spent = {} if settings.is_simulated else {"processor_s": time.process_time() - began}
             if self.task is not None:
                 record = grade_run(record, self.task, _outputs(engine, record), settings.model)

@@ -68,6 +68,16 @@ STEP_COLUMNS: tuple[Column, ...] = (
 )
 
 
+BLOCKS = "blocks"
+BLOCK_COLUMNS: tuple[Column, ...] = (
+    Column("request_id", "int", "as in the table of requests"),
+    Column("block", "int", "its number in the answer"),
+    Column("phases", "str", "of its steps: f(ull), b(uild), r(euse)"),
+    Column("committed", "str", "tokens that each of its steps committed"),
+)
+"""Of runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
+
+
 def num_steps(record: RunRecord) -> int:
     return len(record.tables[STEPS]["step"])
 
@@ -335,7 +345,7 @@ DLLM = Family(
     score=score,
     score_said="most tokens/s, then the least mean latency",
     request_columns=REQUEST_COLUMNS,
-    tables={STEPS: STEP_COLUMNS},
+    tables={STEPS: STEP_COLUMNS, BLOCKS: BLOCK_COLUMNS},
     metrics=DLLM_METRICS,
     checks=DLLM_CHECKS,
     shown=(

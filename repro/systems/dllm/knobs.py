@@ -14,6 +14,7 @@ from repro.workloads.knobs import RequestKnobs
 
 ReadingName = Literal["published", "efficient", "policy"]
 BatchRule = Literal["one", "workload", "batch", "max_model_len"]
+SIMULATED = Only(executor="roofline")
 STATIC = Only(reading=("published", "efficient"))
 """What continuous batching does not heed."""
 SIMULATED_READING: ReadingName = "published"
@@ -80,6 +81,16 @@ class Batching:
     """``packed``: continuous batching on dLLM-Serve's engine; ``static``: padded batches that run to completion."""
     is_upstream: bool = False
     """Whether batches are as published code can hold them, and simulated steps charged its copies of logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayKnobs(Checked):
+    """What a simulation follows where a model decides how steps go."""
+
+    replay: Annotated[str, SIMULATED] | None = None
+    """A stored measured run, whose commits, stops and refreshes are followed."""
+    replay_drawn: Annotated[bool, SIMULATED] = False
+    """Of other requests than the run's: each block follows one of the run's, drawn evenly."""
 
 
 PACKED_STEPS = Batching(kind="packed")

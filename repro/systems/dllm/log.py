@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engines.dllm.engine import Engine
+from engines.dllm.executor.replay import LETTERS, Recording
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
+from engines.dllm.scheduling.phase import Phase
 from engines.runtime.step_timer import StepTimes
 from repro.runs.drivers.steps import Clock, OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.runs.record import REQUESTS, RunRecord, Table
-from repro.systems.dllm.family import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
+from repro.systems.dllm.family import BLOCK_COLUMNS, BLOCKS, PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 
 
 def drive_engine(
@@ -19,13 +21,28 @@ def drive_engine(
     *,
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
+    recording: Recording | None = None,
 ) -> RunRecord:
-    """The record's requests are in arrival order; those open when ``should_stop`` said so are ``unfinished``."""
+    """The record's requests are in arrival order; those open when ``should_stop`` said so are ``unfinished``. ``recording`` is the
+    engine's executor where its steps are noted."""
     ordered = in_arrival_order(requests)
     log = EngineLog(ordered)
     drive_steps(engine, ordered, clock, log, on_progress=on_progress, should_stop=should_stop)
     steps = log.step_table(engine.times())
-    return RunRecord(tables={REQUESTS: log.table, STEPS: steps}, manifest={"obtained": clock.obtained})
+    blocks = block_table({} if recording is None else recording.steps)
+    return RunRecord(tables={REQUESTS: log.table, STEPS: steps, BLOCKS: blocks}, manifest={"obtained": clock.obtained})
+
+
+def block_table(steps: Mapping[int, Mapping[int, Sequence[tuple[Phase, int]]]]) -> Table:
+    """By request and the first position of a block: phase and committed tokens of its steps."""
+    letters = {phase: letter for letter, phase in LETTERS.items()}
+    table: Table = {column.name: [] for column in BLOCK_COLUMNS}
+    for request_id in sorted(steps):
+        for block, own in enumerate(steps[request_id].values()):
+            phases, committed = "".join(letters[phase] for phase, _ in own), " ".join(str(count) for _, count in own)
+            for name, value in zip(table, (request_id, block, phases, committed), strict=True):
+                table[name].append(value)
+    return table
 
 
 _STEP = ("step", "start_s", "end_s", "duration_s", *PlanFacts._fields, *Completion._fields, *Occupancy._fields)
@@ -53,7 +70,7 @@ class EngineLog(RequestLog):
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         number, duration_s, plan, outcome, done, occupancy = step
-        committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, _ = outcome
+        committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, *_ = outcome
         told = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
         self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *told))
         if len(self._rows) == _MOST_ROWS:

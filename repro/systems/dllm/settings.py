@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
+from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
-from engines.knobs import Checked, Fixed, check_given, given_to
+from engines.knobs import Checked, Fixed, check_given, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
-from repro.systems.dllm.knobs import SIMULATED_READING, Asked, BaselineKnobs, Device, ModelKnobs
+from repro.systems.dllm.knobs import SIMULATED_READING, Asked, BaselineKnobs, Device, ModelKnobs, ReplayKnobs
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
 
 Executor = Literal["torch", "roofline"]
+REPLAY = "repro.systems.dllm.replay"
+"""What reads a run that is to be followed: no other simulation depends on its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,11 @@ class Settings(ModelKnobs, Checked):
     asked: Asked
     on: Device = field(default_factory=Device)
     charged: CostKnobs = field(default_factory=CostKnobs)
+    followed: ReplayKnobs = field(default_factory=ReplayKnobs)
     baseline: Annotated[BaselineKnobs, Fixed]
     """What a baseline stands for; of no effect on dLLM-Serve."""
+    scheduler_knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Those of a scheduler's own, only those asked for."""
 
     @property
     def is_simulated(self) -> bool:
@@ -62,7 +69,8 @@ class Settings(ModelKnobs, Checked):
         if self.is_simulated:
             assert self.platform.gpu is not None
             card = self.platform.gpu
-            return digest_of(repr(load_calibration(card)) + self.charged.basis(card))
+            replay = "" if self.followed.replay is None else import_module(REPLAY).recorded(self.followed.replay).digest
+            return digest_of(repr(load_calibration(card)) + self.charged.basis(card) + replay)
         return self.checkpoint_digest
 
     @property
@@ -90,7 +98,8 @@ def resolve(cell: Cell, method: Method) -> Settings:
         f"rtx4090",
     )
     own: tuple[type, ...] = (method.own, BaselineKnobs) if isinstance(method, PublishedMethod) else (method.own,)
-    check_given(given, Settings, *own, who=f"system={method.name!r}")
+    scheduler = scheduler_of(str(given.get("scheduler", "phase"))).knobs
+    check_given(given, Settings, *own, scheduler, *method.plugged_in(given), who=f"system={method.name!r}")
     # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
     baseline, beside = BaselineKnobs(), {}
     if cell.executor == "roofline":
@@ -122,6 +131,13 @@ def resolve(cell: Cell, method: Method) -> Settings:
         baseline=baseline,
     )
     settings = given_to(usual, given, **beside)
+    settings = replace(
+        settings, scheduler_knobs={name: value for name, value in given.items() if name in knobs_of(scheduler)}
+    )
+    require(
+        settings.followed.replay is not None or not settings.followed.replay_drawn,
+        "replay_drawn=true has no effect without a replay: give the file of a measured run, or leave it out",
+    )
     if is_measured:
         _check_measured(settings, given)
         return settings

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
 from engines.dllm.method import Method
-from engines.dllm.scheduling.phase import check_rule
+from engines.dllm.scheduling.phase import SeeingRule, check_rule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
-from repro.runs.cell import Cell
+from repro.runs.cell import BASIS, Cell
 from repro.runs.family import Family
 from repro.runs.free import Free
 from repro.runs.system import SYSTEMS
@@ -23,7 +23,7 @@ from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload
-from repro.systems.dllm.settings import Settings, resolve
+from repro.systems.dllm.settings import REPLAY, Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload
 
@@ -54,14 +54,21 @@ class DllmSystem:
     def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         settings = self.settings(cell)
-        task = task_of(cell, settings)
-        if task is None:
+        follows = settings.followed
+        recorded = None if follows.replay is None else import_module(REPLAY).recorded(follows.replay)
+        task = None if recorded is not None else task_of(cell, settings)
+        if recorded is not None and not follows.replay_drawn:
+            workload = recorded.workload(cell, settings.generation)
+        elif task is None:
             workload = requests_of(cell, settings)
         else:
             workload = task_workload(cell, settings, task, room_for_prompt(settings))
         # A file may ask for less than the settings, which the pool's rows of a request are counted by.
         least = settings.generation.gen_length + MIN_PROMPT_LEN
         deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
+        if recorded is not None:
+            replayed = recorded.replayed(workload.requests, cell.seed, is_drawn=follows.replay_drawn)
+            deployment = deployment.following(replayed)
         return replace(deployment, task=task), workload
 
     def check_device(self, cell: Cell) -> None:
@@ -72,12 +79,14 @@ class DllmSystem:
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""
         settings = resolve(cell, self.method)
+        if (replay := settings.followed.replay) is not None:
+            settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).run.cell)
         family = config_of(settings.model).family
         sampler = self.method.sampler(family, settings.options)
         generation = self.method.generation(
             family, settings.options, settings.generation, tie_policy=settings.engine.tie_policy
         )
-        if settings.is_simulated:
+        if settings.is_simulated and settings.followed.replay is None:
             require(
                 not generation.is_parallel and sampler.decode.quota != "origin",
                 f"alg={settings.options.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not "
@@ -85,6 +94,20 @@ class DllmSystem:
             )
             check_simulated_generation(generation)
         return replace(settings, generation=generation)
+
+    def _as_in(self, settings: Settings, cell: Cell, run: Cell) -> Settings:
+        """With what the requests of a run were asked, besides what the cell asks itself: it decides how their steps went."""
+        require(
+            run.system == cell.system,
+            f"system={cell.system!r} is not that of replay={settings.followed.replay!r}: use --system {run.system}",
+        )
+        there, lengths = self.settings(run.without(BASIS)), ("gen_length", "block_length", "steps")
+        own = {name: getattr(settings.generation, name) for name in lengths if name in cell.knob_values}
+        return replace(
+            settings,
+            generation=replace(there.generation, seed=settings.generation.seed, **own),
+            options={**there.options, **settings.options},
+        )
 
     def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
         """Planned by arithmetic for requests of these total lengths."""
@@ -95,9 +118,15 @@ class DllmSystem:
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:
             check_simulated("method", self.method, keeps_state=True)
-            check_simulated("refresh rule", sampler.rule)
+            if settings.followed.replay is None:
+                check_simulated("refresh rule", sampler.rule)
             if batching.kind == "packed":
                 check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
+        require(
+            batching.kind == "packed" or not isinstance(sampler.rule, SeeingRule),
+            f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
+            f"step: use reading='policy'",
+        )
         config = replace(
             settings.engine,
             sparsity=sampler.sparsity,

@@ -137,7 +137,7 @@ class SleepyClock(VirtualClock):
 
 
 class BlockingEngine(FakeEngine):
-    def step(self) -> StepRecord | None:
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
         self._clock.pass_time(self._service_s + 0.25)
         return super().step()
 
@@ -186,7 +186,7 @@ def test_bad_workloads_are_refused():
 class StuckEngine(FakeEngine):
     """Runs only with two requests at hand."""
 
-    def step(self) -> StepRecord | None:
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
         return super().step() if self.num_waiting >= 2 else None
 
 
@@ -207,7 +207,7 @@ class LyingEngine(FakeEngine):
         super().__init__(clock, service_s=1.0)
         self._part, self._reported = part, reported
 
-    def step(self) -> StepRecord | None:
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
         record = super().step()
         assert record is not None
         return record._replace(**{self._part: getattr(record, self._part)._replace(**self._reported)})

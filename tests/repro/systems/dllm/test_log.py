@@ -11,7 +11,7 @@ from repro.systems.dllm.log import drive_engine
 class LaggingEngine(FakeEngine):
     """Its device says what a step took once all are over; every other step is profiled."""
 
-    def step(self) -> StepRecord | None:
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
         record = super().step()
         if record is None:
             return None

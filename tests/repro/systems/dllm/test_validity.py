@@ -4,7 +4,7 @@ import pytest
 from support.records import requests_table, steps_table
 
 from repro.runs.record import RunRecord, Table, empty_table
-from repro.systems.dllm.family import DLLM, STEP_COLUMNS
+from repro.systems.dllm.family import BLOCK_COLUMNS, BLOCKS, DLLM, STEP_COLUMNS
 
 REQUESTS: Table = {
     **requests_table((0.0, 0.0, 2.0, 2.0, 4, "ok"), (1.0, 2.0, 4.0, 4.0, 4, "ok")),
@@ -33,7 +33,7 @@ def record(**changed: list[Any]) -> RunRecord:
 
 
 def record_of(requests: Table, steps: Table) -> RunRecord:
-    made = RunRecord(tables={"requests": requests, "steps": steps})
+    made = RunRecord(tables={"requests": requests, "steps": steps, BLOCKS: empty_table(BLOCK_COLUMNS)})
     DLLM.check_tables(made)
     return made
 

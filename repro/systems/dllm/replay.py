@@ -1,0 +1,124 @@
+"""A measured run that a simulated one follows: its requests, and what its steps did."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from engines.dllm.config import GenerationConfig
+from engines.dllm.executor.replay import LETTERS, Block, Replayed, drawn
+from engines.dllm.executor.replay import Path as Steps
+from engines.dllm.plan import Request
+from engines.errors import UserError, require
+from repro.files import kept
+from repro.runs.cell import Cell
+from repro.runs.record import REQUESTS
+from repro.runs.store import UNREADABLE, StoredRun, StoreError, read_run
+from repro.systems.dllm.family import BLOCKS, DLLM
+from repro.workloads.card import checksum
+from repro.workloads.workload import LengthStats, Workload, WorkloadProvenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    run: StoredRun
+    file: str
+    digest: str
+
+    @cached_property
+    def paths(self) -> Mapping[int, Steps]:
+        requests, blocks = self.run.table(REQUESTS), self.run.table(BLOCKS)
+        ends = {
+            request_id: (status, length, asked)
+            for request_id, status, length, asked in zip(
+                *(requests[name] for name in ("request_id", "status", "output_len", "gen_length")), strict=True
+            )
+        }
+        found: dict[int, list[Block]] = {}
+        for request_id, phases, committed in zip(
+            *(blocks[n] for n in ("request_id", "phases", "committed")), strict=True
+        ):
+            block = Block(tuple(LETTERS[letter] for letter in phases), tuple(map(int, committed.split())))
+            found.setdefault(request_id, []).append(block)
+        for request_id, path in found.items():
+            status, length, _ = ends[request_id]
+            generated = sum(sum(block.committed) for block in path)
+            if status == "ok" and (length < generated or generated < ends[request_id][2]):
+                before = generated - sum(path[-1].committed)
+                path[-1] = path[-1]._replace(stop=length - before - 1)
+        return {request_id: tuple(path) for request_id, path in found.items() if ends[request_id][0] == "ok"}
+
+    def workload(self, cell: Cell, generation: GenerationConfig) -> Workload:
+        """The run's requests, at its times, or at those of another rate."""
+        own, table = self.run.cell, self.run.table(REQUESTS)
+        for name in ("dataset", "seed"):
+            here, there = getattr(cell, name), getattr(own, name)
+            require(
+                here == there,
+                f"{name}={here!r} is not that of replay={self.file!r}: ask for {there!r}, or add --replay-drawn",
+            )
+        require(
+            cell.rate == own.rate or own.rate is not None,
+            f"rate={cell.rate}: replay={self.file!r} was asked all at once, which has no times to stretch: use --request-rate inf",
+        )
+        if cell.rate == own.rate:
+            factor = 1.0
+        else:
+            factor = 0.0 if cell.rate is None or own.rate is None else own.rate / cell.rate
+        rows = zip(*(table[name] for name in ("request_id", "arrival_s", "prompt_len", "gen_length")), strict=True)
+        requests = tuple(
+            Request(
+                request_id=request_id,
+                arrival_s=arrival_s * factor,
+                prompt_len=prompt_len,
+                generation=replace(
+                    generation, gen_length=gen_length, steps=max(generation.steps, generation.num_blocks)
+                ),
+            )
+            for request_id, arrival_s, prompt_len, gen_length in rows
+        )
+        given = dict(self.run.manifest["facts"]["dataset"])
+        lines = (
+            f"{each.request_id}|{each.arrival_s:.6f}|{each.prompt_len}|{each.generation.gen_length}"
+            for each in requests
+        )
+        told = {"lengths": LengthStats(**given["lengths"]), "checksum": checksum([self.digest, *lines])}
+        return Workload(name=own.dataset, requests=requests, provenance=WorkloadProvenance(**{**given, **told}))
+
+    def replayed(self, requests: Sequence[Request], seed: int, *, is_drawn: bool) -> Replayed:
+        if is_drawn:
+            return drawn(list(self.paths.values()), requests, seed)
+        found = Replayed(paths=self.paths)
+        for request in requests:
+            found.check(request)
+        return found
+
+
+@kept(maxsize=4)
+def recorded(file: str) -> Recorded:
+    path = Path(file)
+    try:
+        content = path.read_bytes()
+        run = read_run(path)
+    except FileNotFoundError:
+        raise UserError(f"replay={file!r} does not exist: give the file of a measured run") from None
+    except (*UNREADABLE, StoreError) as error:
+        raise UserError(f"replay={file!r} is no stored run ({error}): give the file of a measured run") from error
+    require(
+        run.family is DLLM and run.machine is not None,
+        f"replay={file!r} is no measured run of a diffusion LLM: give the file of one",
+    )
+    found = Recorded(run=run, file=file, digest=hashlib.sha256(content).hexdigest()[:12])
+    try:
+        is_open = bool(found.paths)
+    except StoreError:
+        is_open = False
+    require(
+        is_open,
+        f"replay={file!r} says nothing of its steps, which its settings fix beforehand, or which an older version did not note: "
+        f"simulate it as it is, or measure it again",
+    )
+    return found

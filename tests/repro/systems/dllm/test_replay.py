@@ -1,0 +1,166 @@
+"""Simulations that follow a measured run in which a model decided how steps went."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import repro
+from engines.dllm.config import GenerationConfig
+from engines.dllm.executor.replay import Block, Replayed, block_lengths, drawn
+from engines.dllm.plan import Request
+from engines.dllm.scheduling.phase import Phase
+from engines.errors import UserError
+from repro.files import forget
+from repro.runs.cell import BASIS
+from repro.runs.store import StoredRun
+from repro.systems.dllm.family import BLOCKS, STEPS
+
+RULE = """
+from dataclasses import dataclass
+
+from engines.dllm.scheduling.phase import Phase
+
+
+@dataclass
+class OnDoubt:
+    below: float = 0.9
+    caches = True
+    window = "block"
+    needs = frozenset({"confidences"})
+    doubts = False
+
+    def see(self, seen):
+        self.doubts = min(seen.confidences, default=1.0) < self.below
+
+    def phase(self, step_in_block):
+        return Phase.BUILD if step_in_block == 0 or self.doubts else Phase.REUSE
+"""
+LENGTHS = {"gen_length": 32, "block_length": 16, "num_prompts": 5}
+WAYS = {
+    "threshold": {"threshold": 0.9},
+    "factor": {"factor": 1.0},
+    "stops": {"stop_at_eos": True, "steps": 16},
+    "rule": {"refresh_rule": "replay_rule:OnDoubt", "below": 0.99},
+    "rule and threshold": {"refresh_rule": "replay_rule:OnDoubt", "threshold": 0.95},
+}
+SCHEDULE = ("num_refresh", "num_reuse", "query_tokens", "committed_tokens", "num_running", "num_finished")
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "replay_rule.py").write_text(RULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def measured(mine: Path, request: pytest.FixtureRequest) -> StoredRun:
+    knobs = {**LENGTHS, "steps": 32, "max_num_batched_tokens": 400, **WAYS[request.param]}
+    return repro.run("dllm-serve", "osc", result_dir=mine / "runs", **knobs)
+
+
+def replayed(measured: StoredRun, mine: Path, **other: object) -> StoredRun:
+    given = {"num_prompts": 5, "max_num_batched_tokens": 400, "replay": str(measured.file), **other}
+    return repro.run("dllm-serve", "osc", platform="l40s", result_dir=mine / "simulated", **given)
+
+
+def test_it_runs_the_same_steps(measured, mine):
+    simulated = replayed(measured, mine)
+    ours, theirs = simulated.table(STEPS), measured.table(STEPS)
+    for name in SCHEDULE:
+        assert ours[name] == theirs[name], name
+    assert simulated.table(BLOCKS) == measured.table(BLOCKS)
+    assert simulated.record.requests["output_len"] == measured.record.requests["output_len"]
+    assert simulated.obtained == "composed"
+
+
+def test_another_scheduler_runs_what_is_due_in_other_steps(measured, mine):
+    ours = replayed(measured, mine, scheduler="request").table(STEPS)
+    theirs = measured.table(STEPS)
+    for name in ("num_refresh", "committed_tokens", "num_finished"):
+        assert sum(ours[name]) == sum(theirs[name])
+    assert len(ours["step"]) > len(theirs["step"])
+
+
+def test_a_replay_is_another_run_where_what_it_follows_is(measured, mine, tmp_path):
+    first, place = replayed(measured, mine), tmp_path / "run.jsonl.gz"
+    place.write_bytes(measured.file.read_bytes())
+    as_it_was = replayed(measured, mine, replay=str(place))
+    other = repro.run("dllm-serve", "osc", result_dir=mine / "runs", **LENGTHS, steps=32, threshold=0.5)
+    place.write_bytes(other.file.read_bytes())
+    forget()
+    assert as_it_was.cell.knob_values[BASIS] == first.cell.knob_values[BASIS]
+    assert replayed(measured, mine, replay=str(place)).cell.knob_values[BASIS] != first.cell.knob_values[BASIS]
+
+
+def test_other_requests_than_the_run_s_are_refused(measured, mine):
+    with pytest.raises(UserError, match="ask for others"):
+        replayed(measured, mine, block_length=8, steps=32)
+    asked = {"platform": "l40s", "num_prompts": 5, "result_dir": mine, "replay": str(measured.file)}
+    with pytest.raises(UserError, match="dataset='burst' is not that of replay"):
+        repro.run("dllm-serve", "burst", **asked)
+    with pytest.raises(UserError, match="seed=1 is not that of replay"):
+        repro.run("dllm-serve", "osc", seed=1, **asked)
+    with pytest.raises(UserError, match="system='llada' is not that of replay"):
+        repro.run("llada", "osc", reading="policy", **asked)
+    with pytest.raises(UserError, match="does not exist: give the file of a measured run"):
+        replayed(measured, mine, replay=str(mine / "none.gz"))
+    with pytest.raises(UserError, match="replay_drawn=true has no effect without a replay"):
+        repro.run("dllm-serve", "osc", platform="l40s", result_dir=mine, num_prompts=2, replay_drawn=True)
+
+
+def test_a_run_whose_steps_are_fixed_beforehand_needs_no_replay(mine):
+    run = repro.run("dllm-serve", "osc", result_dir=mine / "runs", **LENGTHS, steps=32)
+    with pytest.raises(UserError, match="says nothing of its steps, which its settings fix beforehand"):
+        repro.run("dllm-serve", "osc", platform="l40s", result_dir=mine, **LENGTHS, steps=32, replay=str(run.file))
+
+
+def test_blocks_are_drawn_as_often_as_they_were_measured():
+    """Two kinds of block, one in four: a closed form for the share, and for steps a block."""
+    fast = Block((Phase.BUILD,), (4,))
+    slow = Block((Phase.BUILD, Phase.REUSE, Phase.REUSE), (2, 1, 1))
+    generation = GenerationConfig(gen_length=40, block_length=4, steps=40)
+    requests = [Request(request_id=i, prompt_len=9, generation=generation) for i in range(400)]
+    found = drawn([(fast, slow), (slow, slow)], requests, seed=3)
+    blocks = [block for path in found.paths.values() for block in path]
+    share = sum(block == fast for block in blocks) / len(blocks)
+    assert len(blocks) == 4000
+    assert share == pytest.approx(0.25, abs=4 * np.sqrt(0.25 * 0.75 / 4000))
+    again = drawn([(fast, slow), (slow, slow)], requests[7:9], seed=3)
+    assert again.paths == {i: found.paths[i] for i in (7, 8)}  # whoever else asks
+    assert drawn([(fast, slow), (slow, slow)], requests, seed=4) != found
+    with pytest.raises(UserError, match="no block of 8 tokens, only of 4"):
+        drawn([(fast,)], [Request(request_id=0, prompt_len=1, generation=GenerationConfig(block_length=8))], seed=0)
+
+
+def test_drawn_blocks_price_other_requests(measured, mine):
+    simulated = replayed(
+        measured, mine, replay_drawn=True, num_prompts=40, gen_length=64, steps=64, max_num_batched_tokens=4000
+    )
+    ours = simulated.table(BLOCKS)
+    whole = {
+        (phases, committed)
+        for phases, committed in zip(*(measured.table(BLOCKS)[n] for n in ("phases", "committed")), strict=True)
+    }
+    assert len(ours["block"]) == 40 * 4
+    assert set(zip(ours["phases"], ours["committed"], strict=True)) <= whole
+
+
+@pytest.mark.parametrize(("length", "block", "lengths"), [(32, 16, [16, 16]), (40, 16, [16, 16, 8]), (8, 32, [8])])
+def test_lengths_of_blocks(length, block, lengths):
+    assert block_lengths(GenerationConfig(gen_length=length, block_length=block, steps=64)) == lengths
+
+
+def test_a_path_that_does_not_fit_is_refused():
+    request = Request(request_id=1, prompt_len=4, generation=GenerationConfig(gen_length=8, block_length=4, steps=8))
+    whole = Block((Phase.BUILD,), (4,))
+    Replayed(paths={1: (whole, whole)}).check(request)
+    Replayed(paths={1: (whole._replace(stop=2),)}).check(request)
+    for path in ((whole,), (whole, Block((Phase.BUILD,), (3,)))):
+        with pytest.raises(UserError, match="ask for others"):
+            Replayed(paths={1: path}).check(request)
+    with pytest.raises(UserError, match="no request 1"):
+        Replayed(paths={}).check(request)
