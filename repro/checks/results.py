@@ -245,6 +245,8 @@ def _compare_runs(stamp: Mapping[str, Any], today: Mapping[str, Experiment], hel
             )
         if extra := sorted(drawn - today.keys()):
             return "stale", f"{len(extra)} runs are no longer asked for: {extra[0]}"
+    if "folders" in stamp and "each" not in stamp:
+        return "stale", "it does not say what became of each of its runs"
     runs = runs_of(stamp, today)
     pairs = Counter((runs[name]["code"], experiment.code.digest) for name, experiment in today.items())
     if others := sum(num for pair, num in pairs.items() if not held.is_same(*pair)):

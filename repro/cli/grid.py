@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.output import print_json
+from repro.cli.output import print_json, say
 from repro.cli.run_table import print_runs, run_json
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def sweep(
     placement: opt.Placement,
     dry_run: opt.DryRun = False,
     continue_on_error: opt.ContinueOnError = False,
+    plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
     """Run every combination of a grid's values; the same command again continues, and reuses what is done."""
@@ -50,6 +52,7 @@ def sweep(
 
     from repro.cli.data_file import check_regular
     from repro.cli.making import make_and_show
+    from repro.cli.plots import check_plot, save_plot
     from repro.workbench.grid import grid_of_file, in_turns
 
     require(
@@ -57,6 +60,8 @@ def sweep(
         "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
     )
     opened = placement.opened()
+    if plot is not None:
+        check_plot(plot)
     check_regular("grid", grid)
     asked = grid_of_file(grid).repeated(repeated.repeats)
     cells = asked.cells()
@@ -66,6 +71,10 @@ def sweep(
             print_json({"runs": [run_json(run) for run in runs]})
         else:
             print_runs(_by_setting(runs), asked.varied)
+        if plot is not None and runs:
+            rows = [_as_plotted(row, asked.varied) for row in _by_setting(runs)]
+            drawn = save_plot(plot, f"repro sweep {grid.name}", rows, PLOTTED)
+            say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
     make_and_show(
         in_turns(cells) if repeated.interleave else cells,
@@ -78,6 +87,33 @@ def sweep(
         continue_on_error=continue_on_error,
         json=json,
     )
+
+
+PLOTTED = {
+    "throughput_tok_s": "throughput (tok/s)",
+    "mean_latency_s": "mean latency (s)",
+    "longest_latency_s": "longest latency (s)",
+}
+
+
+def _as_plotted(row: Sequence[StoredRun], varied: Sequence[str]) -> dict[str, Any]:
+    """Means over the repeats of a setting, with their intervals."""
+    from repro.runs.store import over_repeats
+
+    cell = row[0].cell
+    knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
+    parts = (("throughput_tok_s", None), ("e2el_s", "mean"), ("e2el_s", "max"))
+    found = [over_repeats(row, metric, part) for metric, part in parts]
+    values = dict(zip(PLOTTED, (each.mean for each in found), strict=True))
+    halves = {f"{name}_half": each.half_width for name, each in zip(PLOTTED, found, strict=True)}
+    return {
+        "label": ", ".join([row[0].title, cell.dataset, cell.platform, *knobs]),
+        **values,
+        **halves,
+        "runs": len(row),
+        "obtained": "; ".join(sorted({run.obtained for run in row})),
+        "valid": all(run.validity.valid for run in row),
+    }
 
 
 def _by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:

@@ -28,15 +28,17 @@ def check_plot(path: Path) -> None:
 def save_plot(
     path: Path, title: str, rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str] = _TITLES
 ) -> tuple[Path, Path]:
-    """``rows`` have a ``label``, how they were ``obtained``, the columns of ``titles`` (None where unknown) and others, all
-    of which go into the CSV."""
+    """``rows`` have a ``label``, how they were ``obtained``, the columns of ``titles`` (None where unknown), of repeats half the
+    widths of their intervals as ``COLUMN_half``, and others; all go into the CSV."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(rows)), layout="constrained")
     panels = figure.subplots(1, len(titles), sharey=True)
     labels = [f"{row['label']}{'' if row['valid'] else ' (INVALID)'}" for row in rows]
     for axes, (column, said) in zip(panels, titles.items(), strict=True):
-        axes.barh(range(len(rows)), [row[column] or 0 for row in rows], color="#4477aa")
+        halves = [row.get(f"{column}_half") or 0 for row in rows]
+        error = {"xerr": halves, "capsize": 3} if any(halves) else {}
+        axes.barh(range(len(rows)), [row[column] or 0 for row in rows], color="#4477aa", **error)
         axes.set_yticks(range(len(rows)), labels)
         axes.set_xlabel(said)
     panels[0].invert_yaxis()
