@@ -39,11 +39,12 @@ def run(
     **knobs: Scalar,
 ) -> StoredRun:
     """One cell's run, made unless it is stored. ``knobs`` have the names of the options of ``repro bench``."""
+    where = platform_of(plain(platform))
     cell = Cell(
         system=system,
         dataset=dataset,
-        platform=platform,
-        executor=platform_of(plain(platform)).executor if executor is None else executor,
+        platform=where.name,
+        executor=where.executor if executor is None else executor,
         rate=rate,
         seed=seed,
         knobs=tuple(knobs.items()),

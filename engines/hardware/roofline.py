@@ -63,6 +63,11 @@ class Calibration(Checked):
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str
 
+    @property
+    def text(self) -> str:
+        """In a clause."""
+        return f"fitted on {'; '.join(self.fitted_on)}" if self.fitted_on else self.note
+
     @staticmethod
     def datasheet(gpu: Gpu) -> Calibration:
         return Calibration(
