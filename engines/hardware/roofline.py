@@ -168,6 +168,11 @@ class Roofline:
             bytes=linear.bytes + attention.bytes + logits.bytes,
         )
 
+    def floors(self, work: StepWork) -> list[tuple[float, float]]:
+        """Of each part the seconds that its arithmetic, and that its traffic takes at the datasheet peaks."""
+        parts = self._parts(work, logit_passes=LOGIT_PASSES)
+        return [(part.flops / self.gpu.peak_flops, part.bytes / self.gpu.bandwidth) for part in parts]
+
     def lower_bound_s(self, work: StepWork) -> float:
         """max(all FLOP / peak, all bytes / bandwidth) at the datasheet peaks, whatever the calibration.
 

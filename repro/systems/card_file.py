@@ -112,9 +112,13 @@ def platform_of(path: str, name: str | None) -> Platform:
     return found
 
 
-def card_of(path: Path) -> Card:
-    """The card without what is fitted to it, which may be about to be."""
-    return _card(path, replace(_told(path), calibration=None))
+def card_of(path: Path) -> tuple[Card, str]:
+    """The card without what is fitted to it, which may be about to be, and the diffusion LLM that it runs."""
+    try:
+        said = replace(_told(path), calibration=None)
+        return _card(path, said), said.dllm.model
+    except UserError as error:
+        raise UserError(f"platform={str(path)!r}: {error}") from None
 
 
 @kept(maxsize=64)

@@ -37,11 +37,17 @@ def has_tables(card: str | Gpu) -> bool:
     return TRANSFERRED.get(str(card), str(card)) in cards()
 
 
-def check_kernels(shape: ModelShape, card: Gpu, framework: str | None, degrees: Sequence[int] = (1,)) -> None:
+def check_kernels(
+    shape: ModelShape,
+    card: Gpu,
+    framework: str | None,
+    degrees: Sequence[int] = (1,),
+    attention: Sequence[Kernel] = ("prompt",),
+) -> None:
     """Refuse a model whose kernels the card of a user's own lacks; ``framework`` is None where none are asked for."""
     if isinstance(card, Card) and framework is not None:
         for degree in degrees:
-            Kernels(shape.on_rank(degree), card, framework, degree).check()
+            Kernels(shape.on_rank(degree), card, framework, degree).check(attention)
 
 
 def tables_of(card: str | Gpu) -> Tables:
@@ -84,10 +90,10 @@ class Kernels:
         self._prompts: dict[int, Callable[[float], float]] = {}
         self._lines: dict[int, AttentionLine] = {}
 
-    def check(self) -> None:
+    def check(self, attention: Sequence[Kernel]) -> None:
         """Refuse a model whose attention is in no table; what else it needs is looked up already."""
-        self._attention_rows("prompt")
-        self._attention_rows("decode")
+        for kernel in attention:
+            self._attention_rows(kernel)
 
     @property
     def is_transferred(self) -> bool:

@@ -142,7 +142,7 @@ class Settings:
     def cost_text(self) -> str:
         """What steps are charged by, in one sentence."""
         hardware = self.ground.hardware
-        constants, card = hardware.constants, hardware.gpu.name
+        constants, card = hardware.constants, hardware.gpu
         if hardware.kernels is not None:
             return self.charged.describe(card, f"overheads of constants {constants.name} ({constants.role})")
         if constants == constants_on(hardware.gpu, PHYSICAL) != PHYSICAL:
@@ -202,7 +202,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     shape = autoregressive_shape(knobs.model or part.model, system)
     constants, charged = knobs.constants or part.constants, knobs.charged.on(where.gpu)
     hardware = hardware_of(shape.name, where.gpu, constants, charged.framework)
-    check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees())
+    check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     num_gpus = min(card.num_gpus, part.num_gpus) if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
