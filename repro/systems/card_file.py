@@ -28,6 +28,7 @@ from repro.systems.ar.platforms import PAPER_OBJECTIVES, ArPart
 from repro.systems.dllm.part import DllmPart
 from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.platforms import Platform
+from repro.systems.simulated import autoregressive_shape
 
 Amount = Annotated[float, Range(above=0, most=1e9)]
 Requests = Annotated[int, Range(1, 10**5)]
@@ -179,11 +180,11 @@ def _section(name: str, given: Any) -> Any:
 def _card(path: Path, said: CardFile) -> Card:
     return Card(
         name=said.name,
-        bf16_tflops=said.bf16_tflops,
-        memory_bandwidth_gb_s=said.memory_bandwidth_gb_s,
+        bf16_tflops=float(said.bf16_tflops),
+        memory_bandwidth_gb_s=float(said.memory_bandwidth_gb_s),
         memory_bytes=round(said.memory_gb * GB),
-        nvlink_gb_s=said.nvlink_gb_s,
-        pcie_gb_s=said.pcie_gb_s,
+        nvlink_gb_s=None if said.nvlink_gb_s is None else float(said.nvlink_gb_s),
+        pcie_gb_s=float(said.pcie_gb_s),
         source=said.source,
         calibration=None if said.calibration is None else _calibration(path.parent / said.calibration, said.name),
         tables=None if said.kernels is None else load_folder(said.name, path.parent / said.kernels),
@@ -191,7 +192,10 @@ def _card(path: Path, said: CardFile) -> Card:
 
 
 def _calibration(path: Path, card: str) -> Calibration:
-    found = Calibration.load(path)
+    try:
+        found = Calibration.load(path)
+    except OSError as error:
+        raise UserError(f"calibration={str(path)!r} cannot be read ({error.strerror}): give a file") from None
     require(found.gpu == card, f"calibration={str(path)!r} is of {found.gpu!r} and the card is {card!r}: fit it again")
     return found
 
@@ -230,8 +234,17 @@ ROOM = 32_768
 """Tokens of K/V beside the weights of a model that is chosen here."""
 
 
+def _check_model(section: str, model: str | None) -> None:
+    if model is not None:
+        try:
+            autoregressive_shape(model, section)
+        except UserError as error:
+            raise UserError(f"{section}: {error}") from None
+
+
 def _ampd(said: CardFile, card: Gpu) -> ArPart:
     own, constants = said.ampd, cost_constants(said.ampd.constants)
+    _check_model("ampd", own.model)
     large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
     return ArPart(
         model=own.model or ("Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B"),
@@ -246,6 +259,7 @@ def _ampd(said: CardFile, card: Gpu) -> ArPart:
 
 def _laps(said: CardFile, card: Gpu) -> PrefillPart:
     own, shape = said.laps, model_shape("Qwen2.5-14B")
+    _check_model("laps", own.model)
     fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token
     return replace(
         PARTS["h200"],
