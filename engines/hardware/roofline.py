@@ -169,7 +169,7 @@ class Roofline:
         )
 
     def floors(self, work: StepWork) -> list[tuple[float, float]]:
-        """Of each part the seconds that its arithmetic, and that its traffic takes at the datasheet peaks."""
+        """Seconds that each part's arithmetic, and its traffic, takes at the datasheet peaks."""
         parts = self._parts(work, logit_passes=LOGIT_PASSES)
         return [(part.flops / self.gpu.peak_flops, part.bytes / self.gpu.bandwidth) for part in parts]
 

@@ -29,7 +29,7 @@ class Platform:
     parts: tuple[Any, ...] = ()
     """Defaults of each family that runs on it."""
     digest: str = ""
-    """Of what a file says of it, for the basis of its runs; what a module says is code."""
+    """A digest of what a file says of it, for the basis of its runs; what a module says is code."""
 
     @property
     def default_system(self) -> str:

@@ -45,7 +45,7 @@ class Tables:
     card: str
     about: Mapping[str, Any] = field(repr=False, compare=False)
     digest: str
-    """Of the file, or of all in a folder: the rest follows from it."""
+    """What the file, or all in a folder, hold: the rest follows from it."""
     curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]] = field(repr=False, compare=False)
     """By framework and kernel, then by key."""
 
