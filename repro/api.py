@@ -39,11 +39,13 @@ def run(
     **knobs: Scalar,
 ) -> StoredRun:
     """One cell's run, made unless it is stored. ``knobs`` have the names of the options of ``repro bench``."""
+    forget()
+    where = platform_of(plain(platform))
     cell = Cell(
         system=system,
         dataset=dataset,
-        platform=platform,
-        executor=platform_of(plain(platform)).executor if executor is None else executor,
+        platform=where.name,
+        executor=where.executor if executor is None else executor,
         rate=rate,
         seed=seed,
         knobs=tuple(knobs.items()),
@@ -72,10 +74,10 @@ def sweep(
     flags = {"force": force, "interleave": interleave, "keep_other_code": keep_other_code}
     for name, flag in flags.items():
         require(isinstance(plain(flag), bool), f"{name}={plain(flag)!r} must be true or false")
+    forget()
     asked = made = _of_grid(cells, repeats)
     if interleave:
         made = in_turns(asked)
-    forget()
     with pool_of(pool, address, jobs) as where:
         store = Store(root, beside_other_code=keep_other_code)
         found = Sweep(prepare_all(made), store, force=force, pool=where)

@@ -39,6 +39,9 @@ class Gpu:
         object.__setattr__(self, "peak_flops", self.bf16_tflops * 1e12)
         object.__setattr__(self, "bandwidth", self.memory_bandwidth_gb_s * 1e9)
 
+    def __str__(self) -> str:
+        return self.name
+
 
 RTX4090 = Gpu(
     name="rtx4090",
@@ -114,8 +117,10 @@ H20 = Gpu(
 GPUS: tuple[Gpu, ...] = (RTX4090, L40S, A100, H100, H200, B200, H20)
 
 
-def gpu(name: str) -> Gpu:
-    """Look a GPU up by its name, ignoring case; or any other as ``module:NAME``."""
+def gpu(name: str | Gpu) -> Gpu:
+    """Look a GPU up by its name, ignoring case; or any other as ``module:NAME``. One that is given is itself."""
+    if isinstance(name, Gpu):
+        return name
     if ":" in name:
         found = load_named("gpu", name)
         require(isinstance(found, Gpu), f"gpu={name!r} is no engines.hardware.catalogue.Gpu: name one")

@@ -63,6 +63,11 @@ class Calibration(Checked):
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str
 
+    @property
+    def text(self) -> str:
+        """In a clause."""
+        return f"fitted on {'; '.join(self.fitted_on)}" if self.fitted_on else self.note
+
     @staticmethod
     def datasheet(gpu: Gpu) -> Calibration:
         return Calibration(
@@ -162,6 +167,11 @@ class Roofline:
             flops=linear.flops + attention.flops + logits.flops,
             bytes=linear.bytes + attention.bytes + logits.bytes,
         )
+
+    def floors(self, work: StepWork) -> list[tuple[float, float]]:
+        """Seconds that each part's arithmetic, and its traffic, takes at the datasheet peaks."""
+        parts = self._parts(work, logit_passes=LOGIT_PASSES)
+        return [(part.flops / self.gpu.peak_flops, part.bytes / self.gpu.bandwidth) for part in parts]
 
     def lower_bound_s(self, work: StepWork) -> float:
         """max(all FLOP / peak, all bytes / bandwidth) at the datasheet peaks, whatever the calibration.

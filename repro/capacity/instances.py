@@ -50,7 +50,7 @@ class InstanceSite:
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
         assert settings.part.gpu is not None, "a measured platform is refused"
-        return model_shape(settings.model), settings.part.gpu
+        return model_shape(settings.model), str(settings.part.gpu)
 
     def sessions(self) -> tuple[Session, ...]:
         (stream,) = self._prepared[1].streams

@@ -140,7 +140,7 @@ class Question:
         cell = Cell(
             system=name,
             dataset=dataset,
-            platform=told,
+            platform=on.name,
             executor="roofline",
             rate=1.0,
             seed=0,

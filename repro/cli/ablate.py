@@ -27,7 +27,7 @@ class Asked(Checked):
     dataset: list[str] | None = None
     """Several times [default: livebench, burst, osc; dureader, gaia of AMPD, lmsys-chat-1m of LAPS]."""
     platform: str | None = None
-    """Where ('repro list' shows platforms) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."""
+    """Where ('repro list' shows platforms; or a card's YAML file) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."""
     reading: str | None = None
     """Reading of Sparse-dLLM: published, efficient or policy [default: published where simulated, else efficient]."""
     request_rate: str | None = None

@@ -39,7 +39,8 @@ class Asked:
     """livebench, burst or osc, a session trace or conversations; several times [default: osc, dureader or lmsys-chat-1m, as
     the system serves]."""
     platform: str = "cpu-tiny"
-    """cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 or h200x32 for clusters, or module:NAME."""
+    """cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 or h200x32 for clusters, the YAML file of a card of
+    yours (CONTRIBUTING.md), or module:NAME."""
     executor: str | None = None
     """torch (measured) or roofline (simulated) [default: the platform's]."""
     request_rate: list[str] | None = None

@@ -1,4 +1,4 @@
-"""``repro calibrate``: fit a card's constant and say what it predicts."""
+"""``repro calibrate``: fit a card's constants and say what they predict."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
+from repro.cli.calibrate_card import calibrate_card, check_asked
 from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ _SHARED = "calibrate replaces files that an installed package shares with others
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     platform: str = "rtx4090"
-    """rtx4090 or l40s; of another card, what gpu-suite fitted on it."""
+    """rtx4090 or l40s; of another card, what gpu-suite fitted on it; or the YAML file of a card of yours, with --measured."""
+    measured: Path | None = None
+    """Steps that were timed on the card of a file, CSV (docs/silicon.md): its constants are fitted to them."""
+    out: Path | None = None
+    """With --measured, the folder for what is fitted [default: the card file's]."""
     dry_run: bool = False
     """Show the fit without storing it."""
     keep: bool = False
@@ -59,8 +64,13 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     from repro.systems import platforms
     from repro.systems.calibration import load_calibration, save_calibration
 
+    is_file = platforms.CARD_FILE.fullmatch(asked.platform) is not None
+    check_asked(asked, is_file and asked.silicon is None)
     if asked.silicon is not None:
         _extract(asked, asked.silicon, json=json)
+        return
+    if is_file and asked.measured is not None:
+        calibrate_card(Path(asked.platform), asked.measured, asked.out, dry_run=asked.dry_run, json=json)
         return
     card = asked.platform
     if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not asked.sensitivity:

@@ -45,7 +45,8 @@ class Asked(Checked):
     system: list[str] | None = None
     """Several times: ampd, dynamo-sim, vllm-sim, continuum-sim; or laps and what it is compared with [default: dynamo-sim, vllm-sim]."""
     platform: list[str] | None = None
-    """Several times: a card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, or module:NAME [default: h200]."""
+    """Several times: a card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, the YAML file of a card of yours,
+    or module:NAME [default: h200]."""
     dataset_name: str | None = None
     """Whose card says what a file is, and draws what it lacks [default: dureader, or lmsys-chat-1m]."""
     model: str | None = None

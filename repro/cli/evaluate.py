@@ -53,11 +53,12 @@ class Asked(Checked):
 
     def cell(self, knobs: Mapping[str, Any]) -> Cell:
         from repro.runs.cell import Cell
+        from repro.systems.platforms import platform as platform_of
 
         return Cell(
             system=self.system,
             dataset=self.task,
-            platform=self.platform,
+            platform=platform_of(self.platform).name,
             executor="torch",
             rate=None,
             seed=self.seed,

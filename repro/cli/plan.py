@@ -27,7 +27,7 @@ COLUMNS = (
 class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     platform: list[str] | None = None
-    """Several times [default: rtx4090 and l40s]."""
+    """Several times, also a card's YAML file [default: rtx4090 and l40s]."""
     memory_limit: Memory | None = None
     """Another memory size, e.g. 80GB."""
     input_len: int = 300

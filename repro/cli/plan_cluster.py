@@ -18,6 +18,7 @@ from repro.systems.cost import CostKnobs
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
     from engines.ampd.planner.planner import Plan
+    from engines.hardware.catalogue import Gpu
     from engines.models.shape import ModelShape
     from engines.policies.task import Slo
     from repro.workloads.sessions.workload import SessionCard, SessionWorkloadConfig
@@ -48,7 +49,7 @@ class Asked(CostKnobs, Checked):
     gpus: int
     """GPUs to split."""
     hardware: str = "h20"
-    """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090."""
+    """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, or module:NAME."""
     constants: str = "physical"
     """Constants of the cost model, of a composed one its overheads: physical, trial-r2, ..."""
 
@@ -134,20 +135,20 @@ class Planned(NamedTuple):
 
 def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json = False) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
-    from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
     from repro.systems.ar.settings import PLANNING_RATE
+    from repro.systems.platforms import card as card_named
     from repro.systems.simulated import DIFFUSION
     from repro.workloads.sessions.workload import load_session_card
 
-    card, shape, gpu_name = load_session_card(asked.trace), model_shape(asked.model), gpu(asked.hardware).name
+    card, shape, gpu = load_session_card(asked.trace), model_shape(asked.model), card_named(asked.hardware)
     require(
         not shape.name.lower().startswith(DIFFUSION),
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     rate, slo = sample.rate or PLANNING_RATE * asked.gpus / card.num_gpus, sample.slo(shape.name, card.name)
-    asked = asked.on(gpu_name)
-    found = _planned(asked, sample, solved, shape, gpu_name, rate, slo)
+    asked = asked.on(gpu)
+    found = _planned(asked, sample, solved, shape, gpu, rate, slo)
     rows = _rows(found.plans, slo)
     if json:
         how = {
@@ -158,11 +159,11 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
             "plan_seconds": found.plan_s,
             "obtained": asked.obtained,
         }
-        about = {"model": shape.name, "trace": card.name, "gpus": asked.gpus, "hardware": gpu_name, "rate": rate}
+        about = {"model": shape.name, "trace": card.name, "gpus": asked.gpus, "hardware": gpu.name, "rate": rate}
         print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
         return
     print_table(
-        f"{shape.name}, {card.title}, {asked.gpus} x {gpu_name}, {rate:g} sessions/s ({asked.obtained})",
+        f"{shape.name}, {card.title}, {asked.gpus} x {gpu}, {rate:g} sessions/s ({asked.obtained})",
         tuple(COLUMNS),
         [tuple(said(row) for said in COLUMNS.values()) for row in rows],
     )
@@ -178,7 +179,7 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
 
 
 def _planned(
-    asked: Asked, sample: Sample, solved: Solved, shape: ModelShape, card: str, rate: float, slo: Slo
+    asked: Asked, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
 ) -> Planned:
     from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
     from engines.ampd.planner.planner import PlannerConfig, solve

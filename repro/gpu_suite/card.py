@@ -53,7 +53,7 @@ def platform_on(card: FoundGpu | None, asked: str | None) -> str:
     where = platform(asked)
     if card is None or where.gpu is None or (known is None and where.name not in PLATFORMS):
         return asked
-    if known is None or known.name != where.gpu:
+    if known is None or known.name != str(where.gpu):
         fix = "module:NAME of your own" if known is None or known.name not in PLATFORMS else known.name
         raise UserError(
             f"platform={asked!r} is a {where.title}, and this machine has {card.name!r}: give --platform {fix}"

@@ -142,7 +142,9 @@ class Cell:
     @property
     def folder_prefix(self) -> str:
         """What cells share that differ in their knobs alone."""
-        parts = [self.system, self.dataset, self.platform, self.executor]
+        # Of the card in a file its own name, and not where the file lies.
+        where = re.sub(r"^.*\.ya?ml:", "", self.platform)
+        parts = [self.system, self.dataset, where, self.executor]
         if self.rate is not None:
             parts.append(f"r{self.rate:g}")
         return file_name("_".join([*parts, f"s{self.seed}"]))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
-from engines.hardware.silicon.kernels import TRANSFERRED
-from engines.hardware.silicon.tables import Framework, Tables, cards, load_tables
+from engines.hardware.card import Card
+from engines.hardware.catalogue import Gpu
+from engines.hardware.silicon.kernels import has_tables, tables_of
+from engines.hardware.silicon.tables import Framework
 from engines.knobs import Checked, Only
 from repro.runs.record import Obtained
 
@@ -21,12 +23,16 @@ class CostKnobs(Checked):
     kernels: Annotated[Framework, Only(cost=("composed", None))] = "vllm"
     """Whose kernels: those of vllm, sglang or trtllm."""
 
-    def on(self, card: str | None) -> Self:
-        """As charged on this card; of no effect where nothing is simulated."""
-        if self.cost is not None or card is None:
+    def on(self, card: str | Gpu | None) -> Self:
+        """As charged on this card; of no effect where nothing is simulated. Refuses kernels that a card of a file has not."""
+        if card is None:
             return self
-        is_known = TRANSFERRED.get(card, card) in cards()
-        return replace(self, cost="composed" if is_known else "roofline")
+        found = self
+        if self.cost is None:
+            found = replace(self, cost="composed" if has_tables(card) else "roofline")
+        if found.cost == "composed" and isinstance(card, Card):
+            tables_of(card).of(found.kernels, "gemm")
+        return found
 
     @property
     def framework(self) -> Framework | None:
@@ -37,21 +43,16 @@ class CostKnobs(Checked):
     def obtained(self) -> Obtained:
         return "composed" if self.cost == "composed" else "simulated"
 
-    def basis(self, card: str) -> str:
+    def basis(self, card: str | Gpu) -> str:
         """The tables behind the numbers, for digests; empty where there are none."""
         return f"{self.kernels} {tables_of(card).digest}" if self.cost == "composed" else ""
 
-    def describe(self, card: str, overheads: str) -> str:
+    def describe(self, card: str | Gpu, overheads: str) -> str:
         """One sentence for manifests and captions."""
         tables = tables_of(card)
         about = tables.about
-        moved = "" if tables.card == card else f", transferred from the {tables.card} by the datasheets of both"
+        moved = "" if tables.card == str(card) else f", transferred from the {tables.card} by the datasheets of both"
         return (
             f"{card}, composed of {self.kernels} kernels measured in {about['package']} {about['version']} ({about['system']}, "
             f"table {tables.digest[:12]}){moved}; {overheads}"
         )
-
-
-def tables_of(card: str) -> Tables:
-    """The card's own, or those that are transferred to it."""
-    return load_tables(TRANSFERRED.get(card, card))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from engines.errors import UserError, require
+from engines.hardware.catalogue import Gpu, gpu
+from engines.named import load_named
 from repro.registry import Registry
 
 GB = 10**9
@@ -21,10 +24,12 @@ class Platform:
     executor: str
     """What runs a step where nothing else is asked for: torch (measured), roofline (simulated), or http (measured at the
     client)."""
-    gpu: str | None
-    """Catalogue name of the card; None where only measuring is possible."""
+    gpu: Any
+    """The card's name in the catalogue, or one of a user's own, a ``Gpu``; None where only measuring is possible."""
     parts: tuple[Any, ...] = ()
     """Defaults of each family that runs on it."""
+    digest: str = ""
+    """A digest of what a file says of it, for the basis of its runs; what a module says is code."""
 
     @property
     def default_system(self) -> str:
@@ -67,8 +72,25 @@ PLATFORMS: Registry[Platform] = Registry(
 """A family's platforms are in a module of its own, so that runs of one do not rest on the platforms of another."""
 
 
+CARD_FILE = re.compile(r"(?P<path>.+\.ya?ml)(:(?P<name>[^:/\\]+))?")
+"""A card of a file as it is given, its path, or as cells name it, with the card's own name behind."""
+
+
 def platform(name: str) -> Platform:
-    """One of ``PLATFORMS``, or any other as ``module:NAME``, which then is its name: by that it is found again."""
+    """One of ``PLATFORMS``, the card of a YAML file, or any other as ``module:NAME``, which then is its name: by that it is found
+    again."""
+    if isinstance(name, str) and (told := CARD_FILE.fullmatch(name)):
+        # By name: runs of a family do not rest on what the file's other families have there.
+        read = load_named("platform", "repro.systems.card_file:platform_of")
+        own: Platform = read(told["path"], told["name"])
+        return own
     found = PLATFORMS.get(name)
     require(isinstance(found, Platform), f"platform={name!r} is no repro.systems.platforms.Platform: name one")
     return replace(found, name=name) if ":" in name else found
+
+
+def card(name: str) -> Gpu:
+    """A card of the catalogue, of a YAML file, or any other as ``module:NAME``."""
+    where = platform(name).gpu if CARD_FILE.fullmatch(name) else name
+    assert where is not None, "a file is of a card"
+    return gpu(where)

@@ -91,7 +91,7 @@ class Grid:
                     asked = Cell(
                         system=system,
                         dataset=dataset,
-                        platform=where,
+                        platform=on.name,
                         executor=executor,
                         rate=rate,
                         seed=self.seed[0],

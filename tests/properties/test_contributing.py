@@ -25,6 +25,8 @@ SAID = {
     "reproduce": "orders-rtx4090.png",
     "claims": "not reproduced",
     "ablate": "lookahead",
+    "calibrate": "leave-one-out error",
+    "plan-cluster": "16 x l4",
 }
 
 
@@ -41,18 +43,19 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def test_every_file_and_command_of_the_page(own_folder):
-    assert len(FILES) == 7
+    assert len(FILES) == 9
     assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
     for command in COMMANDS:
         program, name, *arguments = shlex.split(command)
         assert program == "repro"
-        runs = [] if name == "conformance" else ["--result-dir", "runs"]
+        runs = [] if name in ("conformance", "calibrate", "plan-cluster") else ["--result-dir", "runs"]
         ran = CliRunner().invoke(app, [name, *arguments, *runs], catch_exceptions=False)
         assert ran.exit_code == 0, (command, ran.output)
         assert SAID[name] in ran.output, (command, ran.output)
         assert "INVALID" not in ran.output, (command, ran.output)
     # Figures of every system are drawn of it, too.
-    view = View(platform=platform("mine.card:ON_L4"), reading="published")
-    assert (view.cell(None, "dllm-serve", "livebench").platform, view.stem) == ("mine.card:ON_L4", "on_l4")
+    for name, stem in {"mine.card:ON_L4": "on_l4", "mine/l4.yaml:l4": "l4"}.items():
+        view = View(platform=platform(name), reading="published")
+        assert (view.cell(None, "dllm-serve", "livebench").platform, view.stem) == (name, stem)
     refused = CliRunner().invoke(app, ["bench", "--system", "mine.periodic:PERIODIC", "--knob", "period=0"])
     assert str(refused.exception).endswith("period=0 must be at least 1")

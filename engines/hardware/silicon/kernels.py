@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from engines.errors import UserError, require
+from engines.hardware.card import Card
 from engines.hardware.catalogue import Gpu, gpu
 from engines.hardware.silicon.products import experts_of, head_product, heads_of, layer_products
-from engines.hardware.silicon.tables import FRAMEWORKS, Curve, Kernel, load_tables
+from engines.hardware.silicon.tables import FRAMEWORKS, Curve, Kernel, Tables, cards, load_tables
 from engines.models.shape import ModelShape
 
 TRANSFERRED: Mapping[str, str] = {"rtx4090": "l40s", "h20": "h200"}
@@ -27,6 +28,38 @@ _ELEMENTWISE_KERNELS = 5
 """Two norms, rotation, K/V store, activation."""
 DECODED = (512, 8192)
 """Tokens of context between which a decode's attention is put on a line: kernels change beyond."""
+
+
+def has_tables(card: str | Gpu) -> bool:
+    """Whether its steps can be composed of kernels."""
+    if isinstance(card, Card):
+        return card.tables is not None
+    return TRANSFERRED.get(str(card), str(card)) in cards()
+
+
+def check_kernels(
+    shape: ModelShape,
+    card: Gpu,
+    framework: str | None,
+    degrees: Sequence[int] = (1,),
+    attention: Sequence[Kernel] = ("prompt",),
+) -> None:
+    """Refuse a model whose kernels the card of a user's own lacks; ``framework`` is None where none are asked for."""
+    if isinstance(card, Card) and framework is not None:
+        for degree in degrees:
+            Kernels(shape.on_rank(degree), card, framework, degree).check(attention)
+
+
+def tables_of(card: str | Gpu) -> Tables:
+    """The card's own, or those that are transferred to it."""
+    if isinstance(card, Card):
+        require(
+            card.tables is not None,
+            f"card={card.name!r} has no kernel tables: give kernels in its file, or use cost=roofline",
+        )
+        assert card.tables is not None
+        return card.tables
+    return load_tables(TRANSFERRED.get(str(card), str(card)))
 
 
 class AttentionLine(NamedTuple):
@@ -47,8 +80,8 @@ class Kernels:
     def __init__(self, shape: ModelShape, card: Gpu, framework: str, degree: int = 1) -> None:
         require(framework in FRAMEWORKS, f"kernels={framework!r} is unknown: use one of {', '.join(FRAMEWORKS)}")
         self.shape, self.card, self.framework = shape, card, framework
-        self.tables = load_tables(TRANSFERRED.get(card.name, card.name))
-        self._measured_on = gpu(self.tables.card)
+        self.tables = tables_of(card)
+        self._measured_on = gpu(self.tables.card) if self.is_transferred else card
         self._layers = self._layer_curve(degree)
         self._head = self._product_curve(*head_product(shape))
         # Steps repeat: most of a simulation's time would go into looking up the same ones.
@@ -56,6 +89,11 @@ class Kernels:
         self._heads_s: dict[float, float] = {}
         self._prompts: dict[int, Callable[[float], float]] = {}
         self._lines: dict[int, AttentionLine] = {}
+
+    def check(self, attention: Sequence[Kernel]) -> None:
+        """Refuse a model whose attention is in no table; what else it needs is looked up already."""
+        for kernel in attention:
+            self._attention_rows(kernel)
 
     @property
     def is_transferred(self) -> bool:

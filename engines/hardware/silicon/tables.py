@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,10 @@ KEYS: Mapping[Kernel, tuple[str, ...]] = {
 """What tells the curves of a kernel apart. They run over rows (gemm, experts), tokens of each prompt (prompt), tokens of context
 (decode), and numbers that are added up (all-reduce)."""
 
+EVERY_MODEL: tuple[Kernel, ...] = ("gemm", "prompt", "decode")
+"""Experts are of some models, and exchanges of groups of cards."""
+ABOUT = ("package", "version", "system")
+"""What runs say of where times come from."""
 FOLDER = Path(__file__).parent / "cards"
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
 """Sizes and seconds, of the measured points alone."""
@@ -39,9 +43,10 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]
 @dataclass(frozen=True, kw_only=True)
 class Tables:
     card: str
-    about: Mapping[str, Any]
+    about: Mapping[str, Any] = field(repr=False, compare=False)
     digest: str
-    curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]
+    """What the file, or all in a folder, hold: the rest follows from it."""
+    curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]] = field(repr=False, compare=False)
     """By framework and kernel, then by key."""
 
     def of(self, framework: str, kernel: Kernel) -> Mapping[tuple[int, ...], Curve]:
@@ -101,6 +106,38 @@ def load_tables(card: str, folder: Path = FOLDER) -> Tables:
     content = gzip.decompress(path.read_bytes())
     head, *lines = content.decode().splitlines()
     return Tables(card=card, about=json.loads(head), digest=digest_of(content), curves=_curves(lines))
+
+
+def load_folder(card: str, folder: Path) -> Tables:
+    """A card's tables of a user's own: every .csv and .csv.gz in a folder, each as the packed ones are. Refuses a file that is none, and
+    a kernel that every model has and no file has."""
+    files = sorted(path for path in folder.glob("*") if path.name.endswith((".csv", ".csv.gz")))
+    require(bool(files), f"kernels={str(folder)!r} has no .csv or .csv.gz: give a folder of kernel tables")
+    about: dict[str, Any] = {}
+    found: dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]] = {}
+    contents = []
+    for path in files:
+        try:
+            content = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+            head, *lines = content.decode().splitlines()
+            about = json.loads(head) | about
+            for group, curves in _curves(filter(None, lines)).items():
+                found.setdefault(group, {}).update(curves)
+        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"kernels={str(path)!r} cannot be read as a kernel table ({type(error).__name__}: {error}): write it as "
+                f"docs/silicon.md says"
+            ) from None
+        contents.append(content)
+    for name in ABOUT:
+        require(name in about, f"kernels={str(folder)!r} does not say its {name}: add it to a file's first line")
+    for framework in dict.fromkeys(framework for framework, _ in found):
+        for kernel in EVERY_MODEL:
+            require(
+                (framework, kernel) in found,
+                f"kernels={str(folder)!r} has no {kernel} table of {framework}: add one, or leave kernels out",
+            )
+    return Tables(card=card, about=about, digest=digest_of(b"".join(contents)), curves=found)
 
 
 def cards(folder: Path = FOLDER) -> list[str]:

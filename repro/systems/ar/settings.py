@@ -8,17 +8,19 @@ from functools import lru_cache
 from typing import Annotated
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.ar.cost import cost_constants
+from engines.ar.cost import PHYSICAL, CostConstants, cost_constants
 from engines.ar.hardware import Hardware
 from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.errors import UserError, require
-from engines.hardware.catalogue import gpu
+from engines.hardware.catalogue import Gpu, gpu
+from engines.hardware.silicon.kernels import check_kernels
 from engines.knobs import Checked, Range, Seconds, check_given, given_to
 from engines.models.shape import model_shape
 from engines.policies.task import Slo
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.ar.platforms import ArPart
+from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
@@ -140,15 +142,27 @@ class Settings:
     def cost_text(self) -> str:
         """What steps are charged by, in one sentence."""
         hardware = self.ground.hardware
-        constants, card = hardware.constants, hardware.gpu.name
+        constants, card = hardware.constants, hardware.gpu
         if hardware.kernels is not None:
             return self.charged.describe(card, f"overheads of constants {constants.name} ({constants.role})")
+        if constants == constants_on(hardware.gpu, PHYSICAL) != PHYSICAL:
+            return f"{card}, {constants.note}"
         return f"{card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}"
 
 
 @lru_cache(maxsize=64)
-def hardware_of(model: str, card: str, constants: str, kernels: str | None = None) -> Hardware:
-    return Hardware(shape=model_shape(model), gpu=gpu(card), constants=cost_constants(constants), kernels=kernels)
+def hardware_of(model: str, card: str | Gpu, constants: str, kernels: str | None = None) -> Hardware:
+    chosen = constants_on(gpu(card), cost_constants(constants))
+    return Hardware(shape=model_shape(model), gpu=gpu(card), constants=chosen, kernels=kernels)
+
+
+def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
+    """The physical ones with what is fitted to a card of a user's own; other readings as they are."""
+    fitted = fit_of(card)
+    if fitted is None or constants != PHYSICAL:
+        return constants
+    note = f"{fitted.text}; links, memory and exchanges as in constants {constants.name}"
+    return replace(fitted_to(card, constants), role="fitted", note=note)
 
 
 @lru_cache(maxsize=256)
@@ -188,6 +202,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     shape = autoregressive_shape(knobs.model or part.model, system)
     constants, charged = knobs.constants or part.constants, knobs.charged.on(where.gpu)
     hardware = hardware_of(shape.name, where.gpu, constants, charged.framework)
+    check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     num_gpus = min(card.num_gpus, part.num_gpus) if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
@@ -201,6 +216,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     )
     slo = _objectives(shape.name, card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
+    basis += where.digest
     return Settings(
         platform=where,
         model=shape.name,

@@ -22,7 +22,7 @@ from engines.dllm.scheduling.phase import SeeingRule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.errors import UserError, require
-from engines.hardware.catalogue import gpu
+from engines.hardware.catalogue import Gpu, gpu
 from engines.hardware.composed import Composed
 from engines.hardware.roofline import Calibration, Roofline
 from engines.hardware.silicon.kernels import Kernels
@@ -30,7 +30,7 @@ from engines.knobs import given_to
 from engines.named import asked
 from repro.runs.drivers.steps import OnProgress, VirtualClock, WallClock
 from repro.runs.record import Obtained, RunRecord
-from repro.systems.calibration import describe_calibration, load_calibration
+from repro.systems.calibration import describe_calibration, fit_of, load_calibration
 from repro.systems.dllm.family import step_requests
 from repro.systems.dllm.knobs import Batching
 from repro.systems.dllm.log import drive_engine
@@ -155,7 +155,7 @@ class Deployment:
         )
         return replace(self, replayed=replayed)
 
-    def cost_on(self, card: str) -> Roofline:
+    def cost_on(self, card: str | Gpu) -> Roofline:
         """What a simulated step is charged by."""
         calibration, shape = self.calibration or load_calibration(card), self.settings.shape
         framework = self.settings.charged.framework
@@ -170,11 +170,12 @@ class Deployment:
         copied = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
         return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied)
 
-    def _charged_text(self, card: str) -> str:
+    def _charged_text(self, card: str | Gpu) -> str:
         calibration, charged = self.calibration or load_calibration(card), self.settings.charged
         if charged.framework is None:
             return describe_calibration(calibration)
-        return charged.describe(card, f"{1e3 * calibration.step_overhead_s:g} ms a step assumed")
+        how = "assumed" if fit_of(card) is None else "fitted"
+        return charged.describe(card, f"{1e3 * calibration.step_overhead_s:g} ms a step {how}")
 
     def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, card = self.settings, self.settings.platform.gpu

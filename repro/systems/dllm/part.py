@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -19,6 +19,8 @@ LEAST_REQUESTS = 8
 class DllmPart:
     """A cell's knobs override these by name."""
 
+    system: ClassVar[str] = "dllm-serve"
+    """Where none is named."""
     model: str
     """'tiny', or a full-size shape (engines.models.checkpoint.PUBLISHED_CONFIGS)."""
     memory_bytes: int

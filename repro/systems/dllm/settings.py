@@ -13,6 +13,8 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
+from engines.hardware.catalogue import gpu
+from engines.hardware.silicon.kernels import check_kernels
 from engines.knobs import Checked, Fixed, check_given, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.shape import ModelShape
@@ -70,8 +72,9 @@ class Settings(ModelKnobs, Checked):
             assert self.platform.gpu is not None
             card = self.platform.gpu
             replay = "" if self.followed.replay is None else import_module(REPLAY).recorded(self.followed.replay).digest
-            return digest_of(repr(load_calibration(card)) + self.charged.basis(card) + replay)
-        return self.checkpoint_digest
+            behind = repr(load_calibration(card)) + self.charged.basis(card) + self.platform.digest + replay
+            return digest_of(behind)
+        return self.checkpoint_digest + self.platform.digest
 
     @property
     def checkpoint_digest(self) -> str:
@@ -141,7 +144,10 @@ def resolve(cell: Cell, method: Method) -> Settings:
     if is_measured:
         _check_measured(settings, given)
         return settings
-    return replace(settings, charged=settings.charged.on(where.gpu))
+    settings = replace(settings, charged=settings.charged.on(where.gpu))
+    assert where.gpu is not None, "refused above"
+    check_kernels(settings.shape, gpu(where.gpu), settings.charged.framework)
+    return settings
 
 
 def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:

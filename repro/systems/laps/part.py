@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from engines.hardware.catalogue import Gpu
+
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 """The models of LAPS §4."""
 
@@ -15,8 +17,8 @@ class PrefillPart:
     """A cell's knobs override these by name."""
 
     title: str
-    gpu: str | None
-    """Catalogue name of the card; None where steps are measured."""
+    gpu: str | Gpu | None
+    """The card, or its name in the catalogue; None where steps are measured."""
     model: str
     """A shape by name (engines.models.shape), or of a measured instance (repro.prefill.instance)."""
     dataset: str

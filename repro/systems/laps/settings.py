@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from engines.ar.session import ClosedLoop, Round, Session
+from engines.ar.session import ClosedLoop
 from engines.errors import UserError, require
-from engines.hardware.catalogue import gpu
+from engines.hardware.catalogue import Gpu, gpu
+from engines.hardware.silicon.kernels import check_kernels
 from engines.hardware.silicon.tables import Framework
 from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache, PrefillArrivals
@@ -23,6 +24,7 @@ from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.files import kept
 from repro.runs.cell import Cell
+from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
 from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.platforms import Platform, platform
@@ -35,6 +37,7 @@ from repro.workloads.conversations.workload import (
     draw_conversations,
     load_conversation_card,
     open_turns,
+    scaled,
 )
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import ArrivalKnobs
@@ -96,7 +99,7 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
             f"num_prompts={stream.conversations.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
         )
         if config.length_scale != 1:
-            drawn = _scaled(drawn, config.length_scale)
+            drawn = scaled(drawn, config.length_scale)
         sessions = drawn.sessions
         if first_id:
             sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in sessions)
@@ -108,30 +111,6 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
         text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
         provenance = replace(provenance, checksum=checksum, description=text)
     return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)
-
-
-def _scaled(drawn: Conversations, scale: float) -> Conversations:
-    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
-
-    def tokens(count: int) -> int:
-        return max(1, round(scale * count))
-
-    sessions = tuple(
-        Session(
-            session.session_id,
-            session.arrival_s,
-            tuple(
-                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
-            ),
-        )
-        for session in drawn.sessions
-    )
-    provenance = replace(
-        drawn.provenance,
-        description=f"{drawn.provenance.description}; lengths x {scale:g}",
-        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
-    )
-    return replace(drawn, sessions=sessions, provenance=provenance)
 
 
 Decode = Literal["none", "apart", "mixed"]
@@ -239,7 +218,9 @@ class Settings:
         assert card is not None, "a measured step is charged nothing"
         if self.charged.framework is not None:
             return self.charged.describe(card, "overheads assumed")
-        return f"{card}, uncalibrated: constants assumed, mixing penalty {self.constants.kappa:g}"
+        fitted = fit_of(card)
+        how = "uncalibrated: constants" if fitted is None else f"{fitted.text}; launches and requests"
+        return f"{card}, {how} assumed, mixing penalty {self.constants.kappa:g}"
 
     @property
     def cost(self) -> StepTimes:
@@ -278,7 +259,11 @@ class Settings:
 
 @lru_cache(maxsize=256)
 def _step_model_of(
-    model: str, card: str, constants: PrefillConstants, kernels: Framework | None, shapes: tuple[Bucket | Rung, ...]
+    model: str,
+    card: str | Gpu,
+    constants: PrefillConstants,
+    kernels: Framework | None,
+    shapes: tuple[Bucket | Rung, ...],
 ) -> StepModel:
     """The mixing penalty is not in it: policies know what a step of one prompt takes."""
     cost = cost_of(model_shape(model), gpu(card), replace(constants, kappa=0.0), kernels)
@@ -324,14 +309,16 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
         knobs.decode == "none" or cell.rate is None,
         f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate out",
     )
-    slo_s = knobs.slo_ttft_s or part.slo_s
+    slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
+    if part.gpu is not None:
+        check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
     return Settings(
         platform=where,
         part=part,
         model=model,
         num_instances=knobs.num_instances,
-        constants=knobs.constants,
-        charged=knobs.charged.on(part.gpu),
+        constants=fitted_to(part.gpu, knobs.constants),
+        charged=charged,
         slo_s=slo_s,
         deadline_s=slo_s if knobs.deadlines else None,
         boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),

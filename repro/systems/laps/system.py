@@ -133,6 +133,8 @@ class PrefillSystemEntry(PolicySystem[Build]):
             basis = model_shape(settings.model), gpu(card), settings.constants, settings.slo_s, settings.boundary
             if settings.charged.framework is not None:
                 basis = *basis, settings.charged.basis(card)
+            if settings.platform.digest:
+                basis = *basis, settings.platform.digest
         deployment = PrefillDeployment(
             system=self.name,
             title=self.title,

@@ -7,6 +7,7 @@ answers, turns and order have random streams of their own.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -320,3 +321,27 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
         session_id = len(conversations.sessions) + lane if is_rest else turn.session_id
         turns.append(turn._replace(arrival_s=arrival_s, session_id=session_id))
     return OpenTurns(turns=turns)
+
+
+def scaled(drawn: Conversations, scale: float) -> Conversations:
+    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
+
+    def tokens(count: int) -> int:
+        return max(1, round(scale * count))
+
+    sessions = tuple(
+        Session(
+            session.session_id,
+            session.arrival_s,
+            tuple(
+                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
+            ),
+        )
+        for session in drawn.sessions
+    )
+    provenance = replace(
+        drawn.provenance,
+        description=f"{drawn.provenance.description}; lengths x {scale:g}",
+        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
+    )
+    return replace(drawn, sessions=sessions, provenance=provenance)

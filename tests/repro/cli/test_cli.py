@@ -88,7 +88,7 @@ OPTIONS = {
     "compare": "--json --metric --result-dir --tolerance",
     "export": "--format --out",
     "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
-    "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --silicon --write",
+    "calibrate": "--dry-run --json --keep --measured --out --platform --result-dir --sensitivity --silicon --write",
     "capacity": "--cost --dataset-name --gpus --json --kernels --knob --model --num-prompts --platform --plot --rate --resolution --seeds --slo --system --workload",
     "check-results": "--accept --again --json --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",

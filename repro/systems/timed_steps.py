@@ -1,0 +1,82 @@
+"""Timed steps of a user's card, in a CSV: a row a step, with what it computed and how long it took."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from engines.errors import UserError, require
+from engines.hardware.fit import TimedStep
+from engines.hardware.roofline import StepWork
+from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
+from engines.models.shape import ModelShape, model_shape
+
+SECONDS, MODEL, NAME = "seconds", "model", "name"
+WORK = StepWork._fields
+REQUIRED = (*(name for name in WORK if name not in StepWork._field_defaults), SECONDS)
+COLUMNS = (*WORK, SECONDS, MODEL, NAME)
+MOST_ROWS = 100
+"""Each is left out once, and all others are fitted again."""
+
+
+def read_steps(path: Path, model: str) -> list[TimedStep]:
+    """``model`` is that of rows which name none."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"measured={str(path)!r} cannot be read as CSV ({error}): correct it") from None
+    require(bool(rows), f"measured={str(path)!r} has no rows: write a line of column names, and one a step")
+    require(
+        len(rows) <= MOST_ROWS,
+        f"measured={str(path)!r} has {len(rows)} rows and {MOST_ROWS} are the most that are taken: give fewer",
+    )
+    given = [name for name in rows[0] if name is not None]
+    for name in given:
+        require(name in COLUMNS, f"measured={str(path)!r} has a column {name!r}: use {', '.join(COLUMNS)}")
+    for name in REQUIRED:
+        require(name in given, f"measured={str(path)!r} has no column {name!r}: add it")
+    steps = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            steps.append(_step(row, number, model))
+        except UserError as error:
+            raise UserError(f"measured={str(path)!r}, row {number}: {error}") from None
+    return steps
+
+
+def shape_of(model: str) -> ModelShape:
+    """Weights of 16 bits."""
+    if model in PUBLISHED_CONFIGS:
+        return ModelShape.from_config(config_of(model), name=model, dtype_bytes=2)
+    return model_shape(model)
+
+
+def _step(row: Mapping[str, str | None], number: int, model: str) -> TimedStep:
+    require(None not in row, "it has more values than there are columns: correct it")  # type: ignore[comparison-overlap]
+    told = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}
+    for name in REQUIRED:
+        require(name in told, f"{name} has no value: give one")
+    work = StepWork(**{name: _count(name, told[name]) for name in WORK if name in told})
+    require(work.query_rows > 0, "query_rows=0: a step has rows")
+    require(not work.logit_rows or work.logit_chunks > 0, "logit_chunks=0 give no logit_rows: give at least 1")
+    seconds = _seconds(told[SECONDS])
+    return TimedStep(
+        name=told.get(NAME, f"row {number}"), shape=shape_of(told.get(MODEL, model)), work=work, seconds=seconds
+    )
+
+
+def _count(name: str, text: str) -> int:
+    require(text.isascii() and text.isdigit() and len(text) <= 18, f"{name}={text!r} must be a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    require(0 < seconds < math.inf, f"{SECONDS}={text!r} must be a number above 0")
+    return seconds

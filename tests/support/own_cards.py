@@ -1,0 +1,65 @@
+"""A card of a user's own, as the file that CONTRIBUTING.md shows, and steps that were timed on it."""
+
+import csv
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engines.hardware.catalogue import Gpu
+from engines.hardware.fit import TimedStep
+from engines.hardware.roofline import Calibration, Roofline, StepWork
+from engines.models.shape import LLADA_8B
+from repro.systems.timed_steps import shape_of
+
+CARD = """\
+name: l4
+bf16_tflops: 121
+memory_bandwidth_gb_s: 300
+memory_gb: 24
+pcie_gb_s: 64
+source: NVIDIA L4 datasheet, dense
+"""
+PLANTED = {
+    "matmul_efficiency": 0.62,
+    "attention_efficiency": 0.62,
+    "bandwidth_efficiency": 0.81,
+    "step_overhead_s": 3e-3,
+}
+WORKS = [
+    StepWork(rows * batch, rows * batch * length, min(rows, 32) * batch, length * batch, rows * batch, batch)
+    for batch in (1, 8, 64)
+    for rows, length in ((1, 512), (32, 512), (512, 512), (1, 8192))
+]
+"""Bound by memory and by arithmetic, their attention too."""
+
+
+def write_card(folder: Path, text: str = CARD, *, name: str = "mine.yaml", **added: object) -> Path:
+    path = folder / name
+    path.write_text(text + "".join(f"{field}: {value}\n" for field, value in added.items()), encoding="utf-8")
+    return path
+
+
+def timed_steps(card: Gpu, noise: float = 0.0, constants: Mapping[str, float] = PLANTED) -> list[TimedStep]:
+    """Steps that take what these constants say, but for noise."""
+    calibration = Calibration(gpu=card.name, fitted_on=("planted",), note="", **constants)
+    draw, shape = random.Random(0), shape_of("llada-8b")
+    assert shape.linear_flops_per_token == LLADA_8B.linear_flops_per_token
+    roofline = Roofline(shape, card, calibration)
+    return [
+        TimedStep(
+            name=f"row {number}",
+            shape=shape,
+            work=work,
+            seconds=roofline.step_time(work).total_s * (1 + draw.gauss(0, noise)),
+        )
+        for number, work in enumerate(WORKS, start=1)
+    ]
+
+
+def write_steps(path: Path, steps: Sequence[TimedStep]) -> Path:
+    columns = StepWork._fields[:6]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow((*columns, "seconds"))
+        writer.writerows((*step.work[:6], repr(step.seconds)) for step in steps)
+    return path
