@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from engines.errors import UserError, require
@@ -17,12 +18,17 @@ SECONDS, MODEL, NAME = "seconds", "model", "name"
 WORK = StepWork._fields
 REQUIRED = (*(name for name in WORK if name not in StepWork._field_defaults), SECONDS)
 COLUMNS = (*WORK, SECONDS, MODEL, NAME)
+RUN_SUFFIX = ".jsonl.gz"
+TIMED_RUN = "repro.systems.dllm.timed_run"
 MOST_ROWS = 100
 """Each is left out once, and all others are fitted again."""
 
 
 def read_steps(path: Path, model: str) -> list[TimedStep]:
-    """``model`` is that of rows which name none."""
+    """Of a CSV, or of a stored run. ``model`` is that of rows which name none."""
+    if path.name.endswith(RUN_SUFFIX):
+        steps: list[TimedStep] = import_module(TIMED_RUN).steps_of_run(path, MOST_ROWS)
+        return steps
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file, strict=True))

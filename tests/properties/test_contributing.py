@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,9 @@ SAID = {
     "claims": "not reproduced",
     "ablate": "lookahead",
     "calibrate": "leave-one-out error",
+    "sweep": "ageing.png",
+    "compare": "no change beyond",
+    "eval": "mini-gsm",
     "plan-cluster": "16 x l4",
 }
 
@@ -43,12 +47,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def test_every_file_and_command_of_the_page(own_folder):
-    assert len(FILES) == 9
+    assert len(FILES) == 12
     assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
     for command in COMMANDS:
-        program, name, *arguments = shlex.split(command)
+        program, name, *arguments = [part for word in shlex.split(command) for part in glob(word) or [word]]
         assert program == "repro"
-        runs = [] if name in ("conformance", "calibrate", "plan-cluster") else ["--result-dir", "runs"]
+        has_place = "--result-dir" in arguments or name in ("conformance", "calibrate", "plan-cluster")
+        runs = [] if has_place else ["--result-dir", "runs"]
         ran = CliRunner().invoke(app, [name, *arguments, *runs], catch_exceptions=False)
         assert ran.exit_code == 0, (command, ran.output)
         assert SAID[name] in ran.output, (command, ran.output)

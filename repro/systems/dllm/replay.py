@@ -99,19 +99,8 @@ class Recorded:
 
 @kept(maxsize=4)
 def recorded(file: str) -> Recorded:
-    path = Path(file)
-    try:
-        content = path.read_bytes()
-        run = read_run(path)
-    except FileNotFoundError:
-        raise UserError(f"replay={file!r} does not exist: give the file of a measured run") from None
-    except (*UNREADABLE, StoreError) as error:
-        raise UserError(f"replay={file!r} is no stored run ({error}): give the file of a measured run") from error
-    require(
-        run.family is DLLM and run.machine is not None,
-        f"replay={file!r} is no measured run of a diffusion LLM: give the file of one",
-    )
-    found = Recorded(run=run, file=file, digest=hashlib.sha256(content).hexdigest()[:12])
+    """A run that can be followed: a model decided how its steps went."""
+    found = measured_run(file, "replay")
     try:
         is_open = bool(found.paths)
     except StoreError:
@@ -122,3 +111,20 @@ def recorded(file: str) -> Recorded:
         f"simulate it as it is, or measure it again",
     )
     return found
+
+
+@kept(maxsize=4)
+def measured_run(file: str, what: str = "measured") -> Recorded:
+    path = Path(file)
+    try:
+        content = path.read_bytes()
+        run = read_run(path)
+    except FileNotFoundError:
+        raise UserError(f"{what}={file!r} does not exist: give the file of a measured run") from None
+    except (*UNREADABLE, StoreError) as error:
+        raise UserError(f"{what}={file!r} is no stored run ({error}): give the file of a measured run") from error
+    require(
+        run.family is DLLM and run.machine is not None,
+        f"{what}={file!r} is no measured run of a diffusion LLM: give the file of one",
+    )
+    return Recorded(run=run, file=file, digest=hashlib.sha256(content).hexdigest()[:12])
