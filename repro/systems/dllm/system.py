@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
 from baselines.dllm.published import PublishedMethod
+from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
 from engines.dllm.method import Method
 from engines.dllm.scheduling.phase import check_rule
@@ -22,10 +24,11 @@ from repro.systems.dllm import static
 from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
-from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload
+from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
 from repro.systems.dllm.settings import Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.workload import Workload
+from repro.workloads.table import TraceFile, trace_asked
+from repro.workloads.workload import Workload, generation_of_length
 
 
 class DllmSystem:
@@ -55,6 +58,8 @@ class DllmSystem:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         settings = self.settings(cell)
         task = task_of(cell, settings)
+        if (file := trace_asked(cell.dataset, settings.asked)) is not None:
+            return self._prepared_trace(cell, settings, file)
         if task is None:
             workload = requests_of(cell, settings)
         else:
@@ -64,6 +69,19 @@ class DllmSystem:
         deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
         return replace(deployment, task=task), workload
 
+    def _prepared_trace(self, cell: Cell, settings: Settings, file: TraceFile) -> tuple[Deployment, Workload]:
+        """Planned for the longest answer; each is denoised as the method denoises one of its length."""
+        asked = resolve(cell, self.method)
+        of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
+        workload = traced_requests(cell, asked, file, of_length)
+        longest = max((request.generation for request in workload.requests), key=lambda each: each.gen_length)
+        settings = replace(
+            settings,
+            generation=replace(longest, seed=cell.seed),
+            asked=replace(settings.asked, num_prompts=len(workload.requests)),
+        )
+        return self.deployment(settings, [request.total_len for request in workload.requests]), workload
+
     def check_device(self, cell: Cell) -> None:
         settings = self.settings(cell)
         if not settings.is_simulated and settings.on.device != "cpu":
@@ -72,11 +90,12 @@ class DllmSystem:
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""
         settings = resolve(cell, self.method)
+        return replace(settings, generation=self._generation(settings, settings.generation))
+
+    def _generation(self, settings: Settings, asked: GenerationConfig) -> GenerationConfig:
         family = config_of(settings.model).family
         sampler = self.method.sampler(family, settings.options)
-        generation = self.method.generation(
-            family, settings.options, settings.generation, tie_policy=settings.engine.tie_policy
-        )
+        generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
         if settings.is_simulated:
             require(
                 not generation.is_parallel and sampler.decode.quota != "origin",
@@ -84,7 +103,7 @@ class DllmSystem:
                 f"known beforehand: use --alg entropy or --executor torch",
             )
             check_simulated_generation(generation)
-        return replace(settings, generation=generation)
+        return generation
 
     def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
         """Planned by arithmetic for requests of these total lengths."""

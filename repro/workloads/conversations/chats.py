@@ -25,14 +25,14 @@ MOST_CONVERSATIONS = 20_000
 Chat = tuple[RecordedRound, ...]
 """Turns of one conversation, prompts and answers in tokens."""
 
-_COLUMNS = ("conversation", "conversations")
+MESSAGES = ("conversation", "conversations")
 _ASKING = frozenset({"user", "human", "system"})
 _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 
 
 def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[Chat, ...]:
     """Reads conversations with at least one prompt, the first ``most`` of these files."""
-    chats = (_chat(row) for path in paths for row in _rows(path))
+    chats = (chat_of(row) for path in paths for row in _rows(path))
     found = tuple(islice(filter(None, chats), most))
     if not found:
         raise UserError(f"{paths[0].name} has no conversation with a prompt: check that it is the whole file")
@@ -41,14 +41,14 @@ def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[C
 
 def _rows(path: Path) -> Iterator[Row]:
     if path.suffix == ".parquet":
-        return parquet_rows(path, *_COLUMNS)
+        return parquet_rows(path, *MESSAGES)
     return array_rows(path) if is_array(path) else json_rows(path)
 
 
-def _chat(row: Row) -> Chat:
+def chat_of(row: Row) -> Chat:
     if "rounds" in row.values:
         return counted_rounds(row, with_delays=False)
-    name = next((name for name in _COLUMNS if name in row.values), None)
+    name = next((name for name in MESSAGES if name in row.values), None)
     if name is None:
         raise row.bad("conversation", None, "expected conversation, conversations or rounds")
     messages = row.values[name]
