@@ -256,8 +256,8 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         arrivals = arrivals_asked(cell.rate, knobs)
         require(think_s == 0, f"think_s={think_s} has no effect at a request rate: leave one of them out")
     else:
-        for name in ("burstiness", "time_scale"):
-            require(getattr(knobs, name) is None, f"{name} has no effect without arrivals at a rate: leave it out")
+        for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
+            require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
     asked = cell.asked
     usual = part.num_turns if file is None else read_trace(file).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
