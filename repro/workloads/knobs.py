@@ -24,7 +24,7 @@ class ArrivalKnobs:
     burstiness: Burstiness | None = None
     """Shape of gamma arrivals; 1 is Poisson."""
     time_scale: TimeScale | None = None
-    """Of trace arrivals: the file's times are divided by it, so 2 is twice as fast as recorded and 1 as recorded."""
+    """By which the times of trace arrivals are divided: 2 is twice as fast as recorded, 1 as recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

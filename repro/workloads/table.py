@@ -195,7 +195,7 @@ class _Entry(NamedTuple):
     row: Row
     arrival_s: float | None
     round: RecordedRound | None
-    """Of a request; None where the row is a whole session."""
+    """None where the row is a whole session."""
     rounds: tuple[RecordedRound, ...] = ()
     session: object = None
     prompt: str | None = None

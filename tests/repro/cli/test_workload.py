@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import shlex
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from support.command import refused, repro
 
 from repro import api
 from repro.files import forget
+from repro.paths import REPO
 from repro.runs.store import StoredRun
+from repro.workloads.table import NAMES
 
 COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
 FAMILIES = {
@@ -25,6 +29,7 @@ FAMILIES = {
 ROWS = [(round(0.3 * n + 0.05 * (n % 3), 6), 100 + 37 * n, 16 * (1 + n % 4)) for n in range(24)]
 AZURE = "azure/AzureLLMInferenceTrace_conv.csv"
 AZURE_ROWS = 60
+REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 
 
 @pytest.fixture(autouse=True)
@@ -194,14 +199,40 @@ def test_sessions_are_for_systems_that_serve_them():
     refused(repro("bench", *asked, "--arrivals", "trace"), "own.jsonl line 1: a session of 2 rounds, and requests have")
 
 
+PAGE = (
+    (REPO / "docs" / "using.md")
+    .read_text(encoding="utf-8")
+    .partition("## A trace of your own\n")[2]
+    .partition("\n## ")[0]
+)
+SHOWN = re.search(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1].splitlines()
+
+
+def test_the_page_shows_what_works():
+    forget()
+    Path("mine.csv").write_text(re.search(r"^```csv\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1], encoding="utf-8")
+    name, _, value = SHOWN[0].partition("=")
+    assert value == COLUMNS
+    assert len(SHOWN) == 6
+    for line in SHOWN[1:]:
+        words = shlex.split(line.replace(f"${name}", value).replace("$REPRO_DATA_DIR", REAL_DATA or "absent"))
+        if not any(word.startswith("absent/") for word in words):
+            result = repro(*words[1:], "--result-dir", "runs")
+            assert (result.code, "INVALID" in result.out) == (0, False), (line, result.out, result.err)
+            assert ("AzureLLM" if "AzureLLM" in line else "mine") in result.out
+            assert "osc" not in result.out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_every_column(name):
+    assert f"`{name}`" in PAGE
+
+
 def azure() -> Path:
     path = Path(REAL_DATA or "") / AZURE
     if not path.is_file():
         pytest.skip(f"REPRO_DATA_DIR has no {AZURE}")
     return path
-
-
-REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 
 
 def nanoseconds(stamp: str) -> int:
