@@ -10,8 +10,8 @@ import numpy as np
 
 from engines.errors import UserError, require
 from repro.workloads.draws import ArrivalConfig, arrival_times, shuffled
+from repro.workloads.rounds import repeats
 from repro.workloads.rows import bad_field
-from repro.workloads.sessions.traces import repeats
 from repro.workloads.table import Trace, TracedSession, TraceFile, read_trace
 
 MOST_SERVED = 10**5

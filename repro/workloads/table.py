@@ -27,10 +27,9 @@ from typing import NamedTuple
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.conversations.chats import MESSAGES, chat_of
 from repro.workloads.knobs import TraceKnobs, named_after
+from repro.workloads.rounds import MESSAGES, RecordedRound, chat_of, counted_rounds, text_tokens
 from repro.workloads.rows import Row, array_rows, csv_rows, first_line, is_array, json_rows, parquet_names, parquet_rows
-from repro.workloads.sessions.traces import RecordedRound, counted_rounds, text_tokens
 from repro.workloads.trace import clock_time
 
 NAMES = ("arrival_s", "arrival_ms", "prompt_len", "prompt", "gen_length", "session", "delay_s", "rounds")
@@ -166,9 +165,11 @@ def _guessed(names: tuple[str, ...], path: Path) -> Mapping[str, str]:
     for known in KNOWN:
         if set(known.values()) <= set(names):
             return known
-    if messages := [name for name in MESSAGES if name in names]:
-        return {"rounds": messages[0]}
-    return _consistent({name: name for name in NAMES if name in names}, names, f"{path.name}:")
+    own = {name: name for name in NAMES if name in names}
+    messages = next((name for name in MESSAGES if name in names), None)
+    if messages is not None and not own.keys() & {"prompt_len", "prompt", "rounds"}:
+        own["rounds"] = messages
+    return _consistent(own, names, f"{path.name}:")
 
 
 def _consistent(found: Mapping[str, str], names: tuple[str, ...], said: str) -> Mapping[str, str]:

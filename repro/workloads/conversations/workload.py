@@ -23,7 +23,7 @@ from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
 from repro.workloads.card import Origin, Part, Provenance, SourcedCard, checksum, known_cards, load, local_file
-from repro.workloads.conversations.chats import Chat, read_chats
+from repro.workloads.conversations.chats import read_chats
 from repro.workloads.draws import (
     NORMAL,
     SMALLEST_UNIFORM,
@@ -35,8 +35,8 @@ from repro.workloads.draws import (
     fit_quantiles,
     shuffled,
 )
+from repro.workloads.rounds import Chat, RecordedRound, repeats
 from repro.workloads.served import served
-from repro.workloads.sessions.traces import RecordedRound, repeats
 from repro.workloads.sessions.workload import RoundCounts, SessionWorkload, Source, draw_rounds
 from repro.workloads.table import TraceFile, read_trace
 

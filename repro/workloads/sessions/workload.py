@@ -37,15 +37,9 @@ from repro.workloads.card import (
     local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
+from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, repeats
 from repro.workloads.served import served
-from repro.workloads.sessions.traces import (
-    MOST_DELAY_S,
-    RecordedRound,
-    RecordedSession,
-    SessionFormat,
-    read_sessions,
-    repeats,
-)
+from repro.workloads.sessions.traces import RecordedSession, SessionFormat, read_sessions
 from repro.workloads.table import TraceFile
 
 CARDS_DIR = DATASETS / "sessions"
