@@ -15,6 +15,9 @@ from repro import api
 from repro.files import forget
 from repro.paths import REPO
 from repro.runs.store import StoredRun
+from repro.runs.system import SYSTEMS
+from repro.systems.http.knobs import resolve
+from repro.systems.http.workload import workload_of
 from repro.workloads.table import NAMES
 
 COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
@@ -197,6 +200,31 @@ def test_sessions_are_for_systems_that_serve_them():
     assert len(bench("laps", "own.jsonl", "--request-rate", "40").table("requests")["turn"]) == 48
     asked = ("--platform", "l40s", "--workload", "own.jsonl", "--result-dir", "runs")
     refused(repro("bench", *asked, "--arrivals", "trace"), "own.jsonl line 1: a session of 2 rounds, and requests have")
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_server_is_asked_for_the_lengths_of_the_file(is_whole):
+    write("mine.jsonl")
+    rounds = [{"arrival_s": t, "rounds": [[a, b], [7, 3]]} for t, a, b in ROWS]
+    Path("own.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rounds), encoding="utf-8")
+    own: dict = {"workload": "own.jsonl"} if is_whole else {"workload": "mine.jsonl", "columns": COLUMNS}
+    given = {**own, "arrivals": "trace", "url": "http://127.0.0.1:1"}
+    name = "own" if is_whole else "mine"
+    fields = {"dataset": name, "platform": "endpoint", "executor": "torch", "rate": None, "seed": 0}
+    cell = api.Cell(system="openai-http", knobs=tuple(given.items()), **fields)
+    asked = workload_of(cell, resolve(cell.system, cell.asked), "model", None).conversations
+    assert [each.arrival_s for each in asked] == [time for time, *_ in ROWS]
+    later = [(7, 3)] * is_whole
+    assert [[(len(turn.new_ids), turn.asked_tokens) for turn in each.turns] for each in asked] == [
+        [row[1:], *later] for row in ROWS
+    ]
+
+
+def test_live_workers_have_the_sessions_of_the_file():
+    knobs = {"workload": write("mine.jsonl"), "columns": COLUMNS, "arrivals": "trace"}
+    fields = {"dataset": "mine", "platform": "cpu-tiny", "executor": "torch", "rate": None, "seed": 0}
+    _, workload = SYSTEMS.get("ampd-live").prepare(api.Cell(system="ampd-live", knobs=tuple(knobs.items()), **fields))
+    assert [(each.arrival_s, *each.rounds[0][:2]) for each in workload.sessions] == ROWS
 
 
 PAGE = (

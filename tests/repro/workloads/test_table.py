@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -330,3 +331,14 @@ def test_chats_are_conversations_too(tmp_path):
     file = write(tmp_path / "chats.jsonl", json.dumps({"conversation": chat}) + "\n")
     (session,) = draw_conversations(ConversationConfig(dataset="chats", num_turns=2, seed=0, file=file)).sessions
     assert [each[:2] for each in session.rounds] == [(10, 2), (1, 1)]
+
+
+def test_parquet_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    assert refusal(TraceFile(path=str(tmp_path / "t.parquet"))) == (
+        "t.parquet: reading parquet needs pyarrow: pip install pyarrow"
+    )
+    monkeypatch.undo()
+    pytest.importorskip("pyarrow.parquet")
+    assert "t.parquet cannot be read as parquet" in refusal(TraceFile(path=str(tmp_path / "t.parquet")))
