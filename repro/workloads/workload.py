@@ -184,7 +184,7 @@ def traced_workload(
     """Makes a request of each row of a file, with an answer as long as ``generation_of`` makes the row's; prompts that leave no room
     for it in ``most`` tokens are cut. Without a text of its own a request has a generated one, the same for each seed and place."""
     found = served(file, arrivals, seed, num=num)
-    requests, num_cut, num_longer = [], 0, 0
+    requests, num_cut, num_longer, num_added = [], 0, 0, 0
     for index, (row, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True)):
         require(
             len(row.rounds) == 1,
@@ -209,12 +209,13 @@ def traced_workload(
         requests.append(
             Request(request_id=index, prompt_len=length, prompt_ids=ids, arrival_s=arrival_s, generation=generation)
         )
-        num_cut, num_longer = num_cut + (length < tokens), num_longer + (generation.gen_length > answer)
+        added = generation.gen_length - answer
+        num_cut, num_longer, num_added = num_cut + (length < tokens), num_longer + (added > 0), num_added + added
     said = {
         f"lengths x {length_scale:g}": length_scale != 1.0,
         f"every prompt set to {fixed_prompt_len} tokens": fixed_prompt_len is not None,
         f"{num_cut} of {len(requests)} prompts cut to the room in {most} tokens beside their answers": num_cut,
-        f"{num_longer} of {len(requests)} answers rounded up to whole blocks": num_longer,
+        f"{num_longer} of {len(requests)} answers rounded up to whole blocks, by {num_added / len(requests):.3g} tokens on the mean": num_longer,
     }
     facts = {
         "num_clipped": num_cut,

@@ -223,7 +223,7 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
     )
     require(
         knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
-        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate out",
+        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
     )
     slo_s = knobs.slo_ttft_s or part.slo_s
     return Settings(
@@ -261,6 +261,7 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
     asked = cell.asked
     usual = part.num_turns if file is None else read_trace(file).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
+    when = "the times of a file" if is_replayed else "a request rate"
     whole = ConversationConfig(
         dataset=cell.dataset,
         num_turns=usual if knobs.num_prompts is None else knobs.num_prompts,
@@ -278,7 +279,7 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
     for name in ("clients", *pair):
         require(
             name not in asked or (cell.rate is None and not is_replayed),
-            f"{name}={asked.get(name)} has no effect at a request rate: leave one of them out",
+            f"{name}={asked.get(name)} has no effect at {when}: leave one of them out",
         )
     if pair:
         for name in ("clients", "min_tokens", "max_tokens", "arrivals"):

@@ -285,7 +285,7 @@ def test_requests_have_lengths_of_their_own(mine):
     assert [each.prompt_len for each in found.requests] == [374, 396, 836, 91]
     assert [each.arrival_s for each in found.requests] == [0, 1.25, 1.25, 7]
     assert "1 of 4 prompts cut to the room in 900 tokens" in found.provenance.description
-    assert "3 of 4 answers rounded up to whole blocks" in found.provenance.description
+    assert "3 of 4 answers rounded up to whole blocks, by 4 tokens on the mean" in found.provenance.description
     with pytest.raises(
         UserError, match=r"mine.csv line 3: an answer of 112 tokens leaves none for a prompt of the 112"
     ):
