@@ -21,6 +21,7 @@ from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides
 from repro.workbench.folder import folder_of
 from repro.workbench.grid import Grid, in_turns
 from repro.workbench.sides import sides_of
+from repro.workloads.knobs import named_after
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def run(
     system: str,
-    dataset: str,
+    dataset: str | None = None,
     *,
     platform: str = "cpu-tiny",
     executor: str | None = None,
@@ -38,9 +39,14 @@ def run(
     force: bool = False,
     **knobs: Scalar,
 ) -> StoredRun:
-    """One cell's run, made unless it is stored. ``knobs`` have the names of the options of ``repro bench``."""
+    """One cell's run, made unless it is stored. ``knobs`` have the names of the options of ``repro bench``; the knob ``workload``, a
+    file, takes the place of a data set."""
     forget()
     where = platform_of(plain(platform))
+    if dataset is None:
+        file = plain(knobs.get("workload"))
+        require(isinstance(file, str), "dataset is missing: name one, or give a file as workload")
+        dataset = named_after(file)
     cell = Cell(
         system=system,
         dataset=dataset,

@@ -17,8 +17,8 @@ from repro.runs.cell import Cell
 from repro.runs.metrics import column
 from repro.runs.record import Obtained
 from repro.systems.laps.family import PREFILL, busy_share, counted
-from repro.systems.laps.settings import PrefillWorkload
 from repro.systems.laps.system import PrefillDeployment, PrefillSystemEntry
+from repro.systems.laps.turns import PrefillWorkload
 from repro.workloads.card import Provenance
 
 

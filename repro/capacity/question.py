@@ -16,13 +16,14 @@ from repro.capacity.platforms import BY_CARD
 from repro.capacity.site import Site, refuse_set_here
 from repro.capacity.study import num_prompts
 from repro.runs.cell import Cell, Scalar
-from repro.runs.system import SYSTEMS, default_dataset
+from repro.runs.system import SYSTEMS
 from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.system import ArSystem
 from repro.systems.laps.settings import part_of
 from repro.systems.laps.system import PrefillSystemEntry
 from repro.systems.platforms import platform
 from repro.workloads.conversations.workload import known_conversation_cards
+from repro.workloads.knobs import named_after
 from repro.workloads.sessions.workload import known_session_cards
 
 _NAMES = "ampd, dynamo-sim, vllm-sim, continuum-sim, or for prefill laps, reserve, srpt, sglang-pd, vllm-pd"
@@ -78,7 +79,9 @@ class Question:
     workload: str
     """A file, or a trace or conversations by name."""
     dataset: str | None
-    """Whose card says what a file is and lacks."""
+    """Whose card says what a file is and lacks, where it has not all itself."""
+    columns: str | None = None
+    """Which of a file's columns is what."""
     slo: str
     knobs: Mapping[str, Scalar]
     num_prompts: int | None
@@ -130,8 +133,8 @@ class Question:
                 part_of(on).gpu is not None,
                 f"platform={where!r} is measured and a capacity is searched by simulation: use h200",
             )
-        dataset, path = self._data(is_cluster, name, told)
-        knobs: dict[str, Scalar] = {**self.knobs, **({} if path is None else {"dataset_path": str(path)})}
+        dataset, file = self._data(is_cluster)
+        knobs: dict[str, Scalar] = {**self.knobs, **file}
         limits = {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
         if is_cluster:
             # Policies heed both; what no objective limits has all the time that a limit may be.
@@ -152,8 +155,8 @@ class Question:
         assert isinstance(system, PrefillSystemEntry)
         return InstanceSite(system=system, **common)  # type: ignore[arg-type]
 
-    def _data(self, is_cluster: bool, system: str, where: str) -> tuple[str, Path | None]:
-        """The card, and the file where there is one."""
+    def _data(self, is_cluster: bool) -> tuple[str, dict[str, Scalar]]:
+        """The data set by name, and the knobs that say its file where there is one."""
         known = known_session_cards() if is_cluster else known_conversation_cards()
         name, path = self.workload.lower(), self.path
         if path is None:
@@ -165,9 +168,20 @@ class Question:
                 self.dataset in (None, name),
                 f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}: leave it out",
             )
-            return name, None
+            require(
+                self.columns is None,
+                f"columns={self.columns!r} has no effect with workload={self.workload!r}, which is no file: leave it out",
+            )
+            return name, {}
         require(path.stat().st_size > 0, f"workload={str(path)!r} is empty: give a file with a session a line")
-        return self.dataset or default_dataset(system, platform(where)), path
+        if self.dataset is None:
+            columns: dict[str, Scalar] = {} if self.columns is None else {"columns": self.columns}
+            return named_after(str(path)), {"workload": str(path), **columns}
+        require(
+            self.columns is None,
+            f"columns={self.columns!r} has no effect with dataset_name={self.dataset!r}, whose card says what is what: leave one out",
+        )
+        return self.dataset, {"dataset_path": str(path)}
 
     @property
     def path(self) -> Path | None:

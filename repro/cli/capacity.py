@@ -34,7 +34,9 @@ Plot = Annotated[
 class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     workload: str
-    """Your sessions or conversations, a file as --dataset-path takes it; or a trace by name: toolbench, gaia, hotpotqa, dureader."""
+    """Your requests, sessions or conversations, a file as repro bench takes it; or a trace by name: toolbench, gaia, hotpotqa, dureader."""
+    columns: str | None = None
+    """Which of the file's columns is what, as repro bench takes it."""
     slo: str
     """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. TTFT, TPOT and E2EL are of rounds, ITL of all
     tokens."""
@@ -48,7 +50,7 @@ class Asked(Checked):
     """Several times: a card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, the YAML file of a card of yours,
     or module:NAME [default: h200]."""
     dataset_name: str | None = None
-    """Whose card says what a file is, and draws what it lacks [default: dureader, or lmsys-chat-1m]."""
+    """Whose card says what a file of its own format is, and draws what it lacks [default: none]."""
     model: str | None = None
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ... [default: the platform's]."""
 
@@ -87,6 +89,7 @@ def capacity(
         platforms=asked.platform or ["h200"],
         workload=asked.workload,
         dataset=asked.dataset_name,
+        columns=asked.columns,
         slo=asked.slo,
         knobs=given | opt.parse_knobs(knob or (), given),
         num_prompts=searched.num_prompts,

@@ -54,12 +54,14 @@ def make_and_show(
 @contextmanager
 def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
     """Around what reads the cells' data files."""
-    from repro.cli.data_file import readable
+    from repro.cli.data_file import check_regular, readable
 
     datasets: dict[str, dict[str, None]] = {}
     for cell in cells:
         if (path := cell.knob_values.get("dataset_path")) is not None:
             datasets.setdefault(str(path), {})[cell.dataset] = None
+        if (path := cell.knob_values.get("workload")) is not None:
+            check_regular("workload", Path(str(path)))
     with ExitStack() as stack:
         for path, of in datasets.items():
             stack.enter_context(readable("dataset_path", Path(path), of))

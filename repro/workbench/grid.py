@@ -20,6 +20,7 @@ from repro.runs.cell import COMPARISON, NOTES, Cell, Scalar, plain
 from repro.runs.sizes import size_of
 from repro.runs.system import SYSTEMS, default_dataset, settings_of
 from repro.systems.platforms import platform as platform_of
+from repro.workloads.knobs import named_after
 
 Repeats = Annotated[int, Range(1, 1000)]
 INF = "inf"
@@ -28,7 +29,8 @@ INF = "inf"
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Each field holds values of the cell's field of this name; an empty one stands for what ``repro bench`` takes by default."""
+    """Each field holds values of the cell's field of this name; an empty one stands for what ``repro bench`` takes by default. Without
+    ``dataset`` a cell with the knob ``workload`` is named after that file."""
 
     system: tuple[str, ...] = ()
     dataset: tuple[str, ...] = ()
@@ -83,14 +85,16 @@ class Grid:
             on = platform_of(where)
             systems = self.system or (on.default_system,)
             settings = [knobs_of_each(systems, chosen) for chosen in self._choices()]
-            datasets = self.dataset or (default_dataset(systems[0], on),)
+            is_traced = all(own.get("workload") is not None for each in settings for own in each.values())
+            datasets = self.dataset or ("" if is_traced else default_dataset(systems[0], on),)
             for executor, dataset, rate, knobs in product(
                 self.executor or (on.executor,), datasets, self.rate, settings
             ):
                 for system, own in knobs.items():
+                    file = None if self.dataset else own.get("workload")
                     asked = Cell(
                         system=system,
-                        dataset=dataset,
+                        dataset=dataset if file is None else named_after(str(file)),
                         platform=on.name,
                         executor=executor,
                         rate=rate,

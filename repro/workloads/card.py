@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -167,6 +167,14 @@ class Provenance(Origin):
     description: str
     checksum: str
     """sha256 over the requests or sessions themselves."""
+
+
+ProvenanceOf = TypeVar("ProvenanceOf", bound=Provenance)
+
+
+def remarked(provenance: ProvenanceOf, text: str) -> ProvenanceOf:
+    """Says more in its description; the requests are the same."""
+    return replace(provenance, description=f"{provenance.description}; {text}")
 
 
 def find_data_dir(data_dir: Path | None) -> Path | None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from repro.workloads.card import Part
-from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate
+from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate, TimeScale
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
@@ -55,17 +55,27 @@ class ArrivalConfig(Checked):
     ``gamma`` takes ``burstiness`` as vLLM's benchmark does: the shape of the gaps' gamma
     distribution, 1 is Poisson, below 1 burstier, above 1 more even (the coefficient of variation of
     the gaps is burstiness ** -0.5). ``burst`` has everything arrive at 0. ``trace`` replays the
-    timestamps of ``path``, or of the workload's own file when ``path`` is None; a ``rate``
-    rescales the trace's own mean rate.
+    timestamps of ``path``, or of the workload's own file when ``path`` is None, divided by ``time_scale``;
+    a ``rate`` rescales the trace's own mean rate.
     """
 
     kind: ArrivalKind
     rate: Rate | None = None
     burstiness: Burstiness = 1.0
     path: str | None = None
+    time_scale: TimeScale | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.time_scale is not None:
+            require(
+                self.kind == "trace",
+                f"time_scale={self.time_scale:g} has no effect when arrivals={self.kind!r}: use 'trace', or leave it out",
+            )
+            require(
+                self.rate is None,
+                f"time_scale={self.time_scale:g} and request_rate={self.rate} both say how fast a trace comes: leave one out",
+            )
         if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
             raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
         if self.kind == "burst" and self.rate is not None:
@@ -81,7 +91,8 @@ class ArrivalConfig(Checked):
 def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
     """Makes Poisson arrivals at a rate, everything at once without one, unless the knobs say otherwise."""
     kind = knobs.arrivals or ("burst" if rate is None else "poisson")
-    return ArrivalConfig(kind=kind, rate=rate, burstiness=1.0 if knobs.burstiness is None else knobs.burstiness)
+    burstiness = 1.0 if knobs.burstiness is None else knobs.burstiness
+    return ArrivalConfig(kind=kind, rate=rate, burstiness=burstiness, time_scale=knobs.time_scale)
 
 
 def arrival_times(
@@ -95,6 +106,8 @@ def arrival_times(
         if trace_s is None:
             raise ValueError("trace_s is needed for trace arrivals")
         times = _replay(trace_s, num, config.rate)
+        if config.time_scale is not None:
+            times = times / config.time_scale
     elif config.kind == "burst":
         times = np.zeros(num)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from engines.knobs import Range, Tokens
@@ -13,6 +14,7 @@ ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
 Rate = Annotated[float, Range(1e-6, 1e6)]
 """Arrivals a second; times would lose their digits beyond."""
 Burstiness = Annotated[float, Range(1e-6, 1e6)]
+TimeScale = Annotated[float, Range(1e-6, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +23,30 @@ class ArrivalKnobs:
     """poisson, gamma or constant at the rate; trace for those of the data file; burst for all at once."""
     burstiness: Burstiness | None = None
     """Shape of gamma arrivals; 1 is Poisson."""
+    time_scale: TimeScale | None = None
+    """By which the times of trace arrivals are divided: 2 is twice as fast as recorded, 1 as recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestKnobs(ArrivalKnobs):
+class TraceKnobs(ArrivalKnobs):
+    """A file of requests or sessions, of any source."""
+
+    workload: str | None = None
+    """File of requests or sessions with lengths and times of their own, in place of a data set: JSON lines, CSV or parquet. The run is
+    named after it."""
+    columns: str | None = None
+    """Which of its columns is what, like arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens; Azure's,
+    BurstGPT's, Mooncake's and files with these names of ours need none."""
+
+
+def named_after(workload: str) -> str:
+    """The name of a run on a file: the file's, without its endings."""
+    name = PurePath(workload).name.removesuffix(".gz")
+    return PurePath(name).stem or name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestKnobs(TraceKnobs):
     """What requests of a data set are."""
 
     dataset_source: SourceKind = "auto"

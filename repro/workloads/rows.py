@@ -13,6 +13,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -251,6 +252,22 @@ def _behind_blanks(text: str, at: int) -> int:
 
 def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
     """Reads those of the columns that the file has."""
+    with _parquet(path) as file:
+        names = [name for name in columns if name in file.schema_arrow.names]
+        number = 0
+        for batch in file.iter_batches(batch_size=1000, columns=names):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(f"{path.name} row {number}", values)
+
+
+def parquet_names(path: Path) -> tuple[str, ...]:
+    with _parquet(path) as file:
+        return tuple(file.schema_arrow.names)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -261,11 +278,6 @@ def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
         raise UserError(f"file {str(path)!r} does not exist: check the path")
     try:
         with parquet.ParquetFile(path) as file:
-            names = [name for name in columns if name in file.schema_arrow.names]
-            number = 0
-            for batch in file.iter_batches(batch_size=1000, columns=names):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path.name} row {number}", values)
+            yield file
     except (ArrowException, OSError) as error:
         raise UserError(f"{path.name} cannot be read as parquet ({error}): check that it is the whole file") from error

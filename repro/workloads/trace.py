@@ -3,7 +3,7 @@
 | format         | file                                                   | columns read                                    |
 |----------------|--------------------------------------------------------|-------------------------------------------------|
 | burstgpt_csv   | BurstGPT releases                                      | Timestamp (s), Request tokens, Response tokens  |
-| azure_csv      | Azure LLM inference traces 2023                        | TIMESTAMP, ContextTokens, GeneratedTokens       |
+| azure_csv      | Azure LLM inference traces 2023, 2024                  | TIMESTAMP, ContextTokens, GeneratedTokens       |
 | mooncake_jsonl | Mooncake FAST'25 traces                                | timestamp (ms), input_length, output_length     |
 | trace_jsonl    | ours: {"arrival_s", "prompt_len"|"prompt", "gen_length"} | all of them; others are errors                |
 | prompts_jsonl  | one object a line, the prompt in a named column        | that column                                     |
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -119,14 +119,16 @@ def _recorded(path: Path, columns: _Recorded) -> Iterator[PromptRow]:
         )
 
 
-def _clock_time(row: Row, field: str) -> float:
+def clock_time(row: Row, field: str) -> float:
+    """Seconds since 1970 of a date and time; one without a zone is taken as UTC, as differences alone are used."""
     value = row.values[field]
-    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?", value.strip(), re.ASCII)
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", value.strip(), re.ASCII)
     try:
         if match is None:
             raise ValueError(value)
-        # The trace has seven decimals; datetime keeps six. Differences of naive times need no time zone.
-        whole = (datetime.fromisoformat(match[1]) - datetime(1970, 1, 1)).total_seconds()
+        # The trace has seven decimals; datetime keeps six.
+        zone = "+00:00" if match[3] in (None, "Z") else match[3]
+        whole = (datetime.fromisoformat(match[1] + zone) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
     except ValueError as error:
         raise row.bad(field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
     return whole + float(match[2] or 0)
@@ -134,7 +136,7 @@ def _clock_time(row: Row, field: str) -> float:
 
 _RECORDED: Mapping[TraceFormat, _Recorded] = {
     "burstgpt_csv": _Recorded("Timestamp", "Request tokens", "Response tokens", Row.seconds),
-    "azure_csv": _Recorded("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_time),
+    "azure_csv": _Recorded("TIMESTAMP", "ContextTokens", "GeneratedTokens", clock_time),
     # Mooncake's conversation trace has milliseconds, and requests in batches, one every 3 s.
     "mooncake_jsonl": _Recorded(
         "timestamp", "input_length", "output_length", lambda row, field: row.seconds(field) / 1000, is_json=True

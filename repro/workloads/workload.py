@@ -23,6 +23,8 @@ from repro.workloads.card import Origin, Provenance, checksum
 from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_source
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
 from repro.workloads.knobs import SourceKind
+from repro.workloads.served import served
+from repro.workloads.table import TraceFile
 from repro.workloads.text import TextStyle, more_text, prompt_text
 from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace
 
@@ -121,7 +123,10 @@ def build_workload(
             prompt_len=length,
             prompt_ids=ids,
             arrival_s=float(arrivals[index]),
-            generation=_generation(generation, row.gen_length, derive_seed(config.seed, "generation", index)),
+            generation=replace(
+                generation if row.gen_length is None else generation_of_length(generation, row.gen_length),
+                seed=derive_seed(config.seed, "generation", index),
+            ),
         )
         for index, (row, ids, length) in enumerate(zip(rows, prompts, lengths.tolist(), strict=True))
     ]
@@ -162,6 +167,64 @@ def fixed_workload(
         for index, ids in enumerate(prompts)
     ]
     return _workload(name, requests, origin, description, seed=seed)
+
+
+def traced_workload(
+    file: TraceFile,
+    arrivals: ArrivalConfig,
+    seed: int,
+    generation_of: Callable[[int], GenerationConfig],
+    *,
+    most: int,
+    num: int | None = None,
+    length_scale: float = 1.0,
+    fixed_prompt_len: int | None = None,
+    encode: Encode | None = None,
+) -> Workload:
+    """Makes a request of each row of a file, with an answer as long as ``generation_of`` makes the row's; prompts that leave no room
+    for it in ``most`` tokens are cut. Without a text of its own a request has a generated one, the same for each seed and place."""
+    found = served(file, arrivals, seed, num=num)
+    requests, num_cut, num_longer, num_added = [], 0, 0, 0
+    for index, (row, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True)):
+        require(
+            len(row.rounds) == 1,
+            f"{row.where}: a session of {len(row.rounds)} rounds, and requests have one: use a system that serves sessions",
+        )
+        ((tokens, answer, _),) = row.rounds
+        if answer is None:
+            raise UserError(f"{row.where}: a prompt without an answer, whose tokens are asked for: take the row out")
+        generation = replace(generation_of(answer), seed=derive_seed(seed, "generation", index))
+        room = most - generation.gen_length
+        require(
+            room >= 1,
+            f"{row.where}: an answer of {generation.gen_length} tokens leaves none for a prompt of the {most} that a request may "
+            f"have: take the row out, or use a larger platform",
+        )
+        own = encode(row.prompt) if encode and row.prompt else None
+        tokens = fixed_prompt_len or max(1, round(length_scale * (tokens if own is None else len(own))))
+        length = min(tokens, room)
+        ids = None
+        if encode is not None:
+            ids = _prompt_ids(encode, "chat", random.Random(derive_seed(seed, "text", index)), length, own)
+        requests.append(
+            Request(request_id=index, prompt_len=length, prompt_ids=ids, arrival_s=arrival_s, generation=generation)
+        )
+        added = generation.gen_length - answer
+        num_cut, num_longer, num_added = num_cut + (length < tokens), num_longer + (added > 0), num_added + added
+    said = {
+        f"lengths x {length_scale:g}": length_scale != 1.0,
+        f"every prompt set to {fixed_prompt_len} tokens": fixed_prompt_len is not None,
+        f"{num_cut} of {len(requests)} prompts cut to the room in {most} tokens beside their answers": num_cut,
+        f"{num_longer} of {len(requests)} answers rounded up to whole blocks, by {num_added / len(requests):.3g} tokens on the mean": num_longer,
+    }
+    facts = {
+        "num_clipped": num_cut,
+        "num_repeated": max(0, len(requests) - len(found.trace.sessions)),
+        "length_scale": length_scale,
+        "seed": seed,
+    }
+    description = "; ".join([found.description, *(text for text, holds in said.items() if holds)])
+    return _workload(found.trace.name, requests, found.trace.origin, description, **facts)
 
 
 def _workload(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
@@ -272,15 +335,15 @@ def _prompt_ids(
     return tuple(body_ids[:body_len] + closing_ids)
 
 
-def _generation(base: GenerationConfig, gen_length: int | None, seed: int) -> GenerationConfig:
+def generation_of_length(base: GenerationConfig, gen_length: int) -> GenerationConfig:
     """Makes the request's own generation; another length keeps the steps of whole blocks, and has a part of them for
     a rest."""
-    if gen_length is None or gen_length == base.gen_length:
-        return replace(base, seed=seed)
+    if gen_length == base.gen_length:
+        return base
     num_blocks = -(-gen_length // base.block_length)
     # Rounded up, the steps of every whole block stay what they are (``steps_per_block``).
     steps = max(num_blocks, -(-base.steps * gen_length // base.gen_length))
-    return replace(base, gen_length=gen_length, steps=steps, seed=seed)
+    return replace(base, gen_length=gen_length, steps=steps)
 
 
 def _describe(

@@ -13,12 +13,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from engines.ar.metrics import Floats, ItlStat, Observed, attainments, observe, observed, sessions_of_rounds
+from engines.ar.metrics import READINGS, Floats, ItlStat, Observed, attainments, observe, observed, sessions_of_rounds
 from engines.ar.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
 from engines.policies.task import Slo
 from repro.runs.family import Family, Shown
 from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
+from repro.systems.ar.platforms import NO_OBJECTIVE_S
 from repro.systems.simulated import request_table
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
@@ -101,14 +102,22 @@ def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:
 # ---- metrics ----------------------------------------------------------------------------------------------
 
 
-@metric("share", "the same in each of the readings", "no sessions")
+@metric("share", "the same in each of the readings", "no sessions, or no objectives")
 def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
     """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
-    found = attainments(observed_of(record), Slo(**record.facts["slo"]))
+    limits = record.facts["slo"]
+    if not any(limits.values()):
+        return {str(reading): None for reading in READINGS}
+    slo = Slo(**{name: NO_OBJECTIVE_S if limit_s is None else limit_s for name, limit_s in limits.items()})
+    found = attainments(observed_of(record), slo)
     return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
 
 
-@metric("share", "rounds or sessions that meet both objectives / all, in the reading of the run's facts", "no sessions")
+@metric(
+    "share",
+    "rounds or sessions that meet both objectives / all, in the reading of the run's facts",
+    "no sessions, or no objectives",
+)
 def slo_attainment(record: RunRecord) -> float | None:
     found: dict[str, float | None] = attainment_by_reading.compute(record)
     return found[record.facts["attainment_reading"]]

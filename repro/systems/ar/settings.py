@@ -19,13 +19,13 @@ from engines.models.shape import model_shape
 from engines.policies.task import Slo
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.systems.ar.platforms import ArPart
+from repro.systems.ar.platforms import NO_OBJECTIVE_S, ArPart
 from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
-from repro.workloads.knobs import ArrivalKnobs, Rate
+from repro.workloads.knobs import Rate, TraceKnobs
 from repro.workloads.sessions.workload import (
     Lengths,
     SessionWorkload,
@@ -34,13 +34,14 @@ from repro.workloads.sessions.workload import (
     build_sessions,
     load_session_card,
 )
+from repro.workloads.table import read_trace, trace_asked
 
 Objective = Annotated[float, Range(1e-6, 1e6)]
 """Seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionKnobs(ArrivalKnobs):
+class SessionKnobs(TraceKnobs):
     """What the sessions are, and what they are held to."""
 
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None
@@ -198,12 +199,13 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     assert where.gpu is not None
     check_given(cell.asked, ClusterKnobs, own, who=f"system={system!r}")
     knobs = given_to(ClusterKnobs(), cell.asked)
-    card = load_session_card(cell.dataset)
+    card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
     constants, charged = knobs.constants or part.constants, knobs.charged.on(where.gpu)
     hardware = hardware_of(shape.name, where.gpu, constants, charged.framework)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
-    num_gpus = min(card.num_gpus, part.num_gpus) if knobs.num_gpus is None else knobs.num_gpus
+    usual_gpus = part.num_gpus if card is None else min(card.num_gpus, part.num_gpus)
+    num_gpus = usual_gpus if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
     workload = sessions_asked(
@@ -214,7 +216,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         ttft=knobs.ttft_rule or DEFAULT_READING.ttft,
         itl=knobs.itl_stat or DEFAULT_READING.itl,
     )
-    slo = _objectives(shape.name, card.name, part, knobs)
+    slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
     basis += where.digest
     return Settings(
@@ -226,14 +228,25 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
         deployment=knobs.deployment,
         is_transient=knobs.transient,
         workload=workload,
-        planning_rate=knobs.planning_rate or cell.rate or PLANNING_RATE,
+        planning_rate=knobs.planning_rate or cell.rate or replayed_rate(workload) or PLANNING_RATE,
         expected_rate=knobs.planning_rate,
         charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
 
 
-def _objectives(model: str, trace: str, part: ArPart, knobs: ClusterKnobs) -> Slo:
+def replayed_rate(workload: SessionWorkloadConfig) -> float | None:
+    """Sessions/s that a file's own times come at; None at other arrivals, or where all are one."""
+    if workload.file is None or workload.arrivals.kind != "trace":
+        return None
+    times = [each.arrival_s for each in sessions_of(workload).sessions]
+    return (len(times) - 1) / times[-1] if times[-1] > 0 else None
+
+
+def _objectives(model: str, trace: str | None, part: ArPart, knobs: ClusterKnobs) -> Slo:
+    """Those that are given, else what the platform states for a trace; a file has none but those that are given."""
+    if trace is None:
+        return Slo(ttft_s=knobs.slo_ttft_s or NO_OBJECTIVE_S, itl_s=knobs.slo_itl_s or NO_OBJECTIVE_S)
     found = part.objectives.get((model, trace))
     ttft_s = knobs.slo_ttft_s or (found and found.ttft_ms / 1e3)
     itl_s = knobs.slo_itl_s or (found and found.itl_ms / 1e3)
@@ -255,7 +268,22 @@ def sessions_asked(
     counted: Lengths | None = None,
 ) -> SessionWorkloadConfig:
     """The workload of a cell; ``num_sessions`` where it asks for no number."""
-    path = knobs.dataset_path
+    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs)
+    if file is not None:
+        for name, value in (("meets_totals", meets_totals), ("counted", counted)):
+            require(
+                value is None,
+                f"{name}={str(value).lower()} has no effect with workload={file.path!r}, whose lengths stay as they are: leave it out",
+            )
+        return SessionWorkloadConfig(
+            trace=cell.dataset,
+            num_sessions=knobs.num_prompts or len(read_trace(file).sessions),
+            seed=cell.seed,
+            arrivals=arrivals_asked(cell.rate, knobs),
+            meets_totals=False,
+            delay_mean_s=knobs.delay_mean_s,
+            file=file,
+        )
     source = knobs.dataset_source or ("embedded" if path is None else "local")
     require(
         meets_totals is None or source == "local",

@@ -16,10 +16,11 @@ from repro.runs.record import RunRecord
 from repro.runs.tuning import Tuned
 from repro.systems.ar.family import AR, tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, parse_deployment, planned
-from repro.systems.ar.platforms import ArPart
+from repro.systems.ar.platforms import NO_OBJECTIVE_S, ArPart
 from repro.systems.ar.settings import ClusterKnobs, Ground, Settings, resolve, sessions_of
 from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
+from repro.workloads.card import remarked
 from repro.workloads.sessions.workload import SessionWorkload
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
             "options": dict(self.options),
             "num_gpus": ground.num_gpus,
             "gpus_used": cluster.deployment.gpus,
-            "slo": {"ttft_s": ground.slo.ttft_s, "itl_s": ground.slo.itl_s},
+            "slo": {
+                name: None if limit_s == NO_OBJECTIVE_S else limit_s
+                for name, limit_s in (("ttft_s", ground.slo.ttft_s), ("itl_s", ground.slo.itl_s))
+            },
             "attainment_reading": str(ground.reading),
             "constants": ground.hardware.constants.name,
             "performance_model_error": ground.performance.max_error,
@@ -144,6 +148,12 @@ class ArSystem(PolicySystem[Build]):
         """Every refusal a user can cause is raised here."""
         settings = resolve(cell, self.name, self.own)
         workload = sessions_of(settings.workload)
+        if settings.workload.file is not None:
+            absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
+            if absent:
+                workload = replace(
+                    workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}")
+                )
         hardware = settings.ground.hardware
         most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
         require(

@@ -21,9 +21,11 @@ from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload
+from repro.workloads.table import TraceFile
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload, traced_workload
 
 if TYPE_CHECKING:
+    from engines.dllm.config import GenerationConfig
     from engines.models.tokenizer import TextTokenizer
 
 
@@ -60,9 +62,44 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
         fixed_prompt_len=asked.input_len,
         may_replace_arrivals=asked.dataset_path is None or asked.arrivals is not None,
     )
+    return _workload_of(config, settings.generation, encode=_encoding(settings))
+
+
+def _encoding(settings: Settings) -> Callable[[str], list[int]] | None:
+    """None of a simulation, which has lengths alone."""
+    if settings.is_simulated:
+        return None
     # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
-    model = None if settings.is_simulated else "tiny" if settings.on.weights == "random" else settings.model
-    return _workload_of(config, settings.generation, encode=None if model is None else _encode(model))
+    return _encode("tiny" if settings.on.weights == "random" else settings.model)
+
+
+def traced_requests(
+    cell: Cell, settings: Settings, file: TraceFile, generation_of: Callable[[int], GenerationConfig]
+) -> Workload:
+    """A request of each row of a file; answers are whole blocks, as published samplers ask."""
+    asked, engine = settings.asked, settings.engine
+    for name in ("gen_length", "dataset_path"):
+        require(
+            name not in cell.asked,
+            f"{name}={cell.asked.get(name)!r} has no effect with workload={file.path!r}, whose rows have their own: leave it out",
+        )
+    most = min(engine.max_model_len, engine.max_num_batched_tokens)
+    require(
+        asked.input_len is None or asked.input_len < most,
+        f"input_len={asked.input_len} must be below the {most} tokens that a request may have here: change it",
+    )
+    block = settings.generation.block_length
+    return traced_workload(
+        file,
+        arrivals_asked(cell.rate, asked),
+        cell.seed,
+        lambda tokens: generation_of(-(-tokens // block) * block),
+        most=most,
+        num=asked.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=asked.length_scale,
+        fixed_prompt_len=asked.input_len,
+        encode=_encoding(settings),
+    )
 
 
 _workload_of = kept(maxsize=64)(build_workload)
@@ -87,7 +124,8 @@ def task_of(cell: Cell, settings: Settings) -> Task | None:
     A published task without a model to answer it (a simulation, random weights) or without its real
     problems is a workload of the same lengths. A generated task is nothing without a model.
     """
-    entry, given = TASKS.get(cell.dataset), cell.knob_values
+    given = cell.knob_values
+    entry = None if given.get("workload") is not None else TASKS.get(cell.dataset)
     task = None
     if entry is not None:
         lacks = (

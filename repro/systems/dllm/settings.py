@@ -111,7 +111,8 @@ def resolve(cell: Cell, method: Method) -> Settings:
         baseline = given_to(baseline, given)
         beside = {"reading": baseline.reading}
     sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
-    if cell.dataset not in sizes and "num_prompts" not in given:
+    is_traced = given.get("workload") is not None
+    if cell.dataset not in sizes and "num_prompts" not in given and not is_traced:
         load_card(cell.dataset)  # refuses what is no data set at all, by name
         raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
     usual = Settings(
@@ -127,7 +128,11 @@ def resolve(cell: Cell, method: Method) -> Settings:
             max_num_seqs=part.max_num_seqs,
             max_model_len=part.max_model_len,
         ),
-        asked=Asked(num_prompts=sizes.get(cell.dataset, 1), length_scale=part.length_scale),
+        # A file's lengths are its own, and so is how many it has.
+        asked=Asked(
+            num_prompts=1 if is_traced else sizes.get(cell.dataset, 1),
+            length_scale=1.0 if is_traced else part.length_scale,
+        ),
         on=Device(device=part.device, dtype=part.dtype) if is_measured else Device(),
         model=part.model,
         memory_limit=part.memory_bytes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
 from baselines.dllm.published import PublishedMethod
+from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
 from engines.dllm.method import Method
 from engines.dllm.scheduling.phase import SeeingRule, check_rule
@@ -22,10 +24,11 @@ from repro.systems.dllm import static
 from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
-from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload
+from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
 from repro.systems.dllm.settings import REPLAY, Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.workload import Workload
+from repro.workloads.table import TraceFile, trace_asked
+from repro.workloads.workload import Workload, generation_of_length
 
 
 class DllmSystem:
@@ -57,6 +60,12 @@ class DllmSystem:
         follows = settings.followed
         recorded = None if follows.replay is None else import_module(REPLAY).recorded(follows.replay)
         task = None if recorded is not None else task_of(cell, settings)
+        file = trace_asked(cell.dataset, settings.asked)
+        if file is not None:
+            require(
+                recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
+            )
+            return self._prepared_trace(cell, settings, file)
         if recorded is not None and not follows.replay_drawn:
             workload = recorded.workload(cell, settings.generation)
         elif task is None:
@@ -71,6 +80,19 @@ class DllmSystem:
             deployment = deployment.following(replayed)
         return replace(deployment, task=task), workload
 
+    def _prepared_trace(self, cell: Cell, settings: Settings, file: TraceFile) -> tuple[Deployment, Workload]:
+        """Planned for the longest answer; each is denoised as the method denoises one of its length."""
+        asked = resolve(cell, self.method)
+        of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
+        workload = traced_requests(cell, asked, file, of_length)
+        longest = max((request.generation for request in workload.requests), key=lambda each: each.gen_length)
+        settings = replace(
+            settings,
+            generation=replace(longest, seed=cell.seed),
+            asked=replace(settings.asked, num_prompts=len(workload.requests)),
+        )
+        return self.deployment(settings, [request.total_len for request in workload.requests]), workload
+
     def check_device(self, cell: Cell) -> None:
         settings = self.settings(cell)
         if not settings.is_simulated and settings.on.device != "cpu":
@@ -81,11 +103,12 @@ class DllmSystem:
         settings = resolve(cell, self.method)
         if (replay := settings.followed.replay) is not None:
             settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).run.cell)
+        return replace(settings, generation=self._generation(settings, settings.generation))
+
+    def _generation(self, settings: Settings, asked: GenerationConfig) -> GenerationConfig:
         family = config_of(settings.model).family
         sampler = self.method.sampler(family, settings.options)
-        generation = self.method.generation(
-            family, settings.options, settings.generation, tie_policy=settings.engine.tie_policy
-        )
+        generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
         if settings.is_simulated and settings.followed.replay is None:
             require(
                 not generation.is_parallel and sampler.decode.quota != "origin",
@@ -93,7 +116,7 @@ class DllmSystem:
                 f"known beforehand: use --alg entropy or --executor torch",
             )
             check_simulated_generation(generation)
-        return replace(settings, generation=generation)
+        return generation
 
     def _as_in(self, settings: Settings, cell: Cell, run: Cell) -> Settings:
         """With what the requests of a run were asked, besides what the cell asks itself: it decides how their steps went."""

@@ -21,9 +21,11 @@ from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
 from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
+from repro.workloads.rows import MOST_TOKENS
 from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.table import TraceFile, read_trace, trace_asked
 from repro.workloads.text import more_text
-from repro.workloads.workload import WorkloadConfig, build_workload
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload
 
 PREFIX_TOKENS = 16
 """At the front of a conversation, drawn anew in every run: a block of the caches that keep whole blocks."""
@@ -163,8 +165,15 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
         decode=tokenizer.decode,
         encode=tokenizer.encode,
     )
-    if cell.dataset.lower() in known_session_cards():
-        return _sessions(cell, knobs, tokenizer, make)
+    file = trace_asked(cell.dataset, knobs)
+    if file is not None:
+        require(
+            "gen_length" not in cell.asked, f"gen_length={knobs.gen_length} has no effect with a workload: leave it out"
+        )
+        if max(len(each.rounds) for each in read_trace(file).sessions) == 1:
+            return _traced(cell, knobs, file, context, tokenizer, make)
+    if file is not None or cell.dataset.lower() in known_session_cards():
+        return _sessions(cell, knobs, file, tokenizer, make)
     return _requests(cell, _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset), tokenizer, make)
 
 
@@ -214,6 +223,32 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make
         GenerationConfig(gen_length=length, block_length=length, steps=length),
         encode=tokenizer.encode,
     )
+    return _asked_once(workload, make)
+
+
+def _traced(
+    cell: Cell, knobs: HttpKnobs, file: TraceFile, context: int | None, tokenizer: TextTokenizer, make: Make
+) -> HttpWorkload:
+    """Requests of a file's rows, with their own lengths, in what the model is known to take."""
+    require(
+        knobs.delay_mean_s is None,
+        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
+    )
+    workload = traced_workload(
+        file,
+        _arrivals(cell, knobs),
+        cell.seed,
+        lambda tokens: GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens),
+        most=context or MOST_TOKENS,
+        num=knobs.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
+        fixed_prompt_len=knobs.input_len,
+        encode=tokenizer.encode,
+    )
+    return _asked_once(workload, make)
+
+
+def _asked_once(workload: Workload, make: Make) -> HttpWorkload:
     conversations = []
     for request in workload.requests:
         assert request.prompt_ids is not None
@@ -230,17 +265,22 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make
     return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
 
 
-def _sessions(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
+def _sessions(
+    cell: Cell, knobs: HttpKnobs, file: TraceFile | None, tokenizer: TextTokenizer, make: Make
+) -> HttpWorkload:
     require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
     workload = build_sessions(
         SessionWorkloadConfig(
             trace=cell.dataset,
-            num_sessions=knobs.num_prompts,
+            num_sessions=knobs.num_prompts
+            if file is None or "num_prompts" in cell.asked
+            else len(read_trace(file).sessions),
             seed=cell.seed,
             arrivals=_arrivals(cell, knobs),
             source="embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local",
             trace_path=knobs.dataset_path,
             delay_mean_s=knobs.delay_mean_s,
+            file=file,
         )
     )
     conversations = []

@@ -15,7 +15,7 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
 from engines.policies.routing import FewestSessions, Local, RemoteOnly
-from repro.systems.laps.settings import PrefillWorkload
+from repro.systems.laps.turns import PrefillWorkload
 
 
 def simulate_with_decode(

@@ -1,116 +1,39 @@
-"""A cell's knobs, resolved against its platform: model, instances, objective; and the turns of a run, closed loops of conversations or
-turns at times of their own."""
+"""A cell's knobs, resolved against its platform: model, instances, objective, and what the turns of its run are."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from engines.ar.session import ClosedLoop
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu, gpu
 from engines.hardware.silicon.kernels import check_kernels
 from engines.hardware.silicon.tables import Framework
 from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
-from engines.laps.cluster import Cache, PrefillArrivals
+from engines.laps.cluster import Cache
 from engines.laps.composed import cost_of
 from engines.laps.cost import PrefillConstants
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
-from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
 from repro.systems.laps.part import PARTS, PrefillPart
+from repro.systems.laps.turns import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
-from repro.workloads.conversations.workload import (
-    LONG,
-    ConversationConfig,
-    ConversationProvenance,
-    Conversations,
-    draw_conversations,
-    load_conversation_card,
-    open_turns,
-    scaled,
-)
-from repro.workloads.draws import ArrivalConfig, arrivals_asked
-from repro.workloads.knobs import ArrivalKnobs
+from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
+from repro.workloads.draws import arrivals_asked
+from repro.workloads.knobs import TraceKnobs
 from repro.workloads.sessions.workload import Source
+from repro.workloads.table import read_trace, trace_asked
 
 if TYPE_CHECKING:
     from repro.prefill.instance import MeasuredInstance
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stream:
-    conversations: ConversationConfig
-    clients: int | None
-    """None: at a rate."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefillWorkloadConfig:
-    streams: tuple[Stream, ...]
-    arrivals: ArrivalConfig | None
-    """None: closed loops."""
-    think_s: float = 0.0
-    length_scale: float = 1.0
-    """Factor on prompts and answers after they are drawn: ``low`` and ``high`` are the data set's tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefillWorkload:
-    config: PrefillWorkloadConfig
-    streams: tuple[Conversations, ...]
-    """Session ids are unique over all."""
-    provenance: ConversationProvenance
-
-    @property
-    def arrivals(self) -> tuple[PrefillArrivals, ...]:
-        config = self.config
-        if config.arrivals is not None:
-            seed = config.streams[0].conversations.seed
-            return tuple(open_turns(each, config.arrivals, seed) for each in self.streams)
-        return tuple(
-            ClosedLoop(sessions=each.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
-            for each, stream in zip(self.streams, config.streams, strict=True)
-        )
-
-
-_conversations = kept(maxsize=256)(draw_conversations)
-"""Runs at other rates and with other clients have the same ones."""
-
-
-@kept(maxsize=256)
-def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
-    """The systems of a comparison serve the same turns."""
-    streams = []
-    first_id = 0
-    for stream in config.streams:
-        drawn = _conversations(stream.conversations)
-        require(
-            stream.clients is None or len(drawn.sessions) > stream.clients,
-            f"num_prompts={stream.conversations.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
-        )
-        if config.length_scale != 1:
-            drawn = scaled(drawn, config.length_scale)
-        sessions = drawn.sessions
-        if first_id:
-            sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in sessions)
-        first_id += len(sessions)
-        streams.append(replace(drawn, sessions=sessions))
-    provenance = streams[0].provenance
-    if len(streams) > 1:
-        checksum = hashlib.sha256(" ".join(each.provenance.checksum for each in streams).encode()).hexdigest()
-        text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
-        provenance = replace(provenance, checksum=checksum, description=text)
-    return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)
 
 
 Decode = Literal["none", "apart", "mixed"]
@@ -121,7 +44,7 @@ _MaybeClients = Annotated[int, Range(0, 10**5)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceKnobs(ArrivalKnobs, Checked):
+class InstanceKnobs(TraceKnobs, Checked):
     model: str | None = None
     """A shape by its name."""
     num_instances: int = 1
@@ -295,7 +218,8 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
     )
     check_given(cell.asked, InstanceKnobs, own, who=f"system={system!r}")
     knobs = given_to(InstanceKnobs(), cell.asked, executor=cell.executor)
-    load_conversation_card(cell.dataset)
+    if knobs.workload is None:
+        load_conversation_card(cell.dataset)
     model = knobs.model or part.model
     if part.gpu is None:
         require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
@@ -306,8 +230,8 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
         f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
     )
     require(
-        knobs.decode == "none" or cell.rate is None,
-        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate out",
+        knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
+        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
     )
     slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
     if part.gpu is not None:
@@ -332,20 +256,25 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
 
 def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
     """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
-    arrivals, think_s = None, knobs.think_s
+    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs)
     if cell.rate is not None or knobs.arrivals is not None:
         require(
-            knobs.arrivals not in ("burst", "trace"),
-            f"arrivals={knobs.arrivals!r}: turns come at a rate (poisson, gamma, constant), or leave it out for clients in a closed loop",
+            knobs.arrivals != "burst" and (knobs.arrivals != "trace" or file is not None),
+            f"arrivals={knobs.arrivals!r}: turns come at a rate (poisson, gamma, constant) or a workload file's times (trace), "
+            "or leave it out for clients in a closed loop",
         )
         arrivals = arrivals_asked(cell.rate, knobs)
         require(think_s == 0, f"think_s={think_s} has no effect at a request rate: leave one of them out")
     else:
-        require(knobs.burstiness is None, "burstiness has no effect without a request rate: leave it out")
+        for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
+            require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
     asked = cell.asked
+    usual = part.num_turns if file is None else read_trace(file).num_rounds
+    is_replayed = arrivals is not None and arrivals.kind == "trace"
+    when = "the times of a file" if is_replayed else "a request rate"
     whole = ConversationConfig(
         dataset=cell.dataset,
-        num_turns=part.num_turns if knobs.num_prompts is None else knobs.num_prompts,
+        num_turns=usual if knobs.num_prompts is None else knobs.num_prompts,
         seed=cell.seed,
         think_s=knobs.think_s,
         answer_tokens=knobs.answer_tokens,
@@ -353,12 +282,14 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         high=knobs.max_tokens,
         source=knobs.dataset_source or ("embedded" if knobs.dataset_path is None else "local"),
         path=knobs.dataset_path,
+        file=file,
+        replayed=arrivals if is_replayed else None,
     )
     pair: dict[str, int] = {name: getattr(knobs, name) for name in ("long_clients", "short_clients") if name in asked}
     for name in ("clients", *pair):
         require(
-            name not in asked or cell.rate is None,
-            f"{name}={asked.get(name)} has no effect at a request rate: leave one of them out",
+            name not in asked or (cell.rate is None and not is_replayed),
+            f"{name}={asked.get(name)} has no effect at {when}: leave one of them out",
         )
     if pair:
         for name in ("clients", "min_tokens", "max_tokens", "arrivals"):
@@ -367,7 +298,7 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
             )
         streams = _bands(whole, pair)
     else:
-        clients = None if cell.rate is not None else knobs.clients or part.clients
+        clients = None if arrivals is not None else knobs.clients or part.clients
         streams = (Stream(conversations=whole, clients=clients),)
     return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,9 +21,11 @@ from repro.runs.record import RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL, tables_of, window_of
 from repro.systems.laps.part import PrefillPart
-from repro.systems.laps.settings import InstanceKnobs, PrefillWorkload, Settings, draw_workload, part_of, resolve
+from repro.systems.laps.settings import InstanceKnobs, Settings, part_of, resolve
+from repro.systems.laps.turns import PrefillWorkload, draw_workload
 from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
+from repro.workloads.card import remarked
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
@@ -101,6 +103,9 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
 def _until_s(workload: PrefillWorkload, decode: str) -> float:
     config = workload.config
     if config.arrivals is not None:
+        if config.is_replayed:
+            sessions = [session for each in workload.streams for session in each.sessions]
+            return GIVEN_UP_S + max(each.arrival_s + sum(turn.delay_s for turn in each.rounds) for each in sessions)
         assert config.arrivals.rate is not None
         return GIVEN_UP_S + sum(each.num_turns for each in workload.streams) / config.arrivals.rate
     waits_s = 0.0
@@ -147,6 +152,9 @@ class PrefillSystemEntry(PolicySystem[Build]):
         )
         deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
         workload = draw_workload(settings.workload)
+        if "workload" in cell.asked and "slo_ttft_s" not in cell.asked:
+            said = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
+            workload = replace(workload, provenance=remarked(workload.provenance, said))
         longest, most = max(each.longest_tokens for each in workload.streams), settings.kv_capacity
         where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
         require(

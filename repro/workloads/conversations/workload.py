@@ -24,7 +24,7 @@ from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
 from repro.workloads.card import Origin, Part, Provenance, SourcedCard, checksum, known_cards, load, local_file
-from repro.workloads.conversations.chats import Chat, read_chats
+from repro.workloads.conversations.chats import read_chats
 from repro.workloads.draws import (
     NORMAL,
     SMALLEST_UNIFORM,
@@ -36,8 +36,10 @@ from repro.workloads.draws import (
     fit_quantiles,
     shuffled,
 )
-from repro.workloads.sessions.traces import RecordedRound, repeats
+from repro.workloads.rounds import Chat, RecordedRound, repeats
+from repro.workloads.served import served
 from repro.workloads.sessions.workload import RoundCounts, SessionWorkload, Source, draw_rounds
+from repro.workloads.table import TraceFile, read_trace
 
 CARDS_DIR = DATASETS / "conversations"
 SHORT, LONG = 256, 1000
@@ -127,6 +129,9 @@ class ConversationConfig(Checked):
     high: Tokens | None = None
     source: Source = "embedded"
     path: str | None = None
+    file: TraceFile | None = None
+    """Served in place of a data set, without a card: at its own times where ``replayed`` says so, which have 0 as the first."""
+    replayed: ArrivalConfig | None = None
 
     @property
     def is_banded(self) -> bool:
@@ -144,16 +149,18 @@ class ConversationProvenance(Provenance):
 
 
 Conversations = SessionWorkload[ConversationProvenance]
-"""Each has ``arrival_s`` 0: who serves them says when they come."""
+"""Each has ``arrival_s`` 0, but of a file that is replayed: who serves them says when they come."""
 
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
-    card = load_conversation_card(config.dataset)
     low, high = config.band
     require(low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}: exchange them")
     band = ""
     if config.is_banded:
         band = f", prompts of {low} to {config.high or 'any number of'} tokens alone"
+    if config.file is not None:
+        return _served(config, config.file, band)
+    card = load_conversation_card(config.dataset)
     if config.source == "local":
         held, origin = _held(card, config, data_dir)
         chats = _sampled(card, held, config)
@@ -175,17 +182,25 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         )
         for index, chat in enumerate(chats)
     )
+    return _workload(card.name, sessions, origin, description)
+
+
+def _workload(name: str, sessions: tuple[Session, ...], origin: Origin, description: str) -> Conversations:
     prompts = {
         "first": [session.rounds[0].prefill_tokens for session in sessions],
         "later": [turn.prefill_tokens for session in sessions for turn in session.rounds[1:]],
     }
     return SessionWorkload(
-        name=card.name,
+        name=name,
         sessions=sessions,
         provenance=ConversationProvenance(
             **vars(origin),
             description=description,
-            checksum=checksum(f"{each.session_id}|{each.rounds}" for each in sessions),
+            # Times are the file's where they are replayed; all else comes when who serves it says.
+            checksum=checksum(
+                f"{each.session_id}|{f'{each.arrival_s:.6f}|' if each.arrival_s else ''}{each.rounds}"
+                for each in sessions
+            ),
             shares={name: sum(tokens < SHORT for tokens in each) / len(each) for name, each in prompts.items() if each},
         ),
     )
@@ -252,6 +267,41 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 
 # -- files --------------------------------------------------------------------------------------------------
+
+
+def _served(config: ConversationConfig, file: TraceFile, band: str) -> Conversations:
+    """Makes conversations of a file's rows; a last turn without an answer has one of a token, which nobody waits for."""
+    keep = None
+    if config.is_banded:
+        low, high = config.band
+        keep = [
+            each._replace(rounds=(turn,))
+            for each in read_trace(file).sessions
+            for turn in each.rounds
+            if low <= turn.prefill_tokens <= high
+        ]
+        require(
+            bool(keep),
+            f"min_tokens={config.low}, max_tokens={config.high}: {file.path!r} has no such prompts, ask for other lengths",
+        )
+    found = served(file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
+    sessions = tuple(
+        Session(
+            index,
+            arrival_s,
+            tuple(
+                Round(
+                    prompt,
+                    config.answer_tokens or answer or 1,
+                    config.think_s if config.replayed is None else delay_s or 0.0,
+                )
+                for prompt, answer, delay_s in each.rounds
+            ),
+        )
+        for index, (each, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True))
+    )
+    description = f"{found.description}; recorded conversations{band}"
+    return _workload(found.trace.name, sessions, found.trace.origin, description)
 
 
 def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> tuple[tuple[Chat, ...], Origin]:

@@ -20,19 +20,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from engines.errors import require
-from repro.workloads.rows import MOST_SECONDS, MOST_TOKENS, Row, array_rows, is_seconds, json_rows
+from repro.workloads.rounds import RecordedRound, counted_rounds, text_tokens
+from repro.workloads.rows import MOST_SECONDS, Row, array_rows, is_seconds, json_rows
 
 SessionFormat = Literal["sessions_jsonl", "toolbench_dfsdt", "hotpotqa_distractor", "dureader_search"]
-MOST_DELAY_S = 10**6
-"""Between two rounds; twelve days."""
 RETRIEVALS = 3
-_CJK = range(0x3400, 0xA000)
-
-
-class RecordedRound(NamedTuple):
-    prefill_tokens: int
-    decode_tokens: int | None
-    delay_s: float | None = None
 
 
 class RecordedSession(NamedTuple):
@@ -46,36 +38,6 @@ def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[Record
     sessions = tuple(map(_own, json_rows(path)) if published is None else _published(path, published))
     require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
     return sessions
-
-
-def repeats(num: int, num_recorded: int, unit: str) -> str:
-    """Writes a clause where a file's sessions or turns come round again; else nothing."""
-    if num <= num_recorded:
-        return ""
-    return f"; {num - num_recorded} of {num} {unit}s repeat one of the file's {num_recorded}"
-
-
-def text_tokens(text: str) -> int:
-    cjk = sum(ord(char) in _CJK for char in text)
-    return max(1, round(0.7 * cjk + (len(text) - cjk) / 4))
-
-
-def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
-    """Reads the ``rounds`` of our own format: lists of tokens of a prompt and of its answer, and of seconds after
-    it."""
-    rounds = row.values.get("rounds")
-    form = f"[prefill, decode], tokens 1 to {MOST_TOKENS}"
-    if with_delays:
-        form = (
-            f"[prefill, decode] or [prefill, decode, seconds], tokens 1 to {MOST_TOKENS}, seconds 0 to {MOST_DELAY_S}"
-        )
-    if not isinstance(rounds, list) or not rounds:
-        raise row.bad("rounds", rounds, f"expected a list of {form}")
-    for entry in rounds:
-        is_round = isinstance(entry, list) and 2 <= len(entry) <= 2 + with_delays and all(map(_is_count, entry[:2]))
-        if not is_round or not all(is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
-            raise row.bad("rounds", entry, f"expected {form}")
-    return tuple(RecordedRound(*entry[:2], *map(float, entry[2:])) for entry in rounds)
 
 
 def _own(row: Row) -> RecordedSession:
@@ -156,10 +118,6 @@ def _field(record: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name!r} must be a {kind.__name__}")
     return value
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
 _PUBLISHED: Mapping[SessionFormat, _Published] = {

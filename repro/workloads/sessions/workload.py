@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from repro.workloads.card import (
     Origin,
     Part,
     Provenance,
+    ProvenanceOf,
     SourcedCard,
     checksum,
     known_cards,
@@ -36,14 +37,10 @@ from repro.workloads.card import (
     local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
-from repro.workloads.sessions.traces import (
-    MOST_DELAY_S,
-    RecordedRound,
-    RecordedSession,
-    SessionFormat,
-    read_sessions,
-    repeats,
-)
+from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, repeats
+from repro.workloads.served import served
+from repro.workloads.sessions.traces import RecordedSession, SessionFormat, read_sessions
+from repro.workloads.table import TraceFile
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -129,7 +126,7 @@ class SessionWorkloadConfig(Checked):
     """None takes the card's value.
 
     ``source`` local reads the card's file from the data directory, or ``trace_path``. ``meets_totals`` scales what
-    it holds to the card's means; False keeps the recorded lengths.
+    it holds to the card's means; False keeps the recorded lengths. ``file`` is served in place of a trace, without a card.
     """
 
     trace: str
@@ -141,15 +138,13 @@ class SessionWorkloadConfig(Checked):
     meets_totals: bool = True
     counted: Lengths | None = None
     delay_mean_s: Delay | None = None
+    file: TraceFile | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionProvenance(Provenance):
     means: dict[str, float]
     """Rounds, prefill_tokens and decode_tokens per session, of this sample."""
-
-
-ProvenanceOf = TypeVar("ProvenanceOf", bound=Provenance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +166,8 @@ class SessionWorkload(Generic[ProvenanceOf]):
 def build_sessions(
     config: SessionWorkloadConfig, *, data_dir: Path | None = None
 ) -> SessionWorkload[SessionProvenance]:
+    if config.file is not None:
+        return _served(config, config.file)
     card = load_session_card(config.trace)
     totals = card.lengths if config.counted is None else replace(card.lengths, counted=config.counted)
     recorded: tuple[RecordedSession, ...] = ()
@@ -199,21 +196,48 @@ def build_sessions(
         Session(index, arrival_s, tuple(islice(entries, count)))
         for index, (arrival_s, count) in enumerate(zip(_arrivals(config, recorded), rounds.tolist(), strict=True))
     ]
+    return _workload(card.name, sessions, origin, description)
+
+
+def _workload(
+    name: str, sessions: Sequence[Session], origin: Origin, description: str
+) -> SessionWorkload[SessionProvenance]:
     num = len(sessions)
     return SessionWorkload(
-        name=card.name,
+        name=name,
         sessions=tuple(sessions),
         provenance=SessionProvenance(
             **vars(origin),
             description=description,
             checksum=checksum(f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}" for each in sessions),
             means={
-                "rounds": float(rounds.mean()),
-                "prefill_tokens": float(prefill.sum() / num),
-                "decode_tokens": float(decode.sum() / num),
+                "rounds": sum(len(each.rounds) for each in sessions) / num,
+                "prefill_tokens": sum(each.prefill_tokens for each in sessions) / num,
+                "decode_tokens": sum(each.decode_tokens for each in sessions) / num,
             },
         ),
     )
+
+
+def _served(config: SessionWorkloadConfig, file: TraceFile) -> SessionWorkload[SessionProvenance]:
+    """Makes sessions of a file's rows, as they are: nothing is drawn but a delay that is asked for."""
+    found = served(file, config.arrivals, config.seed, num=config.num_sessions)
+    num = sum(len(each.rounds) for each in found.sessions)
+    mean_s = config.delay_mean_s
+    drawn = iter(() if mean_s is None else _exponential(mean_s, num, config.seed).tolist())
+    sessions = []
+    for index, (each, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True)):
+        rounds = []
+        for prefill, decode, delay_s in each.rounds:
+            if decode is None:
+                raise UserError(f"{each.where}: a turn has no answer, whose tokens are served here: take the row out")
+            rounds.append(Round(prefill, decode, (delay_s or 0.0) if mean_s is None else next(drawn)))
+        sessions.append(Session(index, arrival_s, tuple(rounds)))
+    delays = "" if mean_s is None else f"; delays between rounds drawn, {mean_s:g} s on the mean"
+    if mean_s is None and any(entry.delay_s is None for each in found.sessions for entry in each.rounds[:-1]):
+        delays = "; rounds without a delay follow at once"
+    description = f"{found.description}; recorded sessions, lengths as recorded{delays}"
+    return _workload(found.trace.name, sessions, found.trace.origin, description)
 
 
 def _held(
@@ -274,12 +298,16 @@ def _scaled(tokens: list[int], total: int) -> Ints:
 def _delays(config: SessionWorkloadConfig, card: SessionCard, flat: Sequence[RecordedRound], num: int) -> Floats:
     """Returns recorded delays where there are any, else draws them from an exponential."""
     mean_s = card.environment.delay_mean_s if config.delay_mean_s is None else config.delay_mean_s
-    rng = np.random.default_rng(derive_seed(config.seed, "delays"))
-    drawn = np.round(-np.log1p(-rng.random(num)) * mean_s, 6)
+    drawn = _exponential(mean_s, num, config.seed)
     for index, entry in enumerate(flat if config.delay_mean_s is None else ()):
         if entry.delay_s is not None:
             drawn[index] = entry.delay_s
     return drawn
+
+
+def _exponential(mean_s: float, num: int, seed: int) -> Floats:
+    rng = np.random.default_rng(derive_seed(seed, "delays"))
+    return np.round(-np.log1p(-rng.random(num)) * mean_s, 6)
 
 
 def _arrivals(config: SessionWorkloadConfig, recorded: tuple[RecordedSession, ...]) -> list[float]:

@@ -35,7 +35,7 @@ def test_the_table_is_best_first_and_fits_a_terminal(own, monkeypatch):
     assert max(map(len, lines)) <= 80
     assert "sessions/s within 20 %, 1 seed (composed)" in " ".join(result.out.split())
     assert result.out.index("Dynamo") < result.out.index("vLLM")
-    for said in ("rate", "met", "TTFT", "ITL", "longest", "binds", "P:TP2x1", "D:TP2x1", "TP4x1"):
+    for said in ("rate", "met", "TTFT", "ITL", "longest", "binds", "P:TP2x1", "D:TP2x1", "TP2x2"):
         assert said in result.out
     assert "recorded sessions, lengths as recorded" in result.err
 
@@ -202,7 +202,11 @@ def test_a_refusal_is_one_sentence_before_any_run(options, says, own, monkeypatc
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "is empty: give a file with a session a line"), ("\n", "has no session"), ('{"rounds": []}\n', "rounds")],
+    [
+        ("", "is empty: give a file with a session a line"),
+        ("\n", "is empty: give a file with a row for each request"),
+        ('{"rounds": []}\n', "rounds"),
+    ],
 )
 def test_a_workload_without_sessions(text, says, own, monkeypatch):
     monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("something ran"))

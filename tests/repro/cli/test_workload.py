@@ -1,0 +1,290 @@
+"""One file of requests, served by every family from a folder outside the repository, at its own times and lengths."""
+
+import csv
+import json
+import os
+import re
+import shlex
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+
+from repro import api
+from repro.files import forget
+from repro.paths import REPO
+from repro.runs.store import StoredRun
+from repro.runs.system import SYSTEMS
+from repro.systems.http.knobs import resolve
+from repro.systems.http.workload import workload_of
+from repro.workloads.table import NAMES
+
+COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
+FAMILIES = {
+    "dllm-serve": "l40s",
+    "sparse-dllm": "l40s",
+    "ampd": "h20x32",
+    "vllm-sim": "h20x32",
+    "laps": "h200",
+    "reserve": "h200",
+}
+ROWS = [(round(0.3 * n + 0.05 * (n % 3), 6), 100 + 37 * n, 16 * (1 + n % 4)) for n in range(24)]
+AZURE = "azure/AzureLLMInferenceTrace_conv.csv"
+AZURE_ROWS = 60
+REAL_DATA = os.environ.get("REPRO_DATA_DIR")
+
+
+@pytest.fixture(autouse=True)
+def _outside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+
+
+def write(name: str, rows=ROWS) -> str:
+    forget()  # what this process has read of a file of that name
+    lines = (json.dumps({"timestamp": t, "ContextTokens": a, "GeneratedTokens": b}) for t, a, b in rows)
+    Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return name
+
+
+def bench(system: str, file: str, *options: object, code: int = 0) -> StoredRun:
+    forget()
+    asked = ("--system", system, "--platform", FAMILIES[system], "--workload", file, "--result-dir", "runs")
+    result = repro("bench", *asked, *options, "--json")
+    assert result.code == code, (result.out, result.err)
+    (told,) = json.loads(result.out)["runs"]
+    return api.load(api.Cell.from_dict(told["cell"] | {"knobs": without_basis(told["cell"])}), result_dir="runs")
+
+
+def without_basis(cell) -> dict:
+    return {name: value for name, value in dict(cell["knobs"]).items() if name != "basis"}
+
+
+def served(run: StoredRun) -> list[tuple]:
+    """When each request came, and the tokens of its prompt and of its answer."""
+    requests = run.table("requests")
+    answers = requests["gen_length"] if "gen_length" in requests else requests["output_len"]
+    return list(zip(requests["arrival_s"], requests["prompt_len"], answers, strict=True))
+
+
+@pytest.mark.parametrize("system", FAMILIES)
+def test_every_family_serves_the_file_at_its_own_times(system):
+    run = bench(system, write("mine.jsonl"), "--columns", COLUMNS, "--arrivals", "trace", "--time-scale", "2")
+    assert run.cell.dataset == "mine"
+    assert run.file.name.startswith(f"{system}_mine_{FAMILIES[system]}")
+    assert run.validity.valid, run.validity.reasons
+    found = served(run)
+    assert [row[:2] for row in found] == [(pytest.approx(time / 2), prompt) for time, prompt, _ in ROWS]
+    # A prefill ends with its first token; blocks of a diffusion model are whole, of 32 tokens.
+    answers = {"laps": [1] * 24, "reserve": [1] * 24}.get(system, [row[2] for row in ROWS])
+    if FAMILIES[system] == "l40s":
+        answers = [32 * -(-tokens // 32) for tokens in answers]
+    assert [row[2] for row in found] == answers
+    assert run.record.manifest["dataset"]["location"] == "mine.jsonl"
+
+
+@pytest.mark.parametrize("system", ["dllm-serve", "vllm-sim", "laps"])
+def test_the_same_fields_are_the_same_run_from_everywhere(system):
+    fields = {"workload": write("mine.jsonl"), "columns": COLUMNS, "arrivals": "trace", "time_scale": 2.0}
+    run = bench(system, "mine.jsonl", "--columns", COLUMNS, "--arrivals", "trace", "--time-scale", "2")
+    again = api.run(system, platform=FAMILIES[system], result_dir="runs", **fields)
+    grid = {"system": system, "platform": FAMILIES[system], "knobs": fields}
+    Path("grid.json").write_text(json.dumps(grid))
+    result = repro("sweep", "grid.json", "--result-dir", "runs", "--json")
+    (told,) = json.loads(result.out)["runs"]
+    assert {run.file.name, again.file.name, Path(told["file"]).name} == {
+        path.name for path in Path("runs").glob("*.gz")
+    }
+    assert again.cell.key == run.cell.key
+
+
+def test_other_contents_are_another_run():
+    first = bench("vllm-sim", write("mine.jsonl"), "--columns", COLUMNS, "--arrivals", "trace")
+    other = bench("vllm-sim", write("mine.jsonl", ROWS[:-1]), "--columns", COLUMNS, "--arrivals", "trace")
+    assert first.cell.key != other.cell.key
+
+
+def test_a_rate_has_the_lengths_of_the_file():
+    run = bench("vllm-sim", write("mine.jsonl"), "--columns", COLUMNS, "--request-rate", "2")
+    found = served(run)
+    assert sorted(row[1:] for row in found) == sorted(row[1:] for row in ROWS)
+    assert [row[0] for row in found] != [row[0] for row in ROWS]
+
+
+def test_objectives_are_those_that_are_given():
+    """A file that is called like a trace has nothing of it."""
+    asked = ("--columns", COLUMNS, "--arrivals", "trace")
+    run = bench("ampd", write("dureader.jsonl"), *asked)
+    assert run.facts["slo"] == {"ttft_s": None, "itl_s": None}
+    assert run.facts["num_gpus"] == 32
+    assert run.facts["planned_for"] == pytest.approx(23 / ROWS[-1][0])
+    assert run.summary["slo_attainment"] is None
+    assert run.record.manifest["dataset"]["description"].endswith("no objective: slo_ttft_s, slo_itl_s")
+    held = bench("ampd", "dureader.jsonl", *asked, "--knob", "slo_ttft_s=1e-6")
+    assert held.facts["slo"] == {"ttft_s": 1e-6, "itl_s": None}
+    assert held.summary["slo_attainment"] == 0
+    laps = bench("laps", "dureader.jsonl", *asked)
+    assert laps.record.manifest["dataset"]["description"].endswith("objective: TTFT 0.4 s, that of platform='h200'")
+
+
+@pytest.mark.parametrize("name", ["osc", "gsm8k"])
+def test_a_file_called_like_a_data_set_or_a_task_is_neither(name):
+    run = bench("dllm-serve", write(f"{name}.jsonl"), "--columns", COLUMNS)
+    assert len(served(run)) == 24
+
+
+def test_it_is_measured_with_prompts_of_its_lengths():
+    write("mine.jsonl", [(0.0, 20, 8), (0.05, 9, 16)])
+    result = repro(
+        *("bench", "--workload", "mine.jsonl", "--columns", COLUMNS, "--arrivals", "trace", "--block-length", "8"),
+        *("--result-dir", "runs", "--json"),
+    )
+    (told,) = json.loads(result.out)["runs"]
+    assert (told["obtained"], told["valid"]) == ("measured", True), told["reasons"]
+    run = api.load(api.Cell.from_dict(told["cell"] | {"knobs": without_basis(told["cell"])}), result_dir="runs")
+    assert served(run) == [(0, 20, 8), (0.05, 9, 16)]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--workload", "absent.csv"), "file 'absent.csv' does not exist: check the path"),
+        (("--workload", "mine.jsonl"), "no column is the prompts' length, the file has timestamp"),
+        (("--workload", "mine.jsonl", "--columns", "when=timestamp"), "'when' is unknown: use arrival_s, arrival_ms"),
+        (
+            ("--workload", "mine.jsonl", "--columns", COLUMNS, "--dataset-name", "osc"),
+            "dataset='osc' has no effect with",
+        ),
+        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--time-scale", "2"), "time_scale=2 has no effect when"),
+        (
+            ("--workload", "mine.jsonl", "--columns", COLUMNS, "--gen-length", "64"),
+            "whose rows have their own: leave it out",
+        ),
+        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--dataset-path", "x.csv"), "leave one of them out"),
+        (("--columns", COLUMNS), "has no effect without a workload: leave it out"),
+        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--arrivals", "trace", "--num-prompts", "25"), "come once"),
+        (("--workload", "/dev/zero"), "is a device or a pipe"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(options, says):
+    write("mine.jsonl")
+    refused(repro("bench", "--platform", "l40s", "--result-dir", "runs", *options), says)
+    assert not Path("runs").exists()
+
+
+def test_times_that_fall_are_refused():
+    write("mine.jsonl", ROWS[::-1])
+    for system, platform in FAMILIES.items():
+        asked = (
+            "--system",
+            system,
+            "--platform",
+            platform,
+            "--columns",
+            COLUMNS,
+            "--arrivals",
+            "trace",
+            "--result-dir",
+            "runs",
+        )
+        refused(
+            repro("bench", "--workload", "mine.jsonl", *asked), "mine.jsonl line 2: field 'timestamp' is", "sort the"
+        )
+
+
+def test_sessions_are_for_systems_that_serve_them():
+    Path("own.jsonl").write_text('{"arrival_s": 1, "rounds": [[100, 16, 0.5], [50, 16]]}\n' * 24)
+    run = bench("vllm-sim", "own.jsonl", "--arrivals", "trace")
+    assert run.table("requests")["num_rounds"] == [2] * 24
+    assert len(bench("laps", "own.jsonl", "--request-rate", "40").table("requests")["turn"]) == 48
+    asked = ("--platform", "l40s", "--workload", "own.jsonl", "--result-dir", "runs")
+    refused(repro("bench", *asked, "--arrivals", "trace"), "own.jsonl line 1: a session of 2 rounds, and requests have")
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_server_is_asked_for_the_lengths_of_the_file(is_whole):
+    write("mine.jsonl")
+    rounds = [{"arrival_s": t, "rounds": [[a, b], [7, 3]]} for t, a, b in ROWS]
+    Path("own.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rounds), encoding="utf-8")
+    own: dict = {"workload": "own.jsonl"} if is_whole else {"workload": "mine.jsonl", "columns": COLUMNS}
+    given = {**own, "arrivals": "trace", "url": "http://127.0.0.1:1"}
+    name = "own" if is_whole else "mine"
+    fields = {"dataset": name, "platform": "endpoint", "executor": "torch", "rate": None, "seed": 0}
+    cell = api.Cell(system="openai-http", knobs=tuple(given.items()), **fields)
+    asked = workload_of(cell, resolve(cell.system, cell.asked), "model", None).conversations
+    assert [each.arrival_s for each in asked] == [time for time, *_ in ROWS]
+    later = [(7, 3)] * is_whole
+    assert [[(len(turn.new_ids), turn.asked_tokens) for turn in each.turns] for each in asked] == [
+        [row[1:], *later] for row in ROWS
+    ]
+
+
+def test_live_workers_have_the_sessions_of_the_file():
+    knobs = {"workload": write("mine.jsonl"), "columns": COLUMNS, "arrivals": "trace"}
+    fields = {"dataset": "mine", "platform": "cpu-tiny", "executor": "torch", "rate": None, "seed": 0}
+    _, workload = SYSTEMS.get("ampd-live").prepare(api.Cell(system="ampd-live", knobs=tuple(knobs.items()), **fields))
+    assert [(each.arrival_s, *each.rounds[0][:2]) for each in workload.sessions] == ROWS
+
+
+PAGE = (
+    (REPO / "docs" / "using.md")
+    .read_text(encoding="utf-8")
+    .partition("## A trace of your own\n")[2]
+    .partition("\n## ")[0]
+)
+SHOWN = re.search(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1].splitlines()
+
+
+def test_the_page_shows_what_works():
+    forget()
+    Path("mine.csv").write_text(re.search(r"^```csv\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1], encoding="utf-8")
+    name, _, value = SHOWN[0].partition("=")
+    assert value == COLUMNS
+    assert len(SHOWN) == 6
+    for line in SHOWN[1:]:
+        words = shlex.split(line.replace(f"${name}", value).replace("$REPRO_DATA_DIR", REAL_DATA or "absent"))
+        if not any(word.startswith("absent/") for word in words):
+            result = repro(*words[1:], "--result-dir", "runs")
+            assert (result.code, "INVALID" in result.out) == (0, False), (line, result.out, result.err)
+            assert ("AzureLLM" if "AzureLLM" in line else "mine") in result.out
+            assert "osc" not in result.out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_every_column(name):
+    assert f"`{name}`" in PAGE
+
+
+def azure() -> Path:
+    path = Path(REAL_DATA or "") / AZURE
+    if not path.is_file():
+        pytest.skip(f"REPRO_DATA_DIR has no {AZURE}")
+    return path
+
+
+def nanoseconds(stamp: str) -> int:
+    hours, minutes, seconds = stamp.split(" ")[1].split(":")
+    return int((int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)) * 10**9)
+
+
+@pytest.mark.parametrize("system", FAMILIES)
+def test_a_slice_of_azure_s_trace(system):
+    path = azure()
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))[:AZURE_ROWS]
+    slice_of = ("--arrivals", "trace", "--num-prompts", AZURE_ROWS)
+    run = bench(system, str(path), "--columns", COLUMNS.replace("timestamp", "TIMESTAMP"), *slice_of)
+    assert run.cell.dataset == "AzureLLMInferenceTrace_conv"
+    found = served(run)
+    assert found == served(bench(system, str(path), *slice_of))
+    begun = nanoseconds(rows[0]["TIMESTAMP"])
+    times = [(nanoseconds(row["TIMESTAMP"]) - begun) / 1e9 for row in rows]
+    assert [row[0] for row in found] == [pytest.approx(time, abs=1e-6) for time in times]
+    prompts, answers = ([int(row[name]) for row in rows] for name in ("ContextTokens", "GeneratedTokens"))
+    if FAMILIES[system] == "l40s":
+        answers = [32 * -(-tokens // 32) for tokens in answers]
+        prompts = [min(prompt, 4096 - answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    if FAMILIES[system] == "h200":
+        answers = [1] * AZURE_ROWS
+    assert [row[1:] for row in found] == [*zip(prompts, answers, strict=True)]

@@ -1,0 +1,344 @@
+"""A file of any source read as one table, and what of it is served when."""
+
+import csv
+import gzip
+import io
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError
+from repro.workloads.conversations.workload import ConversationConfig, draw_conversations
+from repro.workloads.draws import ArrivalConfig
+from repro.workloads.knobs import TraceKnobs, named_after
+from repro.workloads.served import served
+from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions
+from repro.workloads.table import NAMES, TraceFile, read_trace, trace_asked
+from repro.workloads.workload import generation_of_length, traced_workload
+
+TRACE = ArrivalConfig(kind="trace")
+ROWS = [(3.0, 374, 44), (4.25, 396, 109), (4.25, 879, 55), (10.0, 91, 16)]
+"""Seconds, tokens of the prompt and of the answer; two come at once."""
+MINE = "arrival_s=when,prompt_len=in,gen_length=out"
+
+
+def write(path: Path, text: str) -> TraceFile:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return TraceFile(path=str(path))
+
+
+def csv_text(header: str, rows: list[tuple]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header.split(","), *rows])
+    return text.getvalue()
+
+
+def json_lines(*names: str, rows: list[tuple] = ROWS) -> str:
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+
+
+def told(file: TraceFile) -> list[tuple]:
+    sessions = (
+        read_trace.__wrapped__(file).sessions if hasattr(read_trace, "__wrapped__") else read_trace(file).sessions
+    )
+    assert all(len(each.rounds) == 1 for each in sessions)
+    return [(each.arrival_s, each.rounds[0].prefill_tokens, each.rounds[0].decode_tokens) for each in sessions]
+
+
+def refusal(file: TraceFile) -> str:
+    with pytest.raises(UserError) as caught:
+        read_trace(file)
+    return str(caught.value)
+
+
+# ---- one table, whatever the form -------------------------------------------------------------------------
+
+
+def test_the_same_rows_in_every_form(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    names = ("when", "in", "out")
+    lines = json_lines(*names)
+    forms = {
+        "a.csv": csv_text("when,in,out", ROWS),
+        "a.csv.gz": csv_text("when,in,out", ROWS),
+        "a.jsonl": lines,
+        "a.jsonl.gz": lines,
+        "a.json": f"[{','.join(lines.splitlines())}]",
+    }
+    for name, text in forms.items():
+        assert told(TraceFile(path=write(tmp_path / name, text).path, columns=MINE)) == ROWS, name
+    columns = dict(zip(names, map(list, zip(*ROWS, strict=True)), strict=True))
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert told(TraceFile(path=str(tmp_path / "a.parquet"), columns=MINE)) == ROWS
+    moments = [datetime(2024, 5, 10, tzinfo=UTC) + timedelta(seconds=row[0]) for row in ROWS]
+    parquet.write_table(pyarrow.table({**columns, "when": moments}), tmp_path / "b.parquet")
+    found = told(TraceFile(path=str(tmp_path / "b.parquet"), columns=MINE))
+    assert [row[0] - found[0][0] for row in found] == [row[0] - 3.0 for row in ROWS]
+
+
+def test_public_traces_need_no_columns_and_keep_their_answers(tmp_path):
+    """Each has the unit that its publisher gave it."""
+    second = [("2023-11-16 18:15:03.0000000", "2024-05-10 00:00:03+00:00"), ("2023-11-16 18:15:04.2500000",) * 2]
+    for which, name in enumerate(("azure23.csv", "azure24.csv")):
+        stamps = [second[0][which], *(["2024-05-10 00:00:04.25+00:00"] * 2 if which else second[1])]
+        rows = [(stamp, *row[1:]) for stamp, row in zip(stamps, ROWS, strict=False)]
+        found = told(write(tmp_path / name, csv_text("TIMESTAMP,ContextTokens,GeneratedTokens", rows)))
+        assert [row[0] - found[0][0] for row in found] == [0, 1.25, 1.25]
+        assert [row[1:] for row in found] == [row[1:] for row in ROWS[:3]]
+    burst = csv_text("Timestamp,Model,Request tokens,Response tokens", [(row[0], "GPT-4", *row[1:]) for row in ROWS])
+    assert told(write(tmp_path / "burst.csv", burst)) == ROWS
+    in_ms = [(int(1000 * row[0]), *row[1:], [0]) for row in ROWS]
+    mooncake = json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=in_ms)
+    assert told(write(tmp_path / "m.jsonl", mooncake)) == ROWS
+    told_in_s = TraceFile(
+        path=str(tmp_path / "m.jsonl"), columns="arrival_s=timestamp,prompt_len=input_length,gen_length=output_length"
+    )
+    assert "is in milliseconds: write arrival_ms=timestamp" in refusal(told_in_s)
+
+
+def test_the_zone_of_a_time_counts(tmp_path):
+    rows = [("2024-05-10 02:00:00+02:00", 5, 5), ("2024-05-10T00:00:01Z", 5, 5), ("2024-05-10 00:00:02", 5, 5)]
+    found = told(write(tmp_path / "z.csv", csv_text("arrival_s,prompt_len,gen_length", rows)))
+    assert [row[0] - found[0][0] for row in found] == [0, 1, 2]
+
+
+NUMBERS = st.lists(
+    st.tuples(st.integers(0, 10**6), st.integers(1, 10**5), st.integers(1, 10**5)), min_size=1, max_size=8
+)
+
+
+@given(
+    rows=NUMBERS,
+    order=st.permutations(range(3)),
+    extra=st.booleans(),
+    names=st.permutations(["t", "a b", "gen_length"]),
+)
+def test_columns_may_have_any_name_and_any_place(rows, order, extra, names, tmp_path_factory):
+    header = [names[place] for place in order] + ["other"] * extra
+    lines = [[row[place] for place in order] + ["x"] * extra for row in rows]
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *lines])
+    said = dict(zip(("arrival_s", "prompt_len", "gen_length"), names, strict=True))
+    columns = ", ".join(f"{name} = {column}" for name, column in said.items())
+    assert told(TraceFile(path=str(path), columns=columns)) == rows
+
+
+def test_rows_of_one_session_are_its_rounds(tmp_path):
+    rows = [(0, "a", 10, 1, 0.5), (1, "b", 20, 2, 9), (2, "a", 30, 3, 7)]
+    file = write(tmp_path / "s.csv", csv_text("arrival_s,session,prompt_len,gen_length,delay_s", rows))
+    first, second = read_trace(file).sessions
+    assert (first.arrival_s, second.arrival_s) == (0, 1)
+    assert first.rounds == ((10, 1, 0.5), (30, 3, 7))
+    assert second.rounds == ((20, 2, 9),)
+    whole = write(tmp_path / "w.jsonl", '{"arrival_s": 2, "rounds": [[10, 1, 0.5], [30, 3]]}\n')
+    (only,) = read_trace(whole).sessions
+    assert (only.arrival_s, only.rounds) == (2, ((10, 1, 0.5), (30, 3, None)))
+
+
+def test_failed_calls_are_left_out_and_said(tmp_path):
+    file = write(tmp_path / "f.csv", csv_text("prompt_len,gen_length", [(5, 5), (0, 5), (5, 0)]))
+    assert read_trace(file).num_dropped == 2
+    assert "2 rows without a prompt or an answer left out" in served(file, None, 0).description
+
+
+def test_a_run_is_named_after_its_file():
+    assert [*map(named_after, ("mine.jsonl", "/a/conversation_trace.jsonl.gz", "x.y.csv", ".hidden"))] == [
+        "mine",
+        "conversation_trace",
+        "x.y",
+        ".hidden",
+    ]
+
+
+HEAD = "arrival_s,prompt_len,gen_length\n"
+REFUSED = {
+    "": "is empty: give a file with a row for each request",
+    HEAD: "has no row with a prompt and an answer (0 read)",
+    f"{HEAD}0,0,5\n": "has no row with a prompt and an answer (1 read)",
+    f"{HEAD}-1,5,5\n": "line 2: field 'arrival_s' is '-1': expected a finite number, not negative",
+    f"{HEAD}nan,5,5\n": "line 2: field 'arrival_s' is 'nan': expected a finite number",
+    f"{HEAD}1700000000000,5,5\n": "at most 1e+12",
+    f"{HEAD}2023-13-45 18:17:03,5,5\n": "expected a time like",
+    f"{HEAD}0,5.5,5\n": "line 2: field 'prompt_len' is '5.5': expected a whole number",
+    f"{HEAD}0,-5,5\n": "line 2: field 'prompt_len' is '-5': expected a whole number, at least 0",
+    f"{HEAD}0,5,\n": "line 2: field 'gen_length' is '': expected a whole number",
+    f"{HEAD}0,5\n": "the line has 2 cells, the header 3",
+    "arrival_s,prompt_len,prompt_len,gen_length\n0,5,5,5\n": "is given twice, keep one",
+    "when,in,out\n0,5,5\n": "no column is the prompts' length, the file has when, in, out: name it, like --columns",
+    "prompt_len\n5\n": "no column is the answers' length gen_length",
+    "prompt_len,prompt,gen_length\n5,x,5\n": "prompt_len and prompt say the same",
+    "prompt_len,gen_length,delay_s\n5,5,1\n": "delay_s is between rows of one session: name session too",
+    '{"prompt_len": 5, "gen_length": 5}\n{"prompt_len": 5}\n': "line 2: field 'gen_length' is None: the key is missing",
+    '{"prompt_len": NaN, "gen_length": 5}\n': "line 1: field 'prompt_len' is nan: expected a whole number",
+    '{"prompt_len": 5, "prompt_len": 6}\n': "keep one",
+    '{"rounds": [[5, 0]]}\n': "field 'rounds' is [5, 0]",
+    '{"rounds": [[5, 1]], "prompt_len": 5}\n': "rounds hold all of a session, prompt_len too: leave one out",
+    '{"session": null, "prompt_len": 5, "gen_length": 5}\n': "expected a text or a whole number",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED.items())
+def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path):
+    assert says in refusal(write(tmp_path / ("t.jsonl" if text.startswith("{") else "t.csv"), text))
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("when", "'when' is no name and its column: write it like --columns arrival_s=timestamp"),
+        ("moment=when", f"'moment' is unknown: use {', '.join(NAMES)}"),
+        ("arrival_s=when,arrival_s=in", "arrival_s is given twice: keep one"),
+        ("prompt_len=in,gen_length=in", "the column 'in' is given twice: keep one"),
+        ("prompt_len=tokens,gen_length=out", "t.csv has no column 'tokens': use one of when, in, out"),
+        ("arrival_s=when,gen_length=out", "no column is the prompts' length"),
+        ("arrival_s=when,arrival_ms=in", "arrival_s and arrival_ms say the same"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
+    path = write(tmp_path / "t.csv", csv_text("when,in,out", ROWS)).path
+    assert says in refusal(TraceFile(path=path, columns=columns))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "knobs", "says"),
+    [
+        (
+            "osc",
+            {"workload": "mine.csv"},
+            "dataset='osc' has no effect with workload='mine.csv', after which the run is",
+        ),
+        ("mine", {"columns": "a=b"}, "columns='a=b' has no effect without a workload"),
+    ],
+)
+def test_a_file_takes_the_place_of_a_data_set(dataset, knobs, says):
+    with pytest.raises(UserError, match=says):
+        trace_asked(dataset, TraceKnobs(**knobs))
+
+
+# ---- what is served when -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = write(tmp_path / "mine.csv", csv_text("when,in,out", ROWS)).path
+    return TraceFile(path=path, columns=MINE)
+
+
+def test_times_are_the_file_s_and_two_is_twice_as_fast(mine):
+    assert served(mine, TRACE, 7).arrival_s == (0, 1.25, 1.25, 7)
+    assert served(mine, ArrivalConfig(kind="trace", time_scale=1.0), 7).arrival_s == (0, 1.25, 1.25, 7)
+    assert served(mine, ArrivalConfig(kind="trace", time_scale=2.0), 7).arrival_s == (0, 0.625, 0.625, 3.5)
+    assert served(mine, ArrivalConfig(kind="trace", rate=1.0), 7).arrival_s[-1] == pytest.approx(3)
+    assert [each.rounds[0][:2] for each in served(mine, TRACE, 3, num=2).sessions] == [(374, 44), (396, 109)]
+
+
+def test_other_arrivals_have_the_file_s_lengths_in_any_order(mine):
+    poisson = ArrivalConfig(kind="poisson", rate=2.0)
+    orders = {tuple(each.rounds[0][:2] for each in served(mine, poisson, seed).sessions) for seed in range(9)}
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(row[1:] for row in ROWS))}
+    assert len(orders) > 1
+    assert "times of the file not used" in served(mine, poisson, 0).description
+    assert "2 of 6 rows repeat one of the file's 4" in served(mine, poisson, 0, num=6).description
+
+
+def test_a_trace_comes_once_and_sorted(mine, tmp_path):
+    with pytest.raises(UserError, match=r"num_prompts=5 is more than the 4 of mine.csv, which come once"):
+        served(mine, TRACE, 0, num=5)
+    back = TraceFile(path=write(tmp_path / "b.csv", csv_text("when,in,out", ROWS[::-1])).path, columns=MINE)
+    with pytest.raises(
+        UserError, match=r"b.csv line 3: field 'when' is 4.25: earlier than 10.0 before it: sort the file"
+    ):
+        served(back, TRACE, 0)
+    assert len(served(back, ArrivalConfig(kind="burst"), 0).sessions) == 4
+    plain = write(tmp_path / "p.csv", csv_text("prompt_len,gen_length", [(5, 5)]))
+    with pytest.raises(UserError, match=r"p.csv has no column of times among prompt_len, gen_length"):
+        served(plain, TRACE, 0)
+
+
+@pytest.mark.parametrize("options", [{"kind": "burst"}, {"kind": "trace", "rate": 1.0}])
+def test_a_time_scale_is_of_a_trace_alone(options):
+    with pytest.raises(UserError, match="time_scale=2"):
+        ArrivalConfig(**options, time_scale=2.0)
+
+
+BASE = GenerationConfig(gen_length=64, block_length=16, steps=32)
+
+
+def whole_blocks(tokens: int) -> GenerationConfig:
+    return generation_of_length(BASE, -(-tokens // 16) * 16)
+
+
+def test_requests_have_lengths_of_their_own(mine):
+    found = traced_workload(mine, TRACE, 5, whole_blocks, most=900)
+    assert (found.name, found.provenance.source, found.provenance.location) == ("mine", "local", "mine.csv")
+    assert [each.generation.gen_length for each in found.requests] == [48, 112, 64, 16]
+    assert [each.generation.steps for each in found.requests] == [24, 56, 32, 8]
+    assert [each.prompt_len for each in found.requests] == [374, 396, 836, 91]
+    assert [each.arrival_s for each in found.requests] == [0, 1.25, 1.25, 7]
+    assert "1 of 4 prompts cut to the room in 900 tokens" in found.provenance.description
+    assert "3 of 4 answers rounded up to whole blocks, by 4 tokens on the mean" in found.provenance.description
+    with pytest.raises(
+        UserError, match=r"mine.csv line 3: an answer of 112 tokens leaves none for a prompt of the 112"
+    ):
+        traced_workload(mine, TRACE, 5, whole_blocks, most=112)
+
+
+def test_a_request_that_has_no_text_has_the_same_one_every_time(mine, tmp_path):
+    def ids(file, seed=5):
+        found = traced_workload(file, TRACE, seed, whole_blocks, most=900, encode=lambda text: [*text.encode()])
+        return [each.prompt_ids for each in found.requests]
+
+    assert ids(mine) == ids(mine) != ids(mine, seed=6)
+    assert [*map(len, ids(mine))] == [374, 396, 836, 91]
+    text = write(tmp_path / "t.jsonl", '{"arrival_s": 0, "prompt": "Why is it so?", "gen_length": 9}\n')
+    assert ids(text) == [tuple(b"Why is it so?")]
+
+
+def test_sessions_are_as_recorded_and_nothing_is_drawn(tmp_path):
+    text = '{"arrival_s": 5, "rounds": [[100, 7, 2.5], [30, 3]]}\n{"arrival_s": 6, "rounds": [[40, 4]]}\n'
+    file = write(tmp_path / "own.jsonl", text)
+    config = SessionWorkloadConfig(
+        trace="own", num_sessions=2, seed=0, arrivals=TRACE, meets_totals=False, file=file, delay_mean_s=None
+    )
+    found = build_sessions(config)
+    assert found.name == "own"
+    assert [(each.arrival_s, each.rounds) for each in found.sessions] == [
+        (0, ((100, 7, 2.5), (30, 3, 0))),
+        (1, ((40, 4, 0),)),
+    ]
+    assert found.provenance.means == {"rounds": 1.5, "prefill_tokens": 85, "decode_tokens": 7}
+    turns = draw_conversations(ConversationConfig(dataset="own", num_turns=3, seed=0, file=file, replayed=TRACE))
+    assert turns.sessions == found.sessions
+    with pytest.raises(UserError, match=r"own.jsonl line 1: a session of 2 rounds, and requests have one"):
+        traced_workload(file, TRACE, 0, whole_blocks, most=900)
+
+
+def test_chats_are_conversations_too(tmp_path):
+    chat = [
+        {"role": "user", "content": "x" * 40},
+        {"role": "assistant", "content": "y" * 8},
+        {"role": "user", "content": "z" * 4},
+    ]
+    file = write(tmp_path / "chats.jsonl", json.dumps({"conversation": chat}) + "\n")
+    (session,) = draw_conversations(ConversationConfig(dataset="chats", num_turns=2, seed=0, file=file)).sessions
+    assert [each[:2] for each in session.rounds] == [(10, 2), (1, 1)]
+
+
+def test_parquet_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    assert refusal(TraceFile(path=str(tmp_path / "t.parquet"))) == (
+        "t.parquet: reading parquet needs pyarrow: pip install pyarrow"
+    )
+    monkeypatch.undo()
+    pytest.importorskip("pyarrow.parquet")
+    assert "t.parquet cannot be read as parquet" in refusal(TraceFile(path=str(tmp_path / "t.parquet")))
