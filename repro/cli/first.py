@@ -62,7 +62,6 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     "calibrate": (Example("repro calibrate --platform l40s --dry-run", "the fit of a card"),),
     "train-tiny": (Example("repro train-tiny --steps 100 --out tiny", "a short training"),),
 }
-"""By command."""
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "reproduce": ("platform", "reading", "num_prompts", "num_runs", "result_dir", "json"),
@@ -75,4 +74,4 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "plan-cluster": ("model", "trace", "gpus", "hardware", "rate", "slo_ttft_s", "slo_itl_s"),
     "capacity": ("workload", "slo", "gpus", "rate", "system", "platform", "plot"),
 }
-"""Of commands whose options are too many for one list."""
+"""Options that a command shows first, where all are too many for one list."""
