@@ -39,9 +39,8 @@ def check_results(
     json: opt.Json = False,
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today. That is data,
-    settings, code, also the code that draws, and the papers' numbers; verdicts, arithmetic and what documents say are held
-    against it. No run is made without --again. About 40 s of processor time, said at the end. Exit code 1 if one has to be
-    made again."""
+    settings, code, also the code that draws, and the papers' numbers; what documents say is held against it. About 40 s of
+    processor time, said at the end; no run is made without --again. Exit code 1 if one has to be made again."""
     from repro.checks.again import make_again
     from repro.checks.answers import check_claims, check_flips, check_reports
     from repro.checks.documents import accept as accept_documents
