@@ -12,9 +12,10 @@ from typing import NamedTuple
 from support.command import Result, commands, repro
 
 from engines.hardware.catalogue import GPUS
+from engines.knobs import knobs_of
 from repro.paths import REPO
 from repro.reports.figures import figure
-from repro.runs.system import SYSTEMS
+from repro.runs.system import SYSTEMS, settings_of
 from repro.systems.platforms import PLATFORMS
 
 OPERATORS = re.compile(r"[|<>;&]+")
@@ -95,15 +96,29 @@ def calls_in(line: str) -> Iterator[list[str]]:
 
 
 def parsed(name: str, words: Sequence[str]) -> dict[str, object]:
-    """What a command is given by these words; nothing runs. Fails where there is no such command, option or value, system,
-    platform or figure."""
+    """What a command is given by these words; nothing runs. Fails where there is no such command, option, system, platform,
+    figure, knob, or word to choose."""
     command = commands()[name]
     with command.make_context(name, [*words]) as context:
         given = dict(context.params)
-    for option, known in (("system", {*SYSTEMS, "ar"}), ("platform", {*PLATFORMS, *(each.name for each in GPUS)})):
+    knobs = [knob for system in SYSTEMS for kind in settings_of(system) for knob in knobs_of(kind).values()]
+    known = {option: set[str]() for option in ("system", "platform", "knob")}
+    known["system"] |= {*SYSTEMS, "ar"}
+    known["platform"] |= {*PLATFORMS, *(each.name for each in GPUS)}
+    known["knob"] |= {knob.name for knob in knobs}
+    for option in {knob.name for knob in knobs} - {*known}:
+        own = [knob.choices for knob in knobs if knob.name == option]
+        if all(own):
+            known[option] = {word for choices in own for word in choices}
+    for option, names in known.items():
         values = given.get(option)
         for value in [values] if isinstance(values, str) else values or ():
-            assert value in known or ":" in value, (name, option, value)
+            told = value.partition("=")[0] if option == "knob" else value
+            assert told in names or ":" in told or (option == "knob" and ":" in str(given.get("system"))), (
+                name,
+                option,
+                value,
+            )
     if name in ("reproduce", "figure") and not str(given["name"]).endswith(":"):
         figure(str(given["name"]))
     return given
