@@ -11,6 +11,8 @@ pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel of the ext
 
 from support.notebook import PATH, executed, read, said
 
+from repro.paths import REPO
+
 MOST_BYTES = 300_000
 
 
@@ -30,7 +32,8 @@ def test_it_is_executed_whole_and_small():
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     pictures = [each for cell in cells for each in cell.outputs if "image/png" in each.get("data", {})]
     assert len(pictures) == 1
-    assert not re.search(r"/tmp/|/home/|/work/|Traceback", text)
+    assert not re.search(r"/tmp/|/home/|Traceback", text)
+    assert str(REPO) not in text
     assert json.loads(text)["metadata"].keys() == {"kernelspec"}
 
 
