@@ -55,7 +55,7 @@ class Asked:
 
 
 def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json = False) -> None:
-    """Fit a card's constant on its named cells, and compare every stated number with what it gives; runs what is missing."""
+    """Fit a card's constant on its named cells, and compare every stated number with what it gives. Runs what is missing."""
     from engines.hardware.roofline import Calibration
     from repro.files import writable_folder
     from repro.paths import CALIBRATION, LOCAL, RESULTS

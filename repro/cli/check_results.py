@@ -38,10 +38,9 @@ def check_results(
     seed: Annotated[int, typer.Option(help="Draws the runs of --again.")] = 0,
     json: opt.Json = False,
 ) -> None:
-    """Compare every committed figure, calibration report and claim with what they would be made from today: data, settings,
-    code, also the code that draws, and the papers' numbers. Verdicts are judged again, arithmetic is done again, and what
-    documents say of results is read against them; no run is made without --again. About 40 s of processor time, said at the
-    end. Exit code 1 if one has to be made again."""
+    """Compare every committed figure, calibration report and claim with what they would be made from today. That is data,
+    settings, code, also the code that draws, and the papers' numbers; what documents say is held against it. About 40 s of
+    processor time, said at the end; no run is made without --again. Exit code 1 if one has to be made again."""
     from repro.checks.again import make_again
     from repro.checks.answers import check_claims, check_flips, check_reports
     from repro.checks.documents import accept as accept_documents

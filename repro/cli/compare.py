@@ -37,8 +37,8 @@ def compare(
     result_dir: opt.ResultDir = None,
     json: opt.Json = False,
 ) -> None:
-    """Whether metrics of B differ from A's: ratios of runs paired by seed and all else that is equal, with 95 % intervals. Ends with
-    code 1 where one differs by more than the tolerance outside noise."""
+    """Whether metrics of B differ from A's: ratios of paired runs, with 95 % intervals. Runs are paired by seed and all else that
+    is equal. Ends with code 1 where one differs by more than the tolerance outside noise."""
     from repro.paths import LOCAL
     from repro.workbench.comparison import compare_sides
     from repro.workbench.sides import sides_of

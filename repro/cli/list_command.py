@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
+if TYPE_CHECKING:
+    from repro.reports.knob_reference import Entry
+
 
 def list_command(
     knobs: Annotated[
-        str | None, typer.Option(help="Instead the knobs of this system: what each takes, its default, what it is.")
+        str | None,
+        typer.Option(
+            help="Instead the knobs of this system, or of module:NAME: what each takes, its range and default, what it is."
+        ),
     ] = None,
     json: opt.Json = False,
 ) -> None:
@@ -31,8 +38,19 @@ def _list_knobs(system: str, *, json: bool) -> None:
         names = ("name", "takes", "default", "only", "what")
         print_json({"system": system, "knobs": [dict(zip(names, entry[:-1], strict=True)) for entry in found]})
     else:
-        columns = ("knob", "takes", "default", "with", "what it is")
-        print_table(f"Knobs of {system}", columns, [entry[:-1] for entry in found])
+        rows = [(each.name, _bounded(each.takes), _said(each)) for each in found]
+        print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
+
+
+def _bounded(takes: str) -> str:
+    """Without an upper end that no machine reaches, and no column has room for."""
+    return re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", takes)
+
+
+def _said(entry: Entry) -> str:
+    """As a help says it, and what it has an effect with."""
+    text = f"{entry.text.removesuffix('.')} [default: {entry.default}]." if entry.default else entry.text
+    return f"{text} Has an effect with {entry.only}." if entry.only else text
 
 
 def _list_all(*, json: bool) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -25,32 +25,35 @@ from repro.cli.output import say, terminal_size_of
 from repro.cli.panels import PanelCommand, WholeGroup, first_sentence
 from repro.cli.spread import spread
 
-COMMANDS: Mapping[str, str] = {
-    "reproduce": "figure:reproduce",
-    "figure": "figure:figure",
-    "bench": "bench:bench",
-    "sweep": "grid:sweep",
-    "compare": "compare:compare",
-    "export": "export:export",
-    "claims": "claims:claims",
-    "check-results": "check_results:check_results",
-    "ablate": "ablate:ablate",
-    "eval": "evaluate:evaluate",
-    "generate": "generate:generate",
-    "serve": "serve:serve",
-    "install": "install:install",
-    "list": "list_command:list_command",
-    "doctor": "doctor:doctor",
-    "plan": "plan:plan",
-    "plan-cluster": "plan_cluster:plan_cluster",
-    "capacity": "capacity:capacity",
-    "calibrate": "calibrate:calibrate",
-    "train-tiny": "train:train_tiny",
-    "verify-baselines": "verify:verify_baselines",
-    "conformance": "conformance:conformance",
-    "gpu-suite": "gpu_suite:gpu_suite",
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Run and compare": {
+        "bench": "bench:bench",
+        "sweep": "grid:sweep",
+        "compare": "compare:compare",
+        "export": "export:export",
+        "ablate": "ablate:ablate",
+        "eval": "evaluate:evaluate",
+        "generate": "generate:generate",
+    },
+    "Figures and claims of the papers": {
+        "reproduce": "figure:reproduce",
+        "figure": "figure:figure",
+        "claims": "claims:claims",
+        "check-results": "check_results:check_results",
+    },
+    "Serve": {"serve": "serve:serve", "install": "install:install"},
+    "Plan": {"plan": "plan:plan", "plan-cluster": "plan_cluster:plan_cluster", "capacity": "capacity:capacity"},
+    "What there is": {"list": "list_command:list_command", "doctor": "doctor:doctor"},
+    "Check and calibrate": {
+        "conformance": "conformance:conformance",
+        "verify-baselines": "verify:verify_baselines",
+        "gpu-suite": "gpu_suite:gpu_suite",
+        "calibrate": "calibrate:calibrate",
+        "train-tiny": "train:train_tiny",
+    },
 }
-"""Where the function of each is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""
+"""Where the function of each command is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""
+COMMANDS: Mapping[str, str] = {name: where for group in GROUPS.values() for name, where in group.items()}
 
 
 def _function(name: str) -> Callable[..., None]:
@@ -72,6 +75,9 @@ class Root(WholeGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _built(cmd_name) if cmd_name in COMMANDS else None
+
+    def groups(self) -> Mapping[str, Iterable[str]]:
+        return GROUPS
 
     def summary(self, name: str) -> str:
         return first_sentence(inspect.getdoc(_function(name)) or "")

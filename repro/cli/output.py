@@ -9,7 +9,8 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TextIO
+from itertools import zip_longest
+from typing import Any, TextIO
 
 NOT_A_TERMINAL = 160
 """Columns where nothing says how many there are."""
@@ -18,35 +19,23 @@ NARROW = 14
 MOST_COLUMNS = 1000
 """The widest terminal that one would believe."""
 MOST_LINES = 3
-"""The most lines of a row in a frame, where one without is lower."""
-
-
-class Layout(NamedTuple):
-    """Columns of the terminal between those of a table, and at its two edges."""
-
-    between: int
-    around: int
-
-
-FRAMED, OPEN = Layout(between=3, around=4), Layout(between=2, around=0)
+"""The most lines of a head, where the rows below it are lower."""
+GAP = "  "
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """No wider than the terminal: columns that say the same in every row become a line above (numbers only where the rest
-    still does not fit), words of a cell come one below the other, frames give way where rows would be towers of words, and
-    where that is not enough each row is written downwards."""
+    still does not fit), words of a cell come one below the other, and where that is not enough each row is written
+    downwards."""
     held = [tuple(row) for row in rows]
     width = _room(sys.stdout) or NOT_A_TERMINAL
     say(title)
-    if _taken(_lengths(columns, held, by_word=False), FRAMED) > width and len(held) > 1:
+    if _taken(_lengths(columns, held, by_word=False)) > width and len(held) > 1:
         columns, held = _without_constants(columns, held, width)
-    words = _lengths(columns, held, by_word=True)
-    fitting = [layout for layout in (FRAMED, OPEN) if _taken(words, layout) <= width]
-    low = [layout for layout in fitting if _height(columns, held, layout, width) <= MOST_LINES]
-    if not fitting:
+    if _taken(_lengths(columns, held, by_word=True)) > width:
         _print_downwards(columns, held, width)
     else:
-        _print_across(columns, held, (low or fitting)[0], width)
+        _print_across(columns, held, width)
 
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
@@ -90,15 +79,9 @@ def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: 
     ]
 
 
-def _taken(lengths: Sequence[int], layout: Layout) -> int:
-    """Columns of the terminal that a table takes, with its borders."""
-    return sum(lengths) + layout.between * (len(lengths) - 1) + layout.around
-
-
-def _height(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout, width: int) -> int:
-    """Lines of the highest row."""
-    given = _shared(columns, rows, layout, width)
-    return max((_num_lines(cell, room) for row in rows for cell, room in zip(row, given, strict=True)), default=1)
+def _taken(lengths: Sequence[int]) -> int:
+    """Columns of the terminal that a table takes."""
+    return sum(lengths) + len(GAP) * (len(lengths) - 1)
 
 
 def _without_constants(
@@ -110,36 +93,38 @@ def _without_constants(
     lengths = _lengths(columns, rows, by_word=True)
     kept = [i for i in range(len(columns)) if i not in same or i in numbers]
     for i in sorted(numbers, key=lambda i: -lengths[i]):
-        if _taken([lengths[i] for i in kept], OPEN) <= width:
+        if _taken([lengths[i] for i in kept]) <= width:
             break
         kept.remove(i)
     kept = kept or [0]
-    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept):
+    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept and rows[0][i]):
         say(said)
     return [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
 
 
-def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout, width: int) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
+    given = _shared(columns, rows, width)
 
-    table = Table() if layout is FRAMED else Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.pad_edge = layout is FRAMED
-    for name, given in zip(columns, _shared(columns, rows, layout, width), strict=True):
-        table.add_column(name, overflow="fold", width=given)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    # Without a height too, rich takes a dumb terminal for one of 80 columns.
-    Console(width=width, height=len(rows)).print(table)
+    def lines(cells: Sequence[str]) -> list[list[str]]:
+        return [
+            [line for part in str(cell).splitlines() or [""] for line in _broken(part, length)]
+            for cell, length in zip(cells, given, strict=True)
+        ]
+
+    heads = lines(columns)
+    highest = max(map(len, heads))
+    # A short head stands right above its column.
+    lowered = [[""] * (highest - len(head)) + head for head in heads]
+    for cells in (lowered, [["-" * length] for length in given], *map(lines, rows)):
+        for parts in zip_longest(*cells, fillvalue=""):
+            print(GAP.join(part.ljust(length) for part, length in zip(parts, given, strict=True)).rstrip())
 
 
-def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout, width: int) -> list[int]:
+def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Widths of the columns: none below its longest word, so that the highest row is as low as can be; what is left goes
     first to those that lack least."""
     whole = _lengths(columns, rows, by_word=False)
-    if _taken(whole, layout) <= width:
+    if _taken(whole) <= width:
         return whole
     least = _lengths(columns, rows, by_word=True)
     texts = [
@@ -148,10 +133,10 @@ def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layou
     given = least
     for height in range(1, 1 + max((len(cell.split()) for _, cells in texts for cell in cells), default=1)):
         asked = [_width(*text, height, *ends) for text, *ends in zip(texts, least, whole, strict=True)]
-        if _taken(asked, layout) <= width:
+        if _taken(asked) <= width:
             given = asked
             break
-    room = width - _taken(given, layout)
+    room = width - _taken(given)
     for done, i in enumerate(sorted(range(len(given)), key=lambda i: whole[i] - given[i])):
         more = min(whole[i] - given[i], room // (len(given) - done))
         given[i], room = given[i] + more, room - more
@@ -183,7 +168,7 @@ def _num_lines(cell: str, width: int) -> int:
 def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
     indent = min(max(map(len, columns), default=0) + 2, width // 2)
     for row in rows:
-        print("-" * min(width, 40))
+        print()
         for name, cell in zip(columns, row, strict=True):
             label, parts = f"{name}:", cell.splitlines() or ["-"]
             if len(label) < indent and max(map(len, cell.split()), default=0) <= width - indent:

@@ -4,16 +4,18 @@ nothing; and which refuse an option that would silently win over itself."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from engines.errors import UserError
+from repro.cli.first import EXAMPLES, NEEDED
 from repro.cli.options import PANELS, RUNS
 
-FEW = 12
-"""Options of a command that are one list."""
+ARGUMENTS = "Arguments"
+FIRST = "Needed first"
+"""The first panel, of commands with many options."""
 OTHERS = "Options"
 """What is in none of the panels, or alone in one: ``--help``, of commands that write nothing."""
 _UNBROKEN = "\u2011"
@@ -39,13 +41,16 @@ class PanelCommand(TyperCommand):
         shown = [
             (param, record) for param in self.get_params(ctx) if (record := param.get_help_record(ctx)) is not None
         ]
-        panels: dict[str, list[Any]] = {panel: [] for panel in ("Arguments", *PANELS, OTHERS)}
-        for param, (name, text) in shown:
+        panels: dict[str, list[Any]] = {panel: [] for panel in (ARGUMENTS, FIRST, *PANELS, OTHERS)}
+        needed = NEEDED.get(self.name or "", ())
+        for param, (name, text) in sorted(shown, key=lambda each: _place(needed, each[0].name)):
             panel = getattr(param, "rich_help_panel", None) or (RUNS if param.name == "help" else OTHERS)
             if param.param_type_name == "argument":
-                panel = "Arguments"
-            elif len(shown) <= FEW:
+                panel = ARGUMENTS
+            elif not needed:
                 panel = OTHERS
+            elif param.name in needed:
+                panel = FIRST
             panels[panel].append((name, _held(_told(text))))
         if [name for name, _ in panels[RUNS]] == ["--help"]:
             panels[OTHERS] += panels.pop(RUNS)
@@ -53,6 +58,13 @@ class PanelCommand(TyperCommand):
             if records:
                 with formatter.section(panel):
                     formatter.write_dl(records)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        super().format_help_text(ctx, formatter)
+        if examples := EXAMPLES.get(self.name or ""):
+            with formatter.section("Examples"):
+                for line, does in examples:
+                    formatter.write(f"  # {does}\n  {line}\n")
 
 
 class WholeGroup(TyperGroup):
@@ -73,9 +85,15 @@ class WholeGroup(TyperGroup):
         """What a command does."""
         raise NotImplementedError
 
+    def groups(self) -> Mapping[str, Iterable[str]]:
+        """Commands by what they are for."""
+        raise NotImplementedError
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _held(self.summary(name))) for name in self.list_commands(ctx)])
+        longest = max(map(len, self.list_commands(ctx)))
+        for title, names in self.groups().items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), _held(self.summary(name))) for name in names])
 
 
 def first_sentence(doc: str) -> str:
@@ -96,6 +114,10 @@ def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
         may_come_again = option.multiple or option.count or (option.is_flag and not option.secondary_opts)
         if not may_come_again and (num := given.count(option)) > 1:
             raise UserError(f"{max(option.opts, key=len)} is given {num} times and takes one value: keep one")
+
+
+def _place(needed: Sequence[str], name: str) -> int:
+    return needed.index(name) if name in needed else len(needed)
 
 
 def _told(text: str) -> str:

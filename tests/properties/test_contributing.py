@@ -1,6 +1,5 @@
 """What CONTRIBUTING.md shows works as it stands: its files in a folder of one's own, its commands one after the other."""
 
-import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -8,18 +7,15 @@ from glob import glob
 from pathlib import Path
 
 import pytest
+from support.documents import files_of, lines_of
 from typer.testing import CliRunner
 
 from repro.cli.main import app
-from repro.paths import REPO
 from repro.reports.figures import View
 from repro.systems.platforms import platform
 
-PAGE = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"^`(mine/\w+\.\w+)`:\n\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
-COMMANDS = [
-    line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
-]
+FILES = files_of("CONTRIBUTING.md")
+COMMANDS = lines_of("CONTRIBUTING.md")
 SAID = {
     "conformance": "7 of 7 properties pass",
     "bench": "VALID",

@@ -1,6 +1,7 @@
 """The command line called in this process, as a user's shell would."""
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -31,6 +32,15 @@ def repro(*arguments: object) -> Result:
             code = stop.code
     assert isinstance(code, int)
     return Result(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def table_of(out: str) -> list[dict[str, str]]:
+    """Rows of the first table that was printed, and whatever lines came behind it, where a row is a line."""
+    lines = out.splitlines()
+    rule = next(i for i, line in enumerate(lines) if re.fullmatch("-+(  -+)*", line))
+    ends = [(found.start(), found.end()) for found in re.finditer("-+", lines[rule])]
+    head, *rows = ([line[slice(*each)].strip() for each in ends] for line in (lines[rule - 1], *lines[rule + 1 :]))
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def commands() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.command import refused, repro
+from support.command import refused, repro, table_of
 
 from repro.runs.statistics import mean_interval
 
@@ -34,9 +34,7 @@ def test_the_table_has_a_row_a_setting_with_the_interval_of_its_repeats(runs, mo
     asked = ("sweep", runs.parent / "grid.yaml", "--repeats", 3, "--result-dir", runs)
     done = repro(*asked, "--interleave")
     assert done.err.splitlines()[-1].startswith("0 runs done, 6 reused")
-    _, _, titles, _, *rows, _ = done.out.splitlines()
-    columns = [each.strip() for each in titles.strip("┃").split("┃")]
-    table = [dict(zip(columns, [cell.strip() for cell in row.strip("│").split("│")], strict=True)) for row in rows]
+    table = table_of(done.out)
     assert [row["max_num_seqs"] for row in table] == ["default", "2"]
     assert {(row["runs"], row["verdict"], row["obtained"]) for row in table} == {("3", "VALID", "composed")}
     told = json.loads(repro(*asked, "--json").out)["runs"]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.command import refused, repro
+from support.command import refused, repro, table_of
 
 LIFO, PHASE = "support.broken:NewestFirst", "engines.dllm.scheduling.scheduler:PhaseScheduler"
 FEW = ("--examples", "3")
@@ -18,8 +18,8 @@ def test_a_table_of_what_passes():
     lines = result.out.splitlines()
     assert lines[0] == f"{PHASE}, a scheduler"
     assert max(map(len, lines)) <= 80
-    rows = [line.strip("│ ").split(" │ ") for line in lines if line.startswith("│")]
-    assert {tuple(map(str.strip, row[1:3])) for row in rows} == {("pass", "3")}
+    rows = [[*row.values()] for row in table_of(result.out)[:7]]
+    assert {(verdict, examples) for _, verdict, examples, *_ in rows} == {("pass", "3")}
     assert lines[-1].startswith("7 of 7 properties pass; examples by hypothesis 6.")
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.command import table_of
 from support.live import needs_redis
 
 from engines.errors import RunError, UserError
@@ -124,13 +125,7 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(monkeypat
             ]
         ]
     )
-    _, _, titles, _, values, *_ = capsys.readouterr().out.splitlines()
-    shown = dict(
-        zip(
-            *([cell.strip() for cell in line.strip("│┃ ").replace("┃", "│").split("│")] for line in (titles, values)),
-            strict=True,
-        )
-    )
+    (shown,) = table_of(capsys.readouterr().out)
     assert len({each.title for each in LIVE.shown}) == len(LIVE.shown)
     assert shown["in tok"] == f"{sum(rounds['prefill_tokens']) / count:.1f}"
     assert shown["out tok"] == f"{sum(rounds['decode_tokens']) / count:.1f}"
