@@ -35,6 +35,7 @@ _UNHASHED = ("reading", "efficient")
 Rate = Annotated[float, Range(above=0, most=1e6)]
 KEY_LENGTH = 12
 PREFIX_LENGTH = 100
+_NAMED = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,12 @@ class Cell:
         again = copy(self)
         vars(again)["figure"] = figure
         return again
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the policies that it gives as ``module:NAME``."""
+        named = (_NAMED.fullmatch(value) for _, value in self.knobs if isinstance(value, str))
+        return tuple(each[1] for each in named if each is not None)
 
     @property
     def knob_values(self) -> dict[str, Scalar]:

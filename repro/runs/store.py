@@ -13,7 +13,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import struct
@@ -159,8 +158,7 @@ class StoredRun:
     @property
     def title(self) -> str:
         """The system's, as figures and tables name it, and the policies that the cell names as ``module:NAME``."""
-        named = (_NAMED.fullmatch(value) for _, value in self.cell.knobs if isinstance(value, str))
-        return ", ".join([SYSTEMS.get(self.cell.system).title, *(each[1] for each in named if each is not None)])
+        return ", ".join([SYSTEMS.get(self.cell.system).title, *self.cell.policies])
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -196,8 +194,6 @@ class StoredRun:
         obtained += ", other code" if self.other_code else ""
         return obtained + (", other machine" if self.other_machine else "")
 
-
-_NAMED = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_]\w*)")
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a file that holds no whole run can raise."""
