@@ -125,7 +125,7 @@ class StepOutcome(NamedTuple):
     """Request id -> position of the first stop token in its active block. Only of requests with
     ``stop_at_eos``, and only once their block has nothing left to commit."""
     confidences: tuple[tuple[float, ...], ...] | None = None
-    """Of the tokens that each item committed, the best first; None unless ``DecodeConfig.tells_confidences``."""
+    """Those of the tokens that each item committed, the best first; None unless ``DecodeConfig.tells_confidences``."""
 
     @property
     def committed_tokens(self) -> int:

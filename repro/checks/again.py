@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.errors import RunError, UserError
-from repro.checks.held import Held, Pair
+from repro.checks.held import Pair
+from repro.checks.redrawn import make_anew
 from repro.checks.results import Checked, Today, asked, figures
 from repro.reports.stamp import numbers_of, read_stamp, runs_of
 from repro.runs.experiment import Experiment
@@ -24,10 +25,19 @@ class _Drawn:
 
 
 def make_again(
-    root: Path, today: Today, most: int, seed: int = 0, advance: Callable[[], None] = lambda: None
-) -> tuple[Held, list[Checked]]:
-    """At most ``most`` runs for each pair of a stored run's code and today's, drawn with ``seed``. What differs is a fault of
-    its figure, and its pair is not held."""
+    root: Path, today: Today, runs: Path, most: int, seed: int = 0, advance: Callable[[], None] = lambda: None
+) -> list[Checked]:
+    """At most ``most`` runs for each pair of a stored run's code and today's, drawn with ``seed``; and what other code drew and judged,
+    from the runs stored in ``runs``. What differs is a fault, and its pair of code is not held by ``today``."""
+    seen, differing = _runs_again(root, today, most, seed, advance)
+    anew, others = make_anew(root, today, runs, advance)
+    today.held = today.held.after({**seen, **anew})
+    return [*differing, *others]
+
+
+def _runs_again(
+    root: Path, today: Today, most: int, seed: int, advance: Callable[[], None]
+) -> tuple[dict[Pair, int], list[Checked]]:
     seen: dict[Pair, int] = {}
     faults: list[_Drawn] = []
     for pair, drawn in sorted(_by_code(root, today).items()):
@@ -39,9 +49,7 @@ def make_again(
             advance()
         faults += differing
         seen[pair] = 0 if differing else len(sample)
-    return today.held.after(seen), [
-        _fault(path, [each for each in faults if each.path == path]) for path in _paths(faults)
-    ]
+    return seen, [_fault(path, [each for each in faults if each.path == path]) for path in _paths(faults)]
 
 
 def _paths(drawn: Sequence[_Drawn]) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
-from repro.checks.held import read_held
+from repro.checks.held import Held, read_held
 from repro.checks.results import Checked, Status, Today, is_alike
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, judge_all
@@ -45,14 +45,14 @@ def check_claims(root: Path, today: Today | None = None) -> list[Checked]:
     return found
 
 
-def check_flips(root: Path) -> list[Checked]:
+def check_flips(root: Path, held: Held | None = None) -> list[Checked]:
     """Every ``flips-PAPER.csv`` below ``root``: as it was written, of the choices that there are today, in today's size."""
     found = []
     for paper in PAPERS:
         path = flips_path(paper, root)
         if path.is_file():
             try:
-                status, reason = _flips(paper, path)
+                status, reason = _flips(paper, path, read_held(root) if held is None else held)
             except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
                 status, reason = "stale", str(error)
             command = f"python -m repro.reports.flips {paper} results/local {shlex.quote(os.path.relpath(root))}"
@@ -89,7 +89,7 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
     if [row["id"] for row in rows] != [claim.id for claim in claims]:
         return "stale", "its claims are not those of claims.yaml"
     judged = claims_file.judged_again(claims, rows, read_flips(paper, path.parent))
-    if faults := [fault for row, each in zip(rows, judged, strict=True) if (fault := _misjudged(row, each))]:
+    if faults := [fault for row, each in zip(rows, judged, strict=True) if (fault := misjudged(row, each))]:
         return "stale", f"{faults[0]}{f', and {len(faults) - 1} more' if len(faults) > 1 else ''}"
     if fault := _miscomputed(paper, today, rows):
         return "stale", fault
@@ -104,12 +104,12 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
     }
     if others := today.held.others(made_by, codes.values()):
         return "other code", f"runs were made by other code: {sorted(others)[0]}"
-    if stamp["drawn_by"] != answered_by(PAPERS[paper]):
+    if not today.held.is_same(stamp["drawn_by"], answered_by(PAPERS[paper])):
         return "other code", "runs were held against the claims by other code"
     return "same", f"{len(rows)} claims, {len(runs)} runs"
 
 
-def _flips(paper: str, path: Path) -> tuple[Status, str]:
+def _flips(paper: str, path: Path, held: Held) -> tuple[Status, str]:
     if not path.with_suffix(".json").is_file():
         return "no stamp", "nothing says what it was made from"
     stamp = read_stamp(path.with_suffix(".json"))
@@ -124,12 +124,12 @@ def _flips(paper: str, path: Path) -> tuple[Status, str]:
     flips = [each for own in read_flips(paper, path.parent).values() for each in own]
     if strange := [each for each in flips if each.change not in now or each.claim not in stamp["judged"]]:
         return "stale", f"{strange[0].claim} under {strange[0].change} was not judged"
-    if stamp["drawn_by"] != flipped_by(PAPERS[paper]):
+    if not held.is_same(stamp["drawn_by"], flipped_by(PAPERS[paper])):
         return "other code", "they were found by other code"
     return "same", f"{len(flips)} flips, {len(now)} choices"
 
 
-def _misjudged(row: Mapping[str, str], each: Judged) -> str | None:
+def misjudged(row: Mapping[str, str], each: Judged) -> str | None:
     for name, given in claims_file.as_row(each).items():
         value = "" if given is None else str(claims_file.flat(given))  # as it is read back
         if name not in OF_RUNS and row[name] != value:

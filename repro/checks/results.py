@@ -19,7 +19,7 @@ from engines.errors import UserError
 from repro.checks.held import Held, read_held
 from repro.reports import claims_file
 from repro.reports.evidence import Source, sources
-from repro.reports.figures import PAPERS, FigureEntry, Knobs, View, default_reading, figure
+from repro.reports.figures import PAPERS, FigureEntry, Knobs, Rendered, View, default_reading, figure
 from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
 from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, runs_of, stated
 from repro.runs.cell import Cell
@@ -122,7 +122,7 @@ def _check(path: Path, today: Today) -> Checked:
 
 def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
     runs: Sequence[Mapping[str, Any]] = stamp["runs"]
-    entry, view = figure(stamp["figure"]), _view(stamp)
+    entry, view = figure(stamp["figure"]), view_of(stamp)
     experiments = asked(stamp, today)
     status: Status
     if strange := _strange_file(stamp, path):
@@ -143,7 +143,7 @@ def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
 
 def asked(stamp: Mapping[str, Any], today: Today) -> list[Experiment]:
     """What the figure of a stamp would run as today."""
-    view = _view(stamp)
+    view = view_of(stamp)
     return [today.experiment(view.applied(cell)) for cell in figure(stamp["figure"]).load().cells(view)]
 
 
@@ -163,7 +163,7 @@ def _command(entry: FigureEntry, view: View, folder: Path) -> str:
     return " ".join([*words, "--out-dir", shlex.quote(os.path.relpath(folder))])
 
 
-def _view(stamp: Mapping[str, Any]) -> View:
+def view_of(stamp: Mapping[str, Any]) -> View:
     """What was asked of the figure."""
     if stamp["executor"] not in ("torch", "roofline"):
         raise ValueError(f"executor={stamp['executor']!r}")
@@ -189,12 +189,19 @@ def _redraw(stamp: Mapping[str, Any], view: View, folder: Path) -> tuple[Status,
     libraries decide the picture."""
     with TemporaryDirectory() as place:
         rendered = figure(stamp["figure"]).load().render([], view, Path(place))
-        for made in rendered.files:
-            if made.suffix in (".csv", ".md", ".txt") and (lines := _other_line(folder / made.name, made)):
-                return "stale", f"{made.name} has {lines[0]!r}, where it is drawn now with {lines[1]!r}"
+        if differs := other_words(folder, rendered):
+            return "stale", differs
     if list(rendered.notes) != stamp["notes"]:
         return "stale", "its notes are not those that it is drawn with now"
     return "same", "no runs, drawn again"
+
+
+def other_words(folder: Path, rendered: Rendered) -> str | None:
+    """What the files there and those drawn now have otherwise; None where nothing but pictures."""
+    for made in rendered.files:
+        if made.suffix in (".csv", ".md", ".txt") and (lines := _other_line(folder / made.name, made)):
+            return f"{made.name} has {lines[0]!r}, where it is drawn now with {lines[1]!r}"
+    return None
 
 
 def _other_line(committed: Path, made: Path) -> tuple[str, str] | None:
@@ -225,7 +232,7 @@ def _compare(stamp: Mapping[str, Any], experiments: Sequence[Experiment], held: 
     quoted = [note for note in stamp["notes"] if note.startswith(PREDICTIONS_OF)]
     if card is not None and any(note != predictions_note(card) for note in quoted):
         return "stale", f"its notes quote another report than {report_path(card).name}"
-    if status == "same" and stamp["drawn_by"] != drawn_by(figure(stamp["figure"]).module):
+    if status == "same" and not held.is_same(stamp["drawn_by"], drawn_by(figure(stamp["figure"]).module)):
         return "other code", "it was drawn by other code"
     if status == "same" and stamp["stated"] != stated(stamp["figure"].partition("/")[0]):
         return "other code", "the paper's numbers in it may be others than results/paper has"

@@ -32,10 +32,13 @@ def check_results(
     again: Annotated[
         int | None,
         typer.Option(
-            help="Make this many simulated runs again for each code that made them, and compare their numbers.", min=1
+            help="Make this many simulated runs again for each code that made them and compare their numbers; and all that other code "
+            "drew or judged, from stored runs.",
+            min=1,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Draws the runs of --again.")] = 0,
+    result_dir: opt.ResultDir = None,
     json: opt.Json = False,
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today. That is data,
@@ -49,28 +52,26 @@ def check_results(
     from repro.checks.results import Today
     from repro.checks.results import check_results as check_figures
     from repro.files import readable_folder
-    from repro.paths import IS_INSTALLED, REPO, RESULTS
+    from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
 
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
-    if accept and again is None:
+    is_anew = accept and again is not None
+    if accept and not is_anew:
         require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
         say(f"file: {accept_documents(root, REPO)}")
         return
     with counting("comparing, runs:") as advance:
-        is_anew = accept and again is not None
         today = Today(advance, Held() if is_anew else read_held(root))
-        if again is not None:
-            today.held, differing = make_again(root, today, again, seed, advance)
-        found = [*check_figures(root, today), *check_claims(root, today), *check_flips(root)]
+        differing = [] if again is None else make_again(root, today, result_dir or LOCAL, again, seed, advance)
+        found = [*check_figures(root, today), *check_claims(root, today), *check_flips(root, today.held)]
         if root == RESULTS:
             found += [*check_reports(today), *check_documents(root, REPO)]
-    if again is not None:
-        found = [*differing, *(each for each in found if each.path not in {other.path for other in differing})]
-        if accept:
-            save_held(root, today.held)
+    found = [*differing, *(each for each in found if each.path not in {other.path for other in differing})]
+    if is_anew:
+        save_held(root, today.held)
     if json:
         print_json({"figures": [_as_json(each, root) for each in found]})
     else:

@@ -25,7 +25,7 @@ MOST_ROWS = 100
 
 
 def read_steps(path: Path, model: str) -> list[TimedStep]:
-    """Of a CSV, or of a stored run. ``model`` is that of rows which name none."""
+    """Those in a CSV, or of a stored run. ``model`` is that of rows which name none."""
     if path.name.endswith(RUN_SUFFIX):
         steps: list[TimedStep] = import_module(TIMED_RUN).steps_of_run(path, MOST_ROWS)
         return steps

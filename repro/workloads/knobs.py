@@ -35,8 +35,8 @@ class TraceKnobs(ArrivalKnobs):
     """File of requests or sessions with lengths and times of their own, in place of a data set: JSON lines, CSV or parquet. The run is
     named after it."""
     columns: str | None = None
-    """Which of its columns is what, like arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens; Azure's,
-    BurstGPT's, Mooncake's and files with these names of ours need none."""
+    """Which of its columns is what: OURS=THEIRS, with commas between, such as prompt_len=ContextTokens; files of Azure, BurstGPT and
+    Mooncake, and those with our names, need none."""
 
 
 def named_after(workload: str) -> str:

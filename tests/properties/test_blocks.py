@@ -67,8 +67,15 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
 ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("CONTRIBUTING.md", "repro "): "tests/properties/test_contributing.py",
     ("CONTRIBUTING.md", '"""'): "tests/properties/test_contributing.py",
+    ("CONTRIBUTING.md", "platform: [rtx4090"): "tests/properties/test_contributing.py",
+    ("CONTRIBUTING.md", "name: l4"): "tests/properties/test_contributing.py",
+    ("CONTRIBUTING.md", "query_rows,"): "tests/properties/test_contributing.py",
     ("CONTRIBUTING.md", "from mine.patient"): "tests/repro/testing/test_documented.py",
     ("CONTRIBUTING.md", "- id: shortest-helps"): "tests/properties/test_contributing.py",
+    ("docs/using.md", "timestamp,ContextTokens"): "tests/repro/cli/test_workload.py",
+    ("docs/using.md", "COLUMNS_OF_MINE="): "tests/repro/cli/test_workload.py",
+    ("docs/using.md", "repro bench --workload"): "tests/repro/cli/test_workload.py",
+    ("docs/silicon.md", '{"package": "my-bench"'): "tests/repro/systems/test_card_file.py",
     ("docs/serving.md", "repro serve  "): "tests/repro/test_serving_docs.py",
     ("docs/serving.md", "curl "): "tests/repro/test_serving_docs.py",
     ("docs/serving.md", "from openai"): "tests/repro/test_serving_docs.py",
@@ -181,7 +188,7 @@ def test_calls_are_read_as_they_stand(page):
     """Also of what is not run: commands, options, words to choose from, systems, platforms and figures are there."""
     for unit in units(page):
         for name, *words in calls_in(unit.text) if unit.kind == "sh" else ():
-            if not any(word.startswith("mine.") for word in words):
+            if not any(word.startswith(("mine.", "mine/")) for word in words):
                 parsed(name, words)
 
 

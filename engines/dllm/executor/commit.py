@@ -28,7 +28,7 @@ class Committed(NamedTuple):
     stops: dict[int, int]
     """``StepOutcome.stops``"""
     confidences: list[tuple[float, ...]] | None = None
-    """Of the tokens of each item, the best first, where they are told."""
+    """Those of the tokens of each item, the best first, where they are told."""
 
 
 def forwarded_span(item: PlanItem, request: Request) -> tuple[int, int]:

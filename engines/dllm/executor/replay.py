@@ -28,7 +28,7 @@ class Block(NamedTuple):
     phases: tuple[Phase, ...]
     committed: tuple[int, ...]
     stop: int | None = None
-    """Of the block that a stop token ended: the token's place in it."""
+    """The place of the stop token that ended it; None of a block that none did."""
 
 
 Path = tuple[Block, ...]

@@ -75,7 +75,7 @@ BLOCK_COLUMNS: tuple[Column, ...] = (
     Column("phases", "str", "of its steps: f(ull), b(uild), r(euse)"),
     Column("committed", "str", "tokens that each of its steps committed"),
 )
-"""Of runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
+"""Filled in runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
 
 
 def num_steps(record: RunRecord) -> int:

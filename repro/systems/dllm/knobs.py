@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from engines.dllm.config import MEASURED, PACKED
+from engines.errors import require
 from engines.knobs import Checked, Memory, Only, Range
 from repro.systems.dllm.part import Dtype
 from repro.workloads.knobs import RequestKnobs
@@ -90,7 +91,14 @@ class ReplayKnobs(Checked):
     replay: Annotated[str, SIMULATED] | None = None
     """A stored measured run, whose commits, stops and refreshes are followed."""
     replay_drawn: Annotated[bool, SIMULATED] = False
-    """Of other requests than the run's: each block follows one of the run's, drawn evenly."""
+    """Ask other requests than the run was asked: each block follows one of the run's, drawn evenly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.replay is not None or not self.replay_drawn,
+            "replay_drawn=true has no effect without a replay: give the file of a measured run, or leave it out",
+        )
 
 
 PACKED_STEPS = Batching(kind="packed")

@@ -142,10 +142,6 @@ def resolve(cell: Cell, method: Method) -> Settings:
     settings = replace(
         settings, scheduler_knobs={name: value for name, value in given.items() if name in knobs_of(scheduler)}
     )
-    require(
-        settings.followed.replay is not None or not settings.followed.replay_drawn,
-        "replay_drawn=true has no effect without a replay: give the file of a measured run, or leave it out",
-    )
     if is_measured:
         _check_measured(settings, given)
         return settings
