@@ -25,15 +25,13 @@ def check_results(
         bool,
         typer.Option(
             "--accept",
-            help="Note that the documents' numbers were read against the results of today, and check no more; with --again "
-            "note the code that was seen to give the same numbers.",
+            help="Note that the documents' numbers were read against today's results, and check no more; with --again note which code gives the same numbers.",
         ),
     ] = False,
     again: Annotated[
         int | None,
         typer.Option(
-            help="Make this many simulated runs again for each code that made them and compare their numbers; and all that other code "
-            "drew or judged, from stored runs.",
+            help="Make this many simulated runs again for each code that made them, and from stored runs what other code drew; compare.",
             min=1,
         ),
     ] = None,

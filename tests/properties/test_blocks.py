@@ -159,8 +159,8 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("benchmarks", "tests"):
         (tmp_path / name).symlink_to(REPO / name)
-    sessions = re.findall(r'`({"rounds": .*?})`', (REPO / page).read_text(encoding="utf-8"))
-    (tmp_path / "mine.jsonl").write_text("\n".join(sessions * 20))
+    rounds = re.findall(r"`(\[\[.*?\]\])`", (REPO / page).read_text(encoding="utf-8"))
+    (tmp_path / "mine.jsonl").write_text("".join(f'{{"rounds": {each}}}\n' for each in rounds * 40))
     for unit in filter(is_run, units(page)):
         if used := of(unit, USED):
             USED[used[0]](unit.text, tmp_path)

@@ -90,7 +90,7 @@ OPTIONS = {
     "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --measured --out --platform --result-dir --sensitivity --silicon --write",
     "capacity": "--columns --cost --dataset-name --gpus --json --kernels --knob --model --num-prompts --platform --plot --rate --resolution --seeds --slo --system --workload",
-    "check-results": "--accept --again --json --results --seed",
+    "check-results": "--accept --again --json --result-dir --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
     "eval": "--refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "

@@ -55,7 +55,7 @@ def test_round_trip(store):
 def test_its_file_is_lines_of_json_that_any_tool_reads(store):
     path = save(store, make_record())
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    names = ["cell", "manifest", "summary", "requests", "steps", "provenance", "seal"]
+    names = ["cell", "manifest", "summary", "requests", "steps", "blocks", "provenance", "seal"]
     assert [list(line) for line in lines] == [[name] for name in names]
     assert lines[0]["cell"] == CELL.to_dict()
     assert list(lines[3]["requests"]) == sorted(column.name for column in DLLM.columns["requests"])
