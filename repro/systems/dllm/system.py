@@ -125,6 +125,10 @@ class DllmSystem:
             f"system={cell.system!r} is not that of replay={settings.followed.replay!r}: use --system {run.system}",
         )
         there, lengths = self.settings(run.without(BASIS)), ("gen_length", "block_length", "steps")
+        require(
+            not there.generation.cfg_scale,
+            f"replay={settings.followed.replay!r} ran with guidance, whose second forward has no cost here: replay a run without",
+        )
         own = {name: getattr(settings.generation, name) for name in lengths if name in cell.knob_values}
         return replace(
             settings,
