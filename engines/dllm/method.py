@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -87,6 +87,8 @@ def rule_class(named: str) -> type:
     found = load_named("refresh rule", named, having=("phase", "caches", "window"))
     if not (isinstance(found, type) and is_dataclass(found)):
         raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")
+    bare = [each.name for each in fields(found) if each.default is MISSING and each.default_factory is MISSING]
+    require(not bare, f"refresh_rule={named!r} has a field {bare[0] if bare else ''!r} without a default: give it one")
     return found
 
 

@@ -81,11 +81,7 @@ class LookaheadScheduler(PhaseScheduler):
         self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None
     ) -> None:
         super().__init__(config, pool, rule, exact_steps=exact_steps, own=own)
-        require(
-            not isinstance(rule, SeeingRule),
-            f"refresh rule {type(rule).__name__} decides as it goes, and scheduler='lookahead' plans every step at "
-            f"admission: use scheduler='phase'",
-        )
+        self.check_rule(rule)
         self._demand = CommittedDemand()
         self._trajectories: dict[int, Tokens] = {}
         self._entered_at: dict[int, int] = {}
@@ -100,6 +96,14 @@ class LookaheadScheduler(PhaseScheduler):
                 f"{name}={value!r} leaves open how many steps a block takes, and scheduler='lookahead' plans every step "
                 f"at admission: use scheduler='phase'"
             )
+
+    @classmethod
+    def check_rule(cls, rule: RefreshRule) -> None:
+        require(
+            not isinstance(rule, SeeingRule),
+            f"refresh rule {type(rule).__name__} decides as it goes, and scheduler='lookahead' plans every step at "
+            f"admission: use scheduler='phase'",
+        )
 
     def submit(self, request: Request) -> None:
         super().submit(request)

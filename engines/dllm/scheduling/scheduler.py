@@ -110,6 +110,11 @@ class Scheduler(ABC):
         """Refuse generation settings that this policy cannot schedule; to be known before anything is loaded."""
         return
 
+    @classmethod
+    def check_rule(cls, rule: RefreshRule) -> None:
+        """Refuse a refresh rule likewise."""
+        return
+
     def submit(self, request: Request) -> None:
         """Queue a request; one that could never run is refused here, not discovered later."""
         self.check(self.config, request.generation)

@@ -221,7 +221,9 @@ def plan_packed(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
     """The deployment with its pool, by arithmetic; refuses settings that cannot be served."""
     sampler = deployment.method.packed(deployment.sampler, is_simulated=deployment.settings.is_simulated)
     deployment = replace(deployment, sampler=sampler, longest=max(lengths))
-    scheduler_of(deployment.config.scheduler).check(deployment.config, deployment.settings.generation)
+    kind = scheduler_of(deployment.config.scheduler)
+    kind.check(deployment.config, deployment.settings.generation)
+    kind.check_rule(sampler.rule)
     kv_rows, plan = pool_rows(deployment)
     facts = {
         "kv_rows": kv_rows,

@@ -68,7 +68,14 @@ class Recorded:
             factor = 1.0
         else:
             factor = 0.0 if cell.rate is None or own.rate is None else own.rate / cell.rate
-        rows = zip(*(table[name] for name in ("request_id", "arrival_s", "prompt_len", "gen_length")), strict=True)
+        num = cell.knob_values.get("num_prompts")
+        most = len(table["request_id"])
+        require(
+            num is None or int(num) <= most,
+            f"num_prompts={num}: replay={self.file!r} has {most} requests, ask for no more",
+        )
+        names = ("request_id", "arrival_s", "prompt_len", "gen_length")
+        rows = sorted(zip(*(table[name] for name in names), strict=True))[: most if num is None else int(num)]
         requests = tuple(
             Request(
                 request_id=request_id,

@@ -112,6 +112,15 @@ def test_other_requests_than_the_run_s_are_refused(measured, mine):
         repro.run("dllm-serve", "osc", platform="l40s", result_dir=mine, num_prompts=2, replay_drawn=True)
 
 
+def test_the_first_of_the_requests_can_be_followed_alone(measured, mine):
+    ours = replayed(measured, mine, num_prompts=2).table(BLOCKS)
+    theirs = measured.table(BLOCKS)
+    assert set(ours["request_id"]) == {0, 1}
+    assert [ours[name] for name in ours] == [theirs[name][: len(ours["block"])] for name in ours]
+    with pytest.raises(UserError, match=r"num_prompts=6: replay=.* has 5 requests, ask for no more"):
+        replayed(measured, mine, num_prompts=6)
+
+
 def test_a_run_whose_steps_are_fixed_beforehand_needs_no_replay(mine):
     run = repro.run("dllm-serve", "osc", result_dir=mine / "runs", **LENGTHS, steps=32)
     with pytest.raises(UserError, match="says nothing of its steps, which its settings fix beforehand"):
