@@ -8,11 +8,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
+from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from engines.knobs import Checked, Range, check_given, given_to
+from engines.knobs import Checked, Range, check_given, given_to, knobs_of
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
+from engines.named import load_named
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.systems.ar.plans import parse_deployment
@@ -43,6 +45,8 @@ class LiveKnobs(SessionKnobs, Checked):
     """Seconds after which the work of a silent worker is given to another."""
     pin: bool = False
     """Each worker on a core of its own."""
+    router: str | None = None
+    """A router of one's own as module:NAME, called as NAME(model=..., slo=..., seed=...), as in the simulation."""
     slo_ttft_s: Objective = 0.5
     """Objective of the time to the first token, in seconds."""
     slo_itl_s: Objective = 0.05
@@ -101,6 +105,14 @@ def resolve(cell: Cell, system: str) -> Settings:
     )
     check_given(cell.asked, LiveKnobs, AmpdConfig, who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
+    if knobs.router is not None:
+        require(
+            callable(load_named("router", knobs.router)),
+            f"router={knobs.router!r} cannot be called: name a class or a function",
+        )
+        for name in (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"):
+            value = cell.asked.get(name)
+            require(value is None, f"{name}={value!r} has no effect with router={knobs.router!r}: keep one")
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(

@@ -20,6 +20,7 @@ from engines.ampd.live.store import Store, client_of, load_redis, shown
 from engines.ampd.system import AmpdConfig
 from engines.ar.record import prefill_load, rows_of
 from engines.errors import UserError, require
+from engines.named import asked, load_named
 from engines.policies.routing import LeastKvMemory, Router
 from engines.policies.task import PrefillQueue
 from repro.runs.cell import Cell
@@ -178,7 +179,11 @@ class LiveDeployment:
         return partial(self.settings.policies.make_queue, self.settings.slo)
 
     def _router(self, profile: LiveProfile) -> Router:
-        return self.settings.policies.make_router(self.settings.slo, profile.performance, seed=self.seed)
+        settings = self.settings
+        if settings.knobs.router is not None:
+            make: Callable[..., Router] = load_named("router", settings.knobs.router)
+            return asked(make, model=profile.performance, slo=settings.slo, seed=self.seed)
+        return settings.policies.make_router(settings.slo, profile.performance, seed=self.seed)
 
     def _prompts(self) -> Any:
         from engines.ar.torch.run import random_prompts

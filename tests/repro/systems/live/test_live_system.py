@@ -51,6 +51,34 @@ def test_a_redis_that_is_not_there_is_seen_before_work(address, said):
     assert "secret" not in str(caught.value)
 
 
+class Nearby:
+    """A router as in a simulation: called with what was measured."""
+
+    def __init__(self, *, model: object, slo: object, seed: int) -> None:
+        self.told = model, slo, seed
+
+
+def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
+    where = f"{__name__}:Nearby"
+    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, router=where))
+    made = deployment._router(SimpleNamespace(performance="measured"))
+    assert isinstance(made, Nearby)
+    assert made.told == ("measured", deployment.settings.slo, 0)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"router": "support.live:needs_redis_not"}, "has no 'needs_redis_not'"),
+        ({"router": "repro.systems.live.settings:MAX_WORKERS"}, "cannot be called: name a class or a function"),
+        ({"router": "support.cells:Cell", "alpha": 0.8}, "alpha=0.8 has no effect with router="),
+    ],
+)
+def test_what_is_no_router_is_refused_before_work(knobs, said):
+    with pytest.raises(UserError, match=said):
+        SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, **knobs))
+
+
 def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch):
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
     other, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, slo_ttft_s=0.1))
