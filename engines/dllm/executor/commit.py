@@ -74,24 +74,22 @@ class Commit:
             return grid.index_copy_(0, candidates.cell[: candidates.size], values).view(block.positions.shape)
 
         confidence = in_block(confidence, -torch.inf).masked_fill_(found.fixed, -torch.inf)
-        ranked = confidence.clone() if self._decode.tells_confidences else None
         token = in_block(token, 0)
-        tokens = self._state.tokens
+        tokens, tells = self._state.tokens, self._decode.tells_confidences
         if self._commits_best(items):
             most, best = confidence.max(dim=1, keepdim=True)  # of equals the first, as documented
             self._state.check_finite(block.slot, most.squeeze(1))
             tokens.put_(block.flat.gather(1, best), token.gather(1, best))
             committed = self._read_back(items, block, None, [1] * len(items))
-            return (
-                committed if ranked is None else committed._replace(confidences=[tuple(own) for own in most.tolist()])
-            )
+            return committed._replace(confidences=[tuple(own) for own in most.tolist()]) if tells else committed
         self._state.check_finite(block.slot, confidence.amax(dim=1))
         # Nothing compares with NaN: a request that is lost anyway goes on to its end, as fast as any.
         confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        ranked = confidence.clone() if tells else confidence  # choosing marks places in it
         chosen, known = self._choose(items, confidence, block)
         tokens.put_(block.flat, torch.where(chosen, token, found.ids))
         committed = self._read_back(items, block, chosen, known)
-        return committed if ranked is None else committed._replace(confidences=_told(ranked, chosen))
+        return committed._replace(confidences=_told(ranked, chosen)) if tells else committed
 
     def _commits_best(self, items: Sequence[PlanItem]) -> bool:
         """Whether every request commits its most confident masked position, no more and no other: most steps."""

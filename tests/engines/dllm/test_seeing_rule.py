@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from support.doubting import OnDoubt
 
 from engines.attention import varlen_attention
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
@@ -21,20 +22,14 @@ GENERATION = GenerationConfig(gen_length=24, block_length=8, steps=24)
 
 
 @dataclass
-class OnDoubt:
-    below: float = 0.9
-    caches = True
-    window = "block"
-    needs = frozenset({"confidences"})
-    doubts = False
+class Noting(OnDoubt):
+    """Keeps what it sees."""
+
     seen: list[Seen] = field(default_factory=list)
 
     def see(self, seen: Seen) -> None:
+        super().see(seen)
         self.seen.append(seen)
-        self.doubts = min(seen.confidences, default=1.0) < self.below
-
-    def phase(self, step_in_block: int) -> Phase:
-        return Phase.BUILD if step_in_block == 0 or self.doubts else Phase.REUSE
 
 
 @dataclass
@@ -129,7 +124,7 @@ def test_it_sees_every_step_and_the_probabilities_of_what_was_committed(model, s
         prompt_ids=asked.prompt_ids,
         generation=GenerationConfig(gen_length=24, block_length=8, steps=steps),
     )
-    engine = engine_of(model, OnDoubt(below=1.1), 1)
+    engine = engine_of(model, Noting(below=1.1), 1)
     engine.submit(asked)
     sequence = engine.scheduler.find(0)
     engine.step()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from engines.errors import UserError
 from engines.hardware.roofline import Roofline, StepCost, StepWork
+from paper_figures.dllm_serve import fig3
 from repro.checks.results import check_results
 from repro.cli.main import app
 from repro.reports import stamp as stamp_module
@@ -45,12 +47,25 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 @pytest.fixture
 def other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module of every run that is edited on disk, and not in this process."""
-    edited = tmp_path / "edited.py"
+    with edited_on_disk(CHANGED, tmp_path, monkeypatch) as edited:
+        yield edited
+
+
+@pytest.fixture
+def other_drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """So is one that draws."""
+    with edited_on_disk("paper_figures.common.style", tmp_path, monkeypatch) as edited:
+        yield edited
+
+
+@contextmanager
+def edited_on_disk(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    edited = folder / "edited.py"
     whole = code.place
-    found = whole(CHANGED)
+    found = whole(name)
     assert found is not None
     edited.write_text(found.read_text() + "\nEXTRA = 1\n")
-    monkeypatch.setattr(code, "place", lambda module: edited if module == CHANGED else whole(module))
+    monkeypatch.setattr(code, "place", lambda module: edited if module == name else whole(module))
     _forget_code()
     yield edited
     _forget_code()
@@ -114,6 +129,31 @@ def test_other_code_that_gives_other_numbers_is_not_held(results, other_code, mo
     code_, found = check(results, "--again", "2", "--accept")
     assert (code_, found["status"]) == (1, "stale")
     assert "has other numbers" in found["reason"]
+    assert check(results)[1]["status"] == "other code"
+
+
+def test_what_other_code_drew_is_drawn_again_from_the_stored_runs(results, other_drawing):
+    before = check(results)[1]
+    assert (before["status"], before["reason"]) == ("other code", "it was drawn by other code")
+    # Where no runs are stored there is nothing to draw it from.
+    assert check(results, "--again", "1", "--result-dir", str(results / "none"))[1] == before
+    stored = ("--again", "1", "--result-dir", str(results / "local"))
+    assert check(results, *stored)[1]["status"] == "same"
+    assert check(results)[1] == before
+    assert check(results, *stored, "--accept")[0] == 0
+    assert check(results)[1]["status"] == "same"
+    other_drawing.write_text(other_drawing.read_text() + "EXTRA = 2\n")
+    _forget_code()
+    assert check(results)[1] == before
+
+
+def test_what_is_drawn_otherwise_is_not_held(results, other_drawing, monkeypatch):
+    drawn = fig3.ratio_notes
+    monkeypatch.setattr(fig3, "ratio_notes", lambda *given: [*drawn(*given), "Another sentence."])
+    status, found = check(results, "--again", "1", "--result-dir", str(results / "local"), "--accept")
+    assert (status, found["status"]) == (1, "stale")
+    assert "it is drawn now with" in found["reason"] or "that it is drawn with now" in found["reason"]
+    monkeypatch.setattr(fig3, "ratio_notes", drawn)
     assert check(results)[1]["status"] == "other code"
 
 

@@ -16,44 +16,20 @@ from repro.runs.cell import BASIS
 from repro.runs.store import StoredRun
 from repro.systems.dllm.family import BLOCKS, STEPS
 
-RULE = """
-from dataclasses import dataclass
-
-from engines.dllm.scheduling.phase import Phase
-
-
-@dataclass
-class OnDoubt:
-    below: float = 0.9
-    caches = True
-    window = "block"
-    needs = frozenset({"confidences"})
-    doubts = False
-
-    def see(self, seen):
-        self.doubts = min(seen.confidences, default=1.0) < self.below
-
-    def phase(self, step_in_block):
-        return Phase.BUILD if step_in_block == 0 or self.doubts else Phase.REUSE
-"""
 LENGTHS = {"gen_length": 32, "block_length": 16, "num_prompts": 5}
 WAYS = {
     "threshold": {"threshold": 0.9},
     "factor": {"factor": 1.0},
     "stops": {"stop_at_eos": True, "steps": 16},
-    "rule": {"refresh_rule": "replay_rule:OnDoubt", "below": 0.99},
-    "rule and threshold": {"refresh_rule": "replay_rule:OnDoubt", "threshold": 0.95},
+    "rule": {"refresh_rule": "support.doubting:OnDoubt", "below": 0.99},
+    "rule and threshold": {"refresh_rule": "support.doubting:OnDoubt", "threshold": 0.95},
 }
 SCHEDULE = ("num_refresh", "num_reuse", "query_tokens", "committed_tokens", "num_running", "num_finished")
 
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mine")
-    (folder / "replay_rule.py").write_text(RULE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        yield folder
+    return tmp_path_factory.mktemp("mine")
 
 
 @pytest.fixture(scope="module", params=WAYS)
