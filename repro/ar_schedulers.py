@@ -100,7 +100,13 @@ def _profiled(executor: TorchExecutor) -> MeasuredInstance:
             if 2 * batch * length <= room and batch <= tables.num_slots
         ),
     )
-    shapes = () if executor.graphs is None else grid(setting.lengths, setting.batches)
+    # A replay is timed full, and graphs beyond what may run at once would never be replayed.
+    held = (
+        size
+        for size in grid(setting.lengths, setting.batches)
+        if size.batch <= tables.num_slots and size.tokens <= room
+    )
+    shapes = () if executor.graphs is None else tuple(held)
     executor.capture(shapes)
     steps = MeasuredSteps(executor, repeats=PROFILE_REPEATS, warmup=1)
     step_model = StepModel.profile(

@@ -82,8 +82,8 @@ def test_replays_give_what_eager_steps_give(model, flash):
         slots = [start(worker, prompt(200, seed), room=220) for seed in range(4)]
         for parts, mode in steps:
             entries = [(slot, *part, True) for slot, part in zip(slots, parts, strict=False)]
-            ran = worker.run(StepWork.of(entries), mode)
-            assert (ran.size == mode) == (worker is graphed)
+            ran = worker.run(StepWork.of(entries), mode if worker is graphed else None)
+            assert ran.size == (mode if worker is graphed else None)
             for seed, slot in enumerate(slots):
                 worker.write(slot, 0, prompt(200, seed))
         results.append([pooled(worker, slot, n) for slot, n in zip(slots, (141, 66, 6, 12), strict=True)])

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
-from support.causal import executor
+from support.causal import executor, paged_executor
 from support.causal_checkpoints import END, POISON, TURN_END, VOCAB, Breakable, write_causal
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
@@ -357,6 +357,18 @@ def test_the_model_pickles_and_says_what_it_is(folder):
     assert (shape.name, shape.max_model_len) == ("mine", 4096)
     small = ArModel.of(ArSettings(model="tiny-qwen2", weights="random", memory_limit=6 * 10**6), None)
     assert small.max_model_len < 4096
+
+
+@pytest.mark.parametrize("name", ["laps", "reserve"])
+def test_graphs_are_timed_as_far_as_the_slots_and_the_pool_go(folder, name):
+    """A card with few requests at once: buckets of 64 have no 64 slots, and the widest of them no room."""
+    worker = paged_executor(load_causal(str(folder)), max_len=512, num_slots=10, num_tokens=400, longest_bucket=256)
+    by = scheduled(name, worker, 32, 4)
+    assert worker.graphs is not None
+    assert {size.batch for size in worker.graphs.keys} == {1, 2, 4, 8}
+    assert max(size.tokens for size in worker.graphs.keys) == 256, "8 of 64 tokens are more than the pool's 400"
+    assert by.estimate_s is not None
+    assert by.estimate_s(0, 64) > 0
 
 
 @pytest.mark.parametrize("name", ["laps", "reserve"])

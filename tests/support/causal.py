@@ -2,13 +2,17 @@
 
 import numpy as np
 import torch
+from support.graph_recorders import EagerRecorder
 
 from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.paged import PagedAttention, ReferenceKernel
 from engines.ar.torch.rows import StepWork
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CausalConfig, tiny_causal
+from engines.runtime.pool import store_by_index
+from engines.runtime.staging import Staging
 
 VOCAB = 97
 
@@ -33,6 +37,12 @@ def small_model(seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB) -
 def executor(model: CausalModel | None = None, **options: object) -> TorchExecutor:
     sizes = {"num_slots": 24, "max_len": 256, "num_tokens": 4096, "longest_bucket": 32, **options}
     return TorchExecutor(model or small_model(), **sizes)
+
+
+def paged_executor(model: CausalModel, block_size: int = 16, **options: object) -> TorchExecutor:
+    """What runs on a card, on any device: the reference of the kernels that read blocks, and graphs that run their forward."""
+    attention = PagedAttention("reference", ReferenceKernel(), store_by_index, Staging(), block_size=block_size)
+    return executor(model, attention=attention, recorder=EagerRecorder(), **options)
 
 
 def prompt(tokens: int, seed: int = 0) -> np.ndarray:

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.causal import executor, generate, pooled, prompt, run, small_model, start
-from support.graph_recorders import EagerRecorder
+from support.causal import executor, generate, paged_executor, pooled, prompt, run, small_model, start
 from torch import Tensor
 
-from engines.ar.torch.executor import TorchExecutor, grid
-from engines.ar.torch.paged import PagedAttention, ReferenceKernel, Served, fault, kernels, probe
+from engines.ar.torch.executor import grid
+from engines.ar.torch.paged import ReferenceKernel, Served, fault, kernels, probe
 from engines.attention.kernels import KernelSpans
 from engines.policies.step import Bucket, Rung
-from engines.runtime.pool import store_by_index
-from engines.runtime.staging import Staging
 
 REFERENCE = ReferenceKernel()
 
@@ -116,11 +113,6 @@ def test_packages_are_called_as_they_take_their_arguments(monkeypatch):
 
 def test_a_cpu_has_none():
     assert not isinstance(probe(torch.device("cpu"), torch.float32, 16, 1), Served)
-
-
-def paged_executor(model: Any, block_size: int = 16, **options: Any) -> TorchExecutor:
-    attention = PagedAttention("reference", REFERENCE, store_by_index, Staging(), block_size=block_size)
-    return executor(model, attention=attention, recorder=EagerRecorder(), **options)
 
 
 @pytest.fixture(scope="module")
