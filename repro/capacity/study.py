@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from repro.capacity.objectives import Objective, Sample, Verdict, is_lost, judged
+from repro.capacity.objectives import LOAD, Objective, Sample, Verdict, is_lost, judged
 from repro.capacity.search import Lattice, fewest, largest
 from repro.capacity.site import Plan, Site
 
@@ -122,7 +122,7 @@ def largest_rate(
         plan=found.plan,
         rate=rate,
         at=trials.verdict(found.plan, rate),
-        binds=None if found.step == highest else trials.verdict(found.plan, above).binds,
+        binds=None if found.step == highest else LOAD if above > found.plan.most else trials.verdict(found.plan, above).binds,
         is_monotone=found.is_monotone,
         num_simulated=trials.num_plans,
         num_runs=trials.num_runs,
