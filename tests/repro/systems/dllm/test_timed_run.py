@@ -84,7 +84,8 @@ def test_what_the_document_says_can_be_done(own):
     card, lines = (re.search(rf"```{kind}\n(.*?)```", said, re.DOTALL) for kind in ("yaml", "sh"))
     assert card is not None
     assert lines is not None
-    (own / "cpu.yaml").write_text(card[1])
+    (own / "mine").mkdir()
+    (own / "mine" / "cpu.yaml").write_text(card[1])
     found = []
     for line in lines[1].replace("--num-prompts 32", "--num-prompts 5").splitlines():
         words = [
