@@ -16,9 +16,9 @@ class CardCalibration(Calibration):
     """What two kinds of steps take besides, where the host is the slower part: both are of a diffusion LLM's steps."""
 
     layout_s: Annotated[float, Range(0)] = 0.0
-    """Of a step whose rows lie otherwise than those of the step before: what says where they lie is made anew."""
+    """Taken by a step whose rows lie otherwise than those of the step before: what says where they lie is made anew."""
     build_s: Annotated[float, Range(0)] = 0.0
-    """Of a step in which a sequence chooses the rows that it keeps."""
+    """Taken by a step in which a sequence chooses the rows that it keeps."""
 
     notes_steps: ClassVar[bool] = True
 

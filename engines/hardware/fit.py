@@ -54,9 +54,9 @@ class Free(NamedTuple):
     """What is fitted besides the overhead of every step."""
 
     shares: tuple[str, ...]
-    """Of ``SHARES``; the others stay 1."""
+    """Some of ``SHARES``; the others stay 1."""
     kinds: tuple[str, ...]
-    """Of ``KINDS``; the others stay 0."""
+    """Some of ``KINDS``; the others stay 0."""
 
 
 class Fit(NamedTuple):
@@ -67,7 +67,7 @@ class Fit(NamedTuple):
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Of ``SHARES``, those that stay the datasheet's."""
+        """Those of ``SHARES`` that stay the datasheet's."""
         return tuple(bound for bound in SHARES if bound not in self.free.shares)
 
 
@@ -168,7 +168,7 @@ class _Case(NamedTuple):
     known: Floats
     """Seconds of what stays the datasheet's."""
     inverse: Callable[[Sequence[float]], dict[str, float]]
-    """Of the coefficients of the columns."""
+    """Takes the coefficients of the columns."""
 
 
 def _in_order(free: Sequence[str], found: Sequence[float]) -> dict[str, float]:
