@@ -87,13 +87,15 @@ def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
     ]
 
 
-def nonnegative_fit(features: Floats, times: Floats) -> Floats:
-    """Coefficients >= 0 of least squared relative error, over every set of active ones: exact for a handful."""
+def nonnegative_fit(features: Floats, times: Floats, *, known: Floats | None = None) -> Floats:
+    """Coefficients >= 0 of least squared relative error, over every set of active ones: exact for a handful. ``known`` of each
+    time comes on top, whatever they are."""
+    target = [1.0] * len(times) if known is None else (1 - known / times).tolist()
     scaled = (features / times[:, None]).T.tolist()
     norms = [sqrt(dot(column, column)) for column in scaled]
     active = [place for place, norm in enumerate(norms) if norm > 0]
-    made = reduced([[value / norms[place] for value in scaled[place]] for place in active], [1.0] * len(times))
-    best_loss, best = float(len(times)), np.zeros(features.shape[1])
+    made = reduced([[value / norms[place] for value in scaled[place]] for place in active], target)
+    best_loss, best = fsum([each * each for each in target]), np.zeros(features.shape[1])
     for size in range(1, len(active) + 1):
         for columns in combinations(range(len(active)), size):
             part = [made.columns[column] for column in columns]

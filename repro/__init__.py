@@ -1,4 +1,4 @@
-"""Experiment harness and command line. From Python: ``repro.run(...)``, ``repro.sweep(...)``, ``repro.load(...)``."""
+"""Experiment harness and command line. From Python: ``repro.run(...)``, ``sweep``, ``load`` and ``compare``. No part of the identity of runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.api import load, run, sweep
+    from repro.api import compare, load, run, sweep
 
-__all__ = ["load", "run", "sweep"]
+__all__ = ["compare", "load", "run", "sweep"]
 __version__ = "0.1.0"
 
 # Before anything else: a plug-in may be imported, and read its data, long before a run asks for it.
@@ -16,8 +16,7 @@ import_module("repro.runs.inputs").watch()
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for by name is imported then: a command line that prints its help needs none of it. By a string, since
-    what a package imports is part of the code identity of everything in it."""
+    """What is asked for by name is imported then: a command line that prints its help needs none of it."""
     if name in __all__:
         return getattr(import_module("repro.api"), name)
     raise AttributeError(f"module 'repro' has no attribute {name!r}")

@@ -1,32 +1,42 @@
 """Fits a card's roofline to timed steps: one share of the matrix peak for products and attention, one of the bandwidth, and what every
-step takes besides.
+step takes besides; where steps tell, what some take besides that.
 
 Squared relative errors are least. Which parts of a step are bound by arithmetic depends on the ratio of the two shares alone, and changes
 at one ratio for each part: between two of these, seconds are linear in the constants, and on one of them too. All are tried, so
-that the best of all constants is found.
+that the best of all constants is found. A share that no step tells, as none is bound by what it is a share of, stays the datasheet's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import fsum
+from typing import NamedTuple
 
 import numpy as np
 
 from engines.errors import UserError, require
+from engines.hardware.card import CardCalibration
 from engines.hardware.catalogue import Gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork
-from engines.least_squares import Column, nonnegative_fit, reduced
+from engines.least_squares import Floats, nonnegative_fit, reduced
 from engines.models.shape import ModelShape
 
 LEAST_ROWS = 4
 """One more than constants: each is predicted by the others."""
 _ROUNDING = 1e-9
+_DEPENDENT = 1e-6
+"""Squares of a kind of step, of 1, that the kinds before it leave."""
 
-Parts = Sequence[tuple[float, float]]
-"""Seconds that each part's arithmetic and traffic take at the peaks."""
+SHARES = {"arithmetic": ("the matrix peak", "more rows"), "memory": ("the bandwidth", "few rows")}
+"""By what bounds a step: what the share is of, and the steps that tell it."""
+KINDS: dict[str, Callable[[StepWork], int]] = {
+    "layout_s": lambda work: work.new_layout,
+    "build_s": lambda work: work.builds,
+}
+"""Constants of some steps alone, and how often a step has each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,98 +50,259 @@ class TimedStep:
         return Roofline(self.shape, card, calibration).step_time(self.work).total_s
 
 
-def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Calibration:
-    """``source`` says where the steps are from. Refuses steps that do not tell a constant, or are faster than the card can be."""
+class Free(NamedTuple):
+    """What is fitted besides the overhead of every step."""
+
+    shares: tuple[str, ...]
+    """Some of ``SHARES``; the others stay 1."""
+    kinds: tuple[str, ...]
+    """Some of ``KINDS``; the others stay 0."""
+
+
+class Fit(NamedTuple):
+    calibration: CardCalibration
+    free: Free
+    left_out: list[float | None]
+    """Seconds of each step by constants that are fitted to the others; None where these do not tell them."""
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Those of ``SHARES`` that stay the datasheet's."""
+        return tuple(bound for bound in SHARES if bound not in self.free.shares)
+
+
+def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
+    """``source`` says where the steps are from. A share that no step is bound by, or that makes steps that are left out no better
+    known, stays the datasheet's. Refuses steps that do not tell the constants apart, or are faster than the card can be."""
     require(
         len(steps) >= LEAST_ROWS,
         f"{source} has {len(steps)} timed steps and three constants are fitted: time {LEAST_ROWS} or more",
     )
-    return _fitted(steps, card, source)
+    kinds, timed = _kinds_told(steps), _Timed.of(steps, card)
+    timed.check_possible(card, source)
+    best = timed.best(Free(tuple(SHARES), kinds))
+    told = timed.told(best)
+    found = []
+    for shares in (tuple(SHARES), ("arithmetic",), ("memory",)):
+        # A fit above a peak that no step is above itself follows their noise.
+        if {*shares} <= {*told} and all(best.inverse[bound] >= 1 - _ROUNDING for bound in shares):
+            free = Free(shares, kinds)
+            try:
+                found.append(Fit(_fitted(steps, card, source, free), free, _left_out(steps, card, source, free)))
+            except UserError:
+                if len(shares) < len(SHARES):
+                    continue
+                raise
+    require(bool(found), f"the steps of {source} do not tell the constants apart: time steps of other sizes")
+    return min(found, key=lambda fit: _missed(steps, fit, found))
 
 
-def left_out(steps: Sequence[TimedStep], card: Gpu, source: str) -> list[float | None]:
-    """Seconds of each step by constants that are fitted to the others; None where these do not tell them."""
+def _missed(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
+    """Squared relative errors of the steps left out that all fits tell."""
+    errors = []
+    for place, step in enumerate(steps):
+        told = [each.left_out[place] for each in fits]
+        own = fit.left_out[place]
+        if own is not None and None not in told:
+            errors.append(own / step.seconds - 1)
+    return fsum(error * error for error in errors)
+
+
+def _left_out(steps: Sequence[TimedStep], card: Gpu, source: str, free: Free) -> list[float | None]:
     found: list[float | None] = []
     for place, step in enumerate(steps):
         others = [*steps[:place], *steps[place + 1 :]]
         try:
-            found.append(step.predicted_s(card, _fitted(others, card, source)))
+            found.append(step.predicted_s(card, _fitted(others, card, source, free)))
         except UserError:
             found.append(None)
     return found
 
 
-def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str) -> Calibration:
-    rows = [Roofline(step.shape, card).floors(step.work) for step in steps]
-    seconds = [step.seconds for step in steps]
-    inverse_share, inverse_bandwidth, overhead_s = _best(rows, seconds)
-    _check_told(rows, seconds, inverse_share, inverse_bandwidth, source)
-    for inverse, peak in ((inverse_share, "matrix peak"), (inverse_bandwidth, "memory bandwidth")):
-        require(
-            inverse >= 1 - _ROUNDING,
-            f"{source} has steps that take {1 / inverse:.4g} times the {peak} of {card.name}: check the card's datasheet and the steps",
-        )
-    share = min(1.0, 1 / inverse_share)
-    return Calibration(
+def _kinds_told(steps: Sequence[TimedStep]) -> tuple[str, ...]:
+    """Those of which some steps are and some are not, otherwise than of the kinds before; there have to be steps for each."""
+    found: list[str] = []
+    columns = [[1.0] * len(steps)]
+    for name, count in KINDS.items():
+        column = [float(count(step.work)) for step in steps]
+        length = fsum(each * each for each in column) ** 0.5
+        if not length or len(steps) < LEAST_ROWS + len(found) + 1:
+            continue
+        scaled = [each / length for each in column]
+        if reduced([[each / len(steps) ** 0.5 for each in columns[0]], *columns[1:]], scaled).rest > _DEPENDENT:
+            found.append(name)
+            columns.append(scaled)
+    return tuple(found)
+
+
+def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: Free) -> CardCalibration:
+    timed = _Timed.of(steps, card)
+    best = timed.best(free)
+    timed.check_told(best, free, source)
+    shares = {bound: min(1.0, 1 / inverse) for bound, inverse in best.inverse.items()}
+    kept = "".join(f"; {SHARES[bound][0]} is the datasheet's" for bound in SHARES if bound not in free.shares)
+    return CardCalibration(
         gpu=card.name,
-        matmul_efficiency=share,
-        attention_efficiency=share,
-        bandwidth_efficiency=min(1.0, 1 / inverse_bandwidth),
-        step_overhead_s=overhead_s,
+        matmul_efficiency=shares["arithmetic"],
+        attention_efficiency=shares["arithmetic"],
+        bandwidth_efficiency=shares["memory"],
+        step_overhead_s=best.overhead_s,
+        **best.kinds,
         fitted_on=(f"{len(steps)} steps of {source}",),
-        note="three constants fitted to measured steps: matmul = attention share of peak, share of bandwidth, and the overhead of a step",
+        note="constants fitted to measured steps: matmul = attention share of peak, share of bandwidth, and the overhead of a step"
+        + kept,
     )
 
 
-def _best(rows: Sequence[Parts], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Arithmetic and traffic of a step at the peaks are multiplied by the first two; the third comes on top."""
-    turns = sorted({traffic / arithmetic for parts in rows for arithmetic, traffic in parts if arithmetic})
-    between = [turns[0] / 2, *((low * high) ** 0.5 for low, high in pairwise(turns)), turns[-1] * 2]
-    candidates = []
-    for ratio in between:
-        share, bandwidth, overhead = _solved(_columns(rows, ratio), seconds)
-        candidates.append((share, bandwidth, overhead))
-    for ratio in turns:
-        alone = [fsum(max(ratio * arithmetic, traffic) for arithmetic, traffic in parts) for parts in rows]
-        bandwidth, overhead = _solved([alone, [1.0] * len(rows)], seconds)
-        candidates.append((ratio * bandwidth, bandwidth, overhead))
-    return min(candidates, key=lambda constants: _loss(rows, seconds, constants))
+class _Constants(NamedTuple):
+    inverse: dict[str, float]
+    """What arithmetic and traffic at the peaks are multiplied by."""
+    overhead_s: float
+    kinds: dict[str, float]
 
 
-def _columns(rows: Sequence[Parts], ratio: float) -> list[Column]:
-    """What the three constants are multiplied by, of each step, where arithmetic is ``ratio`` times as dear as traffic."""
-    return [
-        [fsum(a for a, t in parts if ratio * a > t) for parts in rows],
-        [fsum(t for a, t in parts if ratio * a <= t) for parts in rows],
-        [1.0] * len(rows),
-    ]
+class _Case(NamedTuple):
+    """Which parts are bound by what, so that seconds are linear."""
+
+    columns: Sequence[Floats]
+    known: Floats
+    """Seconds of what stays the datasheet's."""
+    inverse: Callable[[Sequence[float]], dict[str, float]]
+    """Takes the coefficients of the columns."""
 
 
-def _solved(columns: Sequence[Column], seconds: Sequence[float]) -> tuple[float, ...]:
-    return tuple(nonnegative_fit(np.array(columns).T, np.array(seconds)).tolist())
+def _in_order(free: Sequence[str], found: Sequence[float]) -> dict[str, float]:
+    return dict.fromkeys(SHARES, 1.0) | dict(zip(free, found, strict=True))
 
 
-def _loss(rows: Sequence[Parts], seconds: Sequence[float], constants: tuple[float, float, float]) -> float:
-    share, bandwidth, overhead = constants
-    errors = [
-        (fsum(max(share * a, bandwidth * t) for a, t in parts) + overhead) / due - 1
-        for parts, due in zip(rows, seconds, strict=True)
-    ]
-    return fsum(error * error for error in errors)
+def _both(ratio: float, found: Sequence[float]) -> dict[str, float]:
+    """On a turn arithmetic takes as long as traffic."""
+    (memory,) = found
+    return {"arithmetic": ratio * memory, "memory": memory}
 
 
-def _check_told(rows: Sequence[Parts], seconds: Sequence[float], share: float, bandwidth: float, source: str) -> None:
-    fixes = {"arithmetic": (share, "the matrix peak", "more rows"), "memory": (bandwidth, "the bandwidth", "few rows")}
-    columns = _columns(rows, share / bandwidth if bandwidth else 1.0)
-    for column, (bound, (found, what, fix)) in zip(columns, fixes.items(), strict=False):
+def _fixed(inverse: dict[str, float], _: Sequence[float]) -> dict[str, float]:
+    return inverse
+
+
+class _Timed(NamedTuple):
+    arithmetic: Floats
+    """[steps, parts] seconds at the peaks."""
+    traffic: Floats
+    """The same."""
+    works: Sequence[StepWork]
+    seconds: Floats
+
+    @classmethod
+    def of(cls, steps: Sequence[TimedStep], card: Gpu) -> _Timed:
+        floors = np.array([Roofline(step.shape, card).floors(step.work) for step in steps])
+        seconds = np.array([step.seconds for step in steps])
+        return cls(floors[:, :, 0], floors[:, :, 1], [step.work for step in steps], seconds)
+
+    def best(self, free: Free) -> _Constants:
+        """Cases are solved in the order of what even negative constants leave, until no other can be better."""
+        cases = self._cases(free)
+        ones, kinds = np.ones(len(self.works)), [self._of_kind(name) for name in free.kinds]
+        best: tuple[float, int, _Constants] | None = None
+        for least, place in sorted(zip(self._least(cases, [ones, *kinds]), range(len(cases)), strict=True)):
+            if best is not None and least > best[0] + _ROUNDING:
+                break
+            case = cases[place]
+            features = np.stack([*case.columns, ones, *kinds], axis=1)
+            found = nonnegative_fit(features, self.seconds, known=case.known).tolist()
+            num = len(case.columns)
+            constants = _Constants(
+                case.inverse(found[:num]), found[num], dict(zip(free.kinds, found[num + 1 :], strict=True))
+            )
+            here = self._loss(constants), place, constants
+            best = here if best is None else min(best, here, key=lambda each: each[:2])
+        assert best is not None
+        return best[2]
+
+    def _least(self, cases: Sequence[_Case], others: Sequence[Floats]) -> list[float]:
+        """A bound of the squares that each case leaves, by orthogonal columns: a library's last digits decide nothing here."""
+        found = [0.0] * len(cases)
+        for num in {len(case.columns) for case in cases}:
+            places = [place for place, case in enumerate(cases) if len(case.columns) == num]
+            features = np.stack([np.stack([*cases[place].columns, *others], axis=1) for place in places])
+            known = np.stack([cases[place].known for place in places])
+            target = 1 - known / self.seconds
+            unit = np.linalg.qr(features / self.seconds[:, None]).Q
+            along = np.einsum("cnk,cn->ck", unit, target)
+            for place, left in zip(places, ((target**2).sum(axis=1) - (along**2).sum(axis=1)).tolist(), strict=True):
+                found[place] = left
+        return found
+
+    def check_possible(self, card: Gpu, source: str) -> None:
+        """Refuses steps that take less than their arithmetic, or their traffic, at the peak."""
+        for what, floors in (("matrix peak", self.arithmetic), ("memory bandwidth", self.traffic)):
+            times = float((_summed(floors) / self.seconds).max())
+            require(
+                times <= 1 + _ROUNDING,
+                f"{source} has steps that take {times:.4g} times the {what} of {card.name}: check the card's datasheet and the steps",
+            )
+
+    def told(self, found: _Constants) -> tuple[str, ...]:
+        """Shares that some part of a step is bound by."""
+        columns = self._columns(_ratio(found))
+        return tuple(bound for bound in SHARES if found.inverse[bound] > 0 and columns[bound].any())
+
+    def check_told(self, found: _Constants, free: Free, source: str) -> None:
+        told, columns = self.told(found), self._columns(_ratio(found))
+        for bound in free.shares:
+            what, fix = SHARES[bound]
+            require(
+                bound in told,
+                f"none of the steps of {source} is bound by {bound}, so that they do not tell the share of {what}: time one of {fix}",
+            )
+        relative = [columns[bound] / self.seconds for bound in free.shares] + [1 / self.seconds]
+        scaled = [(column / fsum((column * column).tolist()) ** 0.5).tolist() for column in relative]
         require(
-            found > 0 and any(column),
-            f"none of the steps of {source} is bound by {bound}, so that they do not tell the share of {what}: time one of {fix}",
+            len(reduced(scaled, [1.0] * len(self.seconds)).target) == len(scaled),
+            f"the steps of {source} do not tell the constants apart: time steps of other sizes",
         )
-    relative = [[value / due for value, due in zip(column, seconds, strict=True)] for column in columns]
-    lengths = [fsum(value * value for value in column) ** 0.5 for column in relative]
-    scaled = [[value / length for value in column] for column, length in zip(relative, lengths, strict=True)]
-    require(
-        len(reduced(scaled, [1.0] * len(rows)).target) == len(columns),
-        f"the steps of {source} do not tell the constants apart: time steps of other sizes",
-    )
+
+    def _cases(self, free: Free) -> list[_Case]:
+        has, none = self.arithmetic > 0, np.zeros(len(self.works))
+        turns = sorted(set((self.traffic[has] / self.arithmetic[has]).tolist()))
+        cases = []
+        for ratio in [turns[0] / 2, *((low * high) ** 0.5 for low, high in pairwise(turns)), turns[-1] * 2]:
+            columns = self._columns(ratio)
+            known = sum((columns[bound] for bound in SHARES if bound not in free.shares), none)
+            cases.append(_Case([columns[bound] for bound in free.shares], known, partial(_in_order, free.shares)))
+        for ratio in turns:
+            alone = _summed(np.maximum(ratio * self.arithmetic, self.traffic))
+            if len(free.shares) == len(SHARES):
+                cases.append(_Case([alone], none, partial(_both, ratio)))
+            else:
+                # With one share at 1 the ratio is the other.
+                by = 1.0 if free.shares == ("arithmetic",) else 1 / ratio
+                cases.append(_Case([], by * alone, partial(_fixed, _both(ratio, [by]))))
+        return cases
+
+    def _of_kind(self, name: str) -> Floats:
+        return np.array([float(KINDS[name](work)) for work in self.works])
+
+    def _columns(self, ratio: float) -> dict[str, Floats]:
+        """What the shares are multiplied by, of each step, where arithmetic is ``ratio`` times as dear as traffic."""
+        is_bound = ratio * self.arithmetic > self.traffic
+        return {
+            "arithmetic": _summed(np.where(is_bound, self.arithmetic, 0.0)),
+            "memory": _summed(np.where(is_bound, 0.0, self.traffic)),
+        }
+
+    def _loss(self, found: _Constants) -> float:
+        parts = np.maximum(found.inverse["arithmetic"] * self.arithmetic, found.inverse["memory"] * self.traffic)
+        besides = sum(seconds * self._of_kind(name) for name, seconds in found.kinds.items())
+        errors = (_summed(parts) + found.overhead_s + besides) / self.seconds - 1
+        return fsum((errors * errors).tolist())
+
+
+def _summed(parts: Floats) -> Floats:
+    """[steps], in one order on every machine."""
+    first, second, third = parts.T
+    return np.asarray(first + second + third)
+
+
+def _ratio(found: _Constants) -> float:
+    return found.inverse["arithmetic"] / found.inverse["memory"] if found.inverse["memory"] else 1.0

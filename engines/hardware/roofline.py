@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from engines.errors import UserError
 from engines.hardware.catalogue import Gpu
@@ -46,6 +46,10 @@ class StepWork(NamedTuple):
     extra_attention_flops: int = 0
     extra_cache_bytes: int = 0
     """Cached state read or written beyond the K/V rows; charged together with them."""
+    new_layout: int = 0
+    """1 where the rows lie otherwise than those of the step before, as far as that is noted."""
+    builds: int = 0
+    """1 where a sequence chooses the rows that it keeps, as far as that is noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +84,18 @@ class Calibration(Checked):
             note="uncalibrated: datasheet peaks and no overhead; real steps are slower",
         )
 
-    @staticmethod
-    def from_dict(raw: Mapping[str, Any]) -> Calibration:
-        names = [field.name for field in fields(Calibration)]
-        unknown, missing = sorted(set(raw) - set(names)), [name for name in names if name not in raw]
+    notes_steps: ClassVar[bool] = False
+    """Whether what a step costs depends on ``new_layout`` and ``builds``."""
+
+    def overhead_s(self, work: StepWork) -> float:
+        """What a step with work takes beside its parts; one without launches nothing."""
+        return self.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        names = [field.name for field in fields(cls)]
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        unknown, missing = sorted(set(raw) - set(names)), [name for name in needed if name not in raw]
         if unknown or missing:
             raise UserError(
                 f"calibration has unknown keys {unknown} and lacks {missing}: give exactly {', '.join(names)}"
@@ -91,10 +103,10 @@ class Calibration(Checked):
         fitted_on = raw["fitted_on"]
         if not isinstance(fitted_on, (list, tuple)) or not all(isinstance(cell, str) for cell in fitted_on):
             raise UserError(f"calibration: fitted_on={fitted_on!r} has the wrong type: see a saved calibration")
-        return Calibration(**{**raw, "fitted_on": tuple(fitted_on)})
+        return cls(**{**raw, "fitted_on": tuple(fitted_on)})
 
-    @staticmethod
-    def load(path: Path) -> Calibration:
+    @classmethod
+    def load(cls, path: Path) -> Self:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -103,7 +115,7 @@ class Calibration(Checked):
             raise UserError(f"calibration file {path} is not JSON ({error}): save it again") from error
         if not isinstance(raw, dict):
             raise UserError(f"calibration file {path} holds a {type(raw).__name__}: it must be one JSON object")
-        return Calibration.from_dict(raw)
+        return cls.from_dict(raw)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +166,9 @@ class Roofline:
         return self._cost(work, (linear, attention, logits), map(max, compute, traffic), bound)
 
     def _cost(self, work: StepWork, parts: Sequence[_Part], seconds: Iterable[float], bound: Bound) -> StepCost:
-        """``seconds`` are those of the ``parts``; a step without work launches nothing."""
+        """``seconds`` are those of the ``parts``."""
         (linear, attention, logits), (linear_s, attention_s, logits_s) = parts, seconds
-        overhead_s = self.calibration.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
+        overhead_s = self.calibration.overhead_s(work)
         return StepCost(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,

@@ -9,7 +9,7 @@ bracket is simulated with all seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -19,6 +19,8 @@ LEAST_RATE, MOST_RATE = 1e-4, 1e6
 """Requests/s that are looked at."""
 HOPELESS = 0.01
 """Share of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
+NEAR = 4
+"""Steps below a failure within which a search need not ask first whether anything is served at all."""
 GUARD = 0.8
 """Share of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
@@ -36,6 +38,13 @@ class Lattice:
     def step(self, rate: float) -> int:
         """Step of the rate nearest to it."""
         return round(math.log(min(max(rate, LEAST_RATE), MOST_RATE)) / math.log1p(self.resolution))
+
+    def last(self, most: float) -> int:
+        """The last step whose rate is not above ``most``."""
+        step = self.step(most)
+        while self.rate(step) > most:
+            step -= 1
+        return step
 
     def ends(self, start: float) -> tuple[int, int]:
         """The steps that a search from about this rate looks at."""
@@ -55,8 +64,10 @@ class Found(NamedTuple, Generic[P]):
 
 def climb(serves: Callable[[int], bool], start: int, ends: tuple[int, int]) -> int | None:
     """The step that is served where the next is not, near ``start``: steps are doubled until they pass it, then halved. The last
-    of ``ends`` where it is served, None where the first is not."""
+    of ``ends`` where it is served, None where the first is not, which is asked for once ``NEAR`` steps down have failed."""
     lowest, highest = ends
+    if highest < lowest:
+        return None
     low = high = min(max(start, lowest), highest)
     stride = 1
     if serves(low):
@@ -67,11 +78,13 @@ def climb(serves: Callable[[int], bool], start: int, ends: tuple[int, int]) -> i
             if serves(high):
                 low, stride = high, 2 * stride
     else:
-        if high == lowest or not serves(lowest):
-            return None
+        is_hopeful = False
         while high == low:
+            if high == lowest or (stride > NEAR and not is_hopeful and not serves(lowest)):
+                return None
+            is_hopeful = is_hopeful or stride > NEAR
             low = max(high - stride, lowest)
-            if low > lowest and not serves(low):
+            if not (is_hopeful and low == lowest) and not serves(low):
                 high, stride = low, 2 * stride
     while high - low > 1:
         middle = (low + high) // 2
@@ -88,12 +101,14 @@ def largest(
     """The plan that serves the largest rate; the first of equals. ``most`` is a rate that no run of a plan exceeds, ``start`` where
     it is looked for first. None where no plan serves any rate."""
     ends, begin = lattice.ends(start), lattice.step(start)
-    race = partial(_raced, plans, most, lattice, begin, ends)
+    # Rates above a plan's own bound need no simulation.
+    lasts = {plan: min(ends[1], lattice.last(most(plan))) for plan in plans}
+    race = partial(_raced, lasts, begin, ends[0])
     best = race(None, partial(_asked, serves, False))
     if best is not None:
         # Of all seeds it may be less, and what lost to it of one seed be more.
         plan, near = best
-        step = climb(lambda at: serves(plan, at, True), near, ends)
+        step = climb(lambda at: serves(plan, at, True), near, (ends[0], lasts[plan]))
         best = None if step is None else (plan, step)
     best = race(best, partial(_asked, serves, True))
     if best is None:
@@ -108,23 +123,14 @@ def _asked(serves: Serves[P], is_whole: bool, plan: P, step: int) -> bool:
 
 
 def _raced(
-    plans: Sequence[P],
-    most: Callable[[P], float],
-    lattice: Lattice,
-    start: int,
-    ends: tuple[int, int],
-    best: tuple[P, int] | None,
-    serves: Callable[[P, int], bool],
+    lasts: Mapping[P, int], start: int, lowest: int, best: tuple[P, int] | None, serves: Callable[[P, int], bool]
 ) -> tuple[P, int] | None:
-    """The best so far, or a plan that serves a step more."""
-    for plan in plans:
+    """The best so far, or a plan that serves a step more. ``lasts`` are the steps of plans above which they serve nothing."""
+    for plan, last in lasts.items():
         above = start if best is None else best[1] + 1
-        if best is not None:
-            if plan is best[0] or above > ends[1] or most(plan) < lattice.rate(above):
-                continue
-            if not serves(plan, above):
-                continue
-        step = climb(partial(serves, plan), above, ends)
+        if best is not None and (plan is best[0] or above > last or not serves(plan, above)):
+            continue
+        step = climb(partial(serves, plan), above, (lowest, last))
         if step is not None:
             best = plan, step
     return best

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from repro.capacity.objectives import Objective, Sample, Verdict, is_lost, judged
+from repro.capacity.objectives import LOAD, Objective, Sample, Verdict, is_lost, judged
 from repro.capacity.search import Lattice, fewest, largest
 from repro.capacity.site import Plan, Site
 
@@ -118,11 +118,14 @@ def largest_rate(
             plan=None, rate=None, at=None, binds=at.binds, num_simulated=trials.num_plans, num_runs=trials.num_runs
         )
     rate, above = lattice.rate(found.step), lattice.rate(found.step + 1)
+    binds = None
+    if found.step < highest:
+        binds = LOAD if above > found.plan.most else trials.verdict(found.plan, above).binds
     return told(
         plan=found.plan,
         rate=rate,
         at=trials.verdict(found.plan, rate),
-        binds=None if found.step == highest else trials.verdict(found.plan, above).binds,
+        binds=binds,
         is_monotone=found.is_monotone,
         num_simulated=trials.num_plans,
         num_runs=trials.num_runs,

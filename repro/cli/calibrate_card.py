@@ -15,13 +15,13 @@ from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from engines.hardware.card import Card
-    from engines.hardware.fit import TimedStep
+    from engines.hardware.fit import Fit, TimedStep
     from engines.hardware.roofline import Calibration
 
 
 def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
-    from engines.hardware.fit import fit_steps, left_out
+    from engines.hardware.fit import fit_steps
     from repro.cli.data_file import check_regular
     from repro.files import replace_text, writable_folder
     from repro.systems.calibration import save_calibration
@@ -32,8 +32,9 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
     check_regular("measured", measured)
     steps = read_steps(measured, model)
     folder = where.parent if out is None else out
-    fitted = fit_steps(steps, card, measured.name)
-    rows = _rows(steps, card, fitted, left_out(steps, card, measured.name))
+    found = fit_steps(steps, card, measured.name)
+    fitted = found.calibration
+    rows = _rows(steps, card, fitted, found.left_out)
     files: list[Path] = []
     if not dry_run:
         writable_folder("out", folder)
@@ -47,6 +48,7 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
                 "card": card.name,
                 "obtained": "fitted",
                 "calibration": asdict(fitted),
+                "untold": list(found.untold),
                 "residuals": errors["error_percent"],
                 "leave_one_out": errors["left_out_error_percent"],
                 "rows": rows,
@@ -58,9 +60,14 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
         f"{card.name}: constants fitted to {len(steps)} steps of {measured.name}",
         ("what", "value"),
         [
-            ("matmul = attention share of peak", f"{fitted.matmul_efficiency:.4f}"),
-            ("share of bandwidth", f"{fitted.bandwidth_efficiency:.4f}"),
+            ("matmul = attention share of peak", _share(fitted.matmul_efficiency, "arithmetic", found)),
+            ("share of bandwidth", _share(fitted.bandwidth_efficiency, "memory", found)),
             ("overhead of a step", f"{1e3 * fitted.step_overhead_s:.4g} ms"),
+            *(
+                (f"of {what} besides", f"{1e3 * getattr(fitted, n):.4g} ms")
+                for n, what in KINDS.items()
+                if n in found.free.kinds
+            ),
             ("residuals, absolute", _said(errors["error_percent"])),
             ("leave-one-out error, absolute", _said(errors["left_out_error_percent"])),
         ],
@@ -68,6 +75,13 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
     if files:
         say(f"files: {', '.join(map(str, files))}")
         say(f"runs rest on it once {where.name} says 'calibration: {files[0].name if out is None else files[0]}'")
+
+
+KINDS = {"layout_s": "one whose rows lie otherwise than the last one's", "build_s": "one that builds a cache"}
+
+
+def _share(share: float, bound: str, found: Fit) -> str:
+    return "1, the datasheet's: the steps do not tell it" if bound in found.untold else f"{share:.4f}"
 
 
 def check_asked(asked: Any, is_file: bool) -> None:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
+OFFERED = "repro"
+"""What this package's own module offers to Python decides none."""
 
 DIGEST_LENGTH = 12
 
@@ -50,7 +52,8 @@ def code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        if name in found or not (name.partition(".")[0] in named or _is_loose(name.partition(".")[0])):
+        top = name.partition(".")[0]
+        if name in found or name == OFFERED or not (top in named or _is_loose(top)):
             continue
         source = _source(name)
         if source is None:

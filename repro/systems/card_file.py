@@ -16,9 +16,8 @@ from engines.ar.hardware import Hardware
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
 from engines.errors import UserError, require
-from engines.hardware.card import Card
+from engines.hardware.card import Card, CardCalibration
 from engines.hardware.catalogue import GB, GPUS, L40S, Gpu
-from engines.hardware.roofline import Calibration
 from engines.hardware.silicon.tables import load_folder
 from engines.knobs import Checked, Count, Fixed, Range, Seconds, Tokens, check_given, given_to
 from engines.models.checkpoint import config_of, digest_of
@@ -191,9 +190,9 @@ def _card(path: Path, said: CardFile) -> Card:
     )
 
 
-def _calibration(path: Path, card: str) -> Calibration:
+def _calibration(path: Path, card: str) -> CardCalibration:
     try:
-        found = Calibration.load(path)
+        found = CardCalibration.load(path)
     except OSError as error:
         raise UserError(f"calibration={str(path)!r} cannot be read ({error.strerror}): give a file") from None
     require(found.gpu == card, f"calibration={str(path)!r} is of {found.gpu!r} and the card is {card!r}: fit it again")

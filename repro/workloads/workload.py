@@ -137,7 +137,7 @@ def build_workload(
     num_cut = sum(own is not None and len(own) > kept for own, kept in zip(own_ids, lengths, strict=True))
     described = _describe(config, card, source, **counted, num_cut=num_cut, tokenized=encode is not None)
     facts = {**counted, "length_scale": config.length_scale, "seed": config.seed}
-    return _workload(card.name, requests, source.origin, described, **facts)
+    return workload_of(card.name, requests, source.origin, described, **facts)
 
 
 def fixed_workload(
@@ -166,7 +166,7 @@ def fixed_workload(
         )
         for index, ids in enumerate(prompts)
     ]
-    return _workload(name, requests, origin, description, seed=seed)
+    return workload_of(name, requests, origin, description, seed=seed)
 
 
 def traced_workload(
@@ -224,10 +224,11 @@ def traced_workload(
         "seed": seed,
     }
     description = "; ".join([found.description, *(text for text, holds in said.items() if holds)])
-    return _workload(found.trace.name, requests, found.trace.origin, description, **facts)
+    return workload_of(found.trace.name, requests, found.trace.origin, description, **facts)
 
 
-def _workload(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
+def workload_of(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
+    """With its checksum and lengths. ``facts`` are the other fields of WorkloadProvenance."""
     lines = (
         f"{each.request_id}|{each.arrival_s:.6f}|{each.prompt_len}|{each.generation.gen_length}|{each.generation.seed}|"
         f"{'-' if each.prompt_ids is None else ','.join(map(str, each.prompt_ids))}"

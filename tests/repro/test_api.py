@@ -10,6 +10,7 @@ from support.cells import a_cell
 
 import repro
 from engines.errors import UserError
+from repro import api
 from repro.runs.cell import Cell
 from repro.runs.store import StoreError
 
@@ -32,6 +33,11 @@ def test_a_sweep_keeps_the_order_of_its_cells(tmp_path):
         for system in ("sparse-dllm", "dllm-serve")
     ]
     assert [run.cell.system for run in repro.sweep(cells, result_dir=tmp_path, jobs=1)] == ["sparse-dllm", "dllm-serve"]
+
+
+def test_two_sides_are_compared_by_the_same_call_as_the_command_line():
+    assert repro.compare is api.compare
+    assert {*repro.__all__} == {"compare", "load", "run", "sweep"}
 
 
 def test_what_is_not_stored_is_not_loaded(tmp_path):

@@ -29,6 +29,7 @@ class RooflineExecutor:
         self.copied_bytes_per_logit = copied_bytes_per_logit
         # Steps repeat: most of a simulation's time would go into pricing the same ones.
         self._seconds: dict[StepWork, tuple[float, float]] = {}
+        self._notes = StepNotes() if roofline.calibration.notes_steps else None
 
     def validate(self, request: Request) -> None:
         check_simulated_generation(request.generation)
@@ -47,6 +48,9 @@ class RooflineExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         work = self.work(plan)
+        return self.charged(plan, work if self._notes is None else self._notes.noted(plan, work))
+
+    def charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
         priced = self._seconds.get(work)
         if priced is None:
             charged = self.roofline.step_time(work, copied_bytes_per_logit=self.copied_bytes_per_logit).total_s
@@ -64,6 +68,21 @@ class RooflineExecutor:
     def work(self, plan: StepPlan) -> StepWork:
         """Work of one step; to be asked once for every step and in their order, as some methods count them."""
         return step_work(plan, self.config)
+
+
+class StepNotes:
+    """Notes what the cost of a step may depend on besides what it computes. Looks at every step, in their order."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+
+    def noted(self, plan: StepPlan, work: StepWork) -> StepWork:
+        rows = [
+            (i.request_id, i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start)
+            for i in plan.items
+        ]
+        is_new, self._last = rows != self._last, rows
+        return work._replace(new_layout=int(is_new), builds=int(any(i.phase is Phase.BUILD for i in plan.items)))
 
 
 class BoundedExecutor(DelegatingExecutor):

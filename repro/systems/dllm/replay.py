@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from repro.runs.cell import Cell
 from repro.runs.record import REQUESTS
 from repro.runs.store import UNREADABLE, StoredRun, StoreError, read_run
 from repro.systems.dllm.family import BLOCKS, DLLM
-from repro.workloads.card import checksum
-from repro.workloads.workload import LengthStats, Workload, WorkloadProvenance
+from repro.workloads.card import Origin
+from repro.workloads.workload import Workload, workload_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,20 @@ class Recorded:
             )
             for request_id, arrival_s, prompt_len, gen_length in rows
         )
-        given = dict(self.run.manifest["facts"]["dataset"])
-        lines = (
-            f"{each.request_id}|{each.arrival_s:.6f}|{each.prompt_len}|{each.generation.gen_length}"
-            for each in requests
+        given = self.run.manifest["facts"]["dataset"]
+        origin = Origin(**{each.name: given[each.name] for each in fields(Origin)})
+        left = most - len(requests)
+        said = given["description"] + (f"; the first {len(requests)} of these {most} requests" if left else "")
+        return workload_of(
+            own.dataset,
+            requests,
+            origin,
+            f"{said}; as in a measured run ({self.digest})",
+            num_clipped=min(given["num_clipped"], len(requests)),
+            num_repeated=max(0, given["num_repeated"] - left),
+            length_scale=given["length_scale"],
+            seed=given["seed"],
         )
-        told = {"lengths": LengthStats(**given["lengths"]), "checksum": checksum([self.digest, *lines])}
-        return Workload(name=own.dataset, requests=requests, provenance=WorkloadProvenance(**{**given, **told}))
 
     def replayed(self, requests: Sequence[Request], seed: int, *, is_drawn: bool) -> Replayed:
         if is_drawn:

@@ -9,7 +9,7 @@ from statistics import median
 
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import ReplayingExecutor
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.roofline import RooflineExecutor, StepNotes
 from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
 from engines.errors import require
 from engines.hardware.catalogue import L40S
@@ -26,11 +26,12 @@ class _Counting(DelegatingExecutor):
 
     def __init__(self, executor: RooflineExecutor) -> None:
         super().__init__(executor)
-        self.counted, self._meter = list[StepWork](), executor
+        self.counted, self._meter, self._notes = list[StepWork](), executor, StepNotes()
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        self.counted.append(self._meter.work(plan))
-        return self._meter.execute(plan)
+        work = self._meter.work(plan)
+        self.counted.append(self._notes.noted(plan, work))
+        return self._meter.charged(plan, work)
 
 
 def steps_of_run(path: Path, most: int) -> list[TimedStep]:

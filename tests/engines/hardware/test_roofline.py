@@ -155,7 +155,9 @@ WORKS = st.builds(
     kv_written_rows=st.integers(0, 10**4),
     num_sequences=st.integers(1, 256),
     logit_chunks=st.integers(1, 8),
-    **dict.fromkeys([name for name in StepWork._fields if name.startswith("extra_")], st.just(0)),
+    **{name: st.just(0) for name in StepWork._fields if name.startswith("extra_")},
+    new_layout=st.integers(0, 1),
+    builds=st.integers(0, 1),
 )
 ROOFLINES = st.builds(Roofline, st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]), st.sampled_from(CARDS))
 

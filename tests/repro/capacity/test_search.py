@@ -65,6 +65,31 @@ def test_a_plan_whose_bound_is_below_the_best_is_not_simulated():
     assert {*asked} == {"a"}
 
 
+@given(plans, st.floats(0.02, 50))
+def test_no_rate_above_a_plans_bound_is_simulated(capacities, off):
+    def serves(plan: str, step: int, is_whole: bool) -> bool:
+        assert LATTICE.rate(step) <= capacities[plan]
+        return True
+
+    found = largest([*capacities], capacities.__getitem__, serves, LATTICE, off * max(capacities.values()))
+    if found is not None:
+        assert LATTICE.rate(found.step) <= max(capacities.values()) < LATTICE.rate(found.step + 1)
+
+
+def test_the_lowest_rate_is_asked_for_where_steps_near_the_start_fail():
+    asked = []
+
+    def serves(step: int) -> bool:
+        asked.append(step)
+        return step <= -2
+
+    assert climb(serves, 0, (-100, 100)) == -2
+    assert -100 not in asked
+    asked.clear()
+    assert climb(lambda step: serves(step + 20), 0, (-100, 100)) == -22
+    assert asked.count(-100 + 20) == 1
+
+
 def test_a_plan_that_only_one_seed_favours_loses():
     """The first seed has a ahead; all seeds b."""
     capacities = {("a", False): 20.0, ("b", False): 19.0, ("a", True): 10.0, ("b", True): 15.0}

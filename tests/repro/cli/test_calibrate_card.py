@@ -8,7 +8,7 @@ import pytest
 from support.command import refused, repro
 from support.own_cards import CARD, PLANTED, timed_steps, write_card, write_steps
 
-from engines.hardware.roofline import Calibration
+from engines.hardware.card import CardCalibration
 from repro import api
 from repro.files import forget
 from repro.paths import CALIBRATION
@@ -45,7 +45,7 @@ def test_planted_constants_come_back_and_runs_rest_on_them(own_folder):
         "mine.residuals.csv",
     }
     assert sorted(CALIBRATION.iterdir()) == committed
-    found = Calibration.load(own_folder / "mine.calibration.json")
+    found = CardCalibration.load(own_folder / "mine.calibration.json")
     for name, value in PLANTED.items():
         assert getattr(found, name) == pytest.approx(value, rel=1e-6), name
     run = api.run("dllm-serve", "livebench", platform="mine.yaml", rate=0.1, num_prompts=4, result_dir="runs")

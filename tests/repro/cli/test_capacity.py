@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 from support.command import refused, repro
 
+from engines.models.shape import model_shape
 from repro.capacity import peer
 from repro.capacity.clusters import ClusterSite
 from repro.capacity.site import Plan
@@ -135,6 +136,23 @@ def test_aiconfigurator_is_printed_beside_ours_where_it_is_installed(own, instal
     assert Engine.asked[0] == ("h200_sxm", "vllm", 2)
     assert "AIConfigurator's own estimate of the plan" in asked(own).out
     assert "no tables of these cards" in " ".join(asked(own, "--platform", "h20").out.split())
+
+
+def test_the_real_aiconfigurator_answers_where_it_is_installed(own):
+    """What is asked of it means what is taken from it: a prefix is part of the prompt, and two tokens are one step."""
+    pytest.importorskip(peer.MODULE)
+    found = json.loads(asked(own, "--json", "--system", "dynamo-sim").out)
+    assert found["answers"][0]["aiconfigurator_rate"] > 0
+    folder = own.parent / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(peer.config_of(model_shape("Qwen3-32B"))))
+    worker = peer.engine().compile(str(folder), "h200_sxm", "vllm", tp_size=1)
+
+    def taken(mode: str, isl: int, osl: int = 2, prefix: int = 0) -> float:
+        return sum(worker.run_static(batch_size=1, isl=isl, osl=osl, prefix=prefix, mode=mode)[:2])
+
+    assert taken("static_ctx", 1000) < taken("static_ctx", 2000, prefix=1000) < 0.7 * taken("static_ctx", 2000)
+    assert taken("static_gen", 2000, osl=5) == pytest.approx(4 * taken("static_gen", 2000), rel=0.01)
 
 
 def test_aiconfigurator_fails_alone(own, installed, monkeypatch):

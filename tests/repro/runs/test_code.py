@@ -240,3 +240,10 @@ def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not
     assert "other code" in accepted
     assert "1 run done, 0 reused" in again
     assert "other code" not in again
+
+
+def test_what_the_package_offers_to_python_is_no_part_of_a_run():
+    """Another name in ``repro/__init__.py`` makes no stored run another; the harness's own modules below it do."""
+    modules = code_of(("repro.systems.dllm.systems",)).modules
+    assert "repro" not in modules
+    assert {"repro.systems", "repro.systems.dllm.system", "repro.runs.record"} <= {*modules}

@@ -13,6 +13,7 @@ from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from repro.files import forget
 from repro.runs.cell import BASIS
+from repro.runs.record import REQUESTS
 from repro.runs.store import StoredRun
 from repro.systems.dllm.family import BLOCKS, STEPS
 
@@ -89,10 +90,19 @@ def test_other_requests_than_the_run_s_are_refused(measured, mine):
 
 
 def test_the_first_of_the_requests_can_be_followed_alone(measured, mine):
-    ours = replayed(measured, mine, num_prompts=2).table(BLOCKS)
-    theirs = measured.table(BLOCKS)
+    run = replayed(measured, mine, num_prompts=2)
+    ours, theirs = run.table(BLOCKS), measured.table(BLOCKS)
     assert set(ours["request_id"]) == {0, 1}
     assert [ours[name] for name in ours] == [theirs[name][: len(ours["block"])] for name in ours]
+    told, whole = (each.manifest["facts"]["dataset"] for each in (run, measured))
+    lengths = run.table(REQUESTS)["prompt_len"]
+    assert told["lengths"]["n"] == 2
+    assert (told["lengths"]["mean"], told["lengths"]["max"]) == (sum(lengths) / 2, max(lengths))
+    assert "the first 2 of these 5 requests" in told["description"]
+    assert [told[name] for name in ("source", "location", "seed", "length_scale")] == [
+        whole[name] for name in ("source", "location", "seed", "length_scale")
+    ]
+    assert told["checksum"] != whole["checksum"]
     with pytest.raises(UserError, match=r"num_prompts=6: replay=.* has 5 requests, ask for no more"):
         replayed(measured, mine, num_prompts=6)
 
