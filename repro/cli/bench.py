@@ -14,7 +14,7 @@ from repro.cli import options as opt
 from repro.cli.dllm_knobs import engine_knobs, of_platform
 from repro.cli.output import print_json, say
 from repro.cli.run_table import print_runs, rate_of, run_json
-from repro.cli.spread import Given, Knobs
+from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from repro.runs.store import StoredRun
@@ -23,8 +23,29 @@ if TYPE_CHECKING:
 
 ENDPOINT = "endpoint"
 """Where a system behind --url runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPolicies:
+    """What systems of autoregressive models take; a scheduler and a refresh rule are settings of diffusion LLMs."""
+
+    router: str | None = None
+    """A router of one's own as module:NAME, of ampd, ampd-live and laps; of dynamo how a request finds its worker."""
+    batcher: str | None = None
+    """A batching policy of one's own as module:NAME, of laps."""
+    queue: str | None = None
+    """An order of waiting prefills of one's own as module:NAME, of ampd and ampd-live, and of laps beside a batcher."""
+    binder: str | None = None
+    """What says where a session lives, as module:NAME, of ampd and ampd-live."""
+
+
+def _knobs() -> Mapping[str, Sequence[type | Some]]:
+    own = engine_knobs()
+    return {**own, opt.ENGINE: (*own[opt.ENGINE], OwnPolicies)}
+
+
 KNOBS = Knobs(
-    engine_knobs, without=("dataset_path", "profile_every", "num_fewshot", "chat", "length_scale"), usual=of_platform
+    _knobs, without=("dataset_path", "profile_every", "num_fewshot", "chat", "length_scale"), usual=of_platform
 )
 
 

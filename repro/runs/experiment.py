@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.errors import RunError, UserError
+from engines.knobs import knobs_of
+from engines.named import POLICIES, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
@@ -18,7 +20,7 @@ from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
-from repro.runs.system import SYSTEMS, Deployment
+from repro.runs.system import SYSTEMS, Deployment, settings_of
 from repro.runs.tuning import prepared
 
 
@@ -104,7 +106,8 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
 def _plugged_in(cell: Cell) -> dict[str, str]:
     """The modules that the cell names, as ``module:NAME``, by what it says of each."""
     found = {}
-    for what, value in (("system", cell.system), ("platform", cell.platform), *cell.knobs):
+    system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
+    for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
         where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
         is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
         if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
@@ -114,6 +117,25 @@ def _plugged_in(cell: Cell) -> dict[str, str]:
         if place(where):
             found[f"{what}={value!r}"] = where
     return found
+
+
+def _with_places(cell: Cell) -> Cell:
+    """With the policies that it names as an installed package does named by where they are: the run is the same, and is tied to
+    their code."""
+    places = {
+        name: installed(name)[value]
+        for name, value in cell.knobs
+        if name in POLICIES and isinstance(value, str) and value in installed(name)
+    }
+    if not places:
+        return cell
+    knobs = {name: knob for kind in settings_of(cell.system) for name, knob in knobs_of(kind).items()}
+    places = {
+        name: where
+        for name, where in places.items()
+        if name in knobs and cell.knob_values[name] not in knobs[name].words
+    }
+    return replace(cell, knobs=tuple({**cell.knob_values, **places}.items())) if places else cell
 
 
 def check_device(cell: Cell) -> None:
@@ -126,6 +148,7 @@ def check_device(cell: Cell) -> None:
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
     try:
+        cell = _with_places(cell)
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
