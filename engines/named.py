@@ -83,6 +83,14 @@ def load_named(kind: str, where: str, *, having: tuple[str, ...] = ()) -> Any:
     return found
 
 
+def name_of(policy: Any) -> str:
+    """``module:NAME`` of a class or a function, by which it is found again in this process."""
+    module, name = policy.__module__, policy.__qualname__
+    if getattr(sys.modules.get(module), name, None) is not policy:
+        raise UserError(f"{module}.{name} is not what is called {name!r} in its module: define it at the top, and once")
+    return f"{module}:{name}"
+
+
 def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
     """What a policy answers, which may be anyone's: whatever it raises is said of it in one sentence."""
     try:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engines.errors import RunError, UserError
+from engines.errors import RunError
 from engines.knobs import knobs_of
 from engines.named import POLICIES, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
+from repro.runs.fileless import Told, is_fileless, told_of
 from repro.runs.free import TUNE
 from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
@@ -42,7 +43,13 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        return code_of((*self.deployment.modules, *_plugged_in(self.cell).values()))
+        named, files = _named_code(self.cell), self.deployment.modules
+        return code_of((*filter(lambda name: not is_fileless(name), files), *named.modules)).with_parts(named.parts)
+
+    @property
+    def in_no_file(self) -> str | None:
+        """What no other process can import of what the cell names; None of most."""
+        return next((each for each in _plugged_in(self.cell).values() if is_fileless(each.partition(":")[0])), None)
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -104,7 +111,7 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
 
 
 def _plugged_in(cell: Cell) -> dict[str, str]:
-    """The modules that the cell names, as ``module:NAME``, by what it says of each."""
+    """``module:NAME`` of what the cell names so, by what it says of each."""
     found = {}
     system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
     for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
@@ -112,11 +119,21 @@ def _plugged_in(cell: Cell) -> dict[str, str]:
         is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
         if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
             continue
-        if where in sys.modules and getattr(sys.modules[where], "__file__", None) is None:
-            raise UserError(f"{value!r} is of a module in no file, whose edits nobody would see: put it into a file")
-        if place(where):
-            found[f"{what}={value!r}"] = where
+        if is_fileless(where) or place(where):
+            found[f"{what}={value!r}"] = f"{where}:{name}"
     return found
+
+
+def _named_code(cell: Cell) -> Told:
+    """What the cell names rests on: modules, and what lies in no file."""
+    parts: dict[str, str] = {}
+    modules: list[str] = []
+    for each in _plugged_in(cell).values():
+        where, _, name = each.partition(":")
+        told = told_of(where, name) if is_fileless(where) else Told(modules=(where,))
+        parts |= told.parts
+        modules += told.modules
+    return Told(parts=parts, modules=tuple(modules))
 
 
 def _with_places(cell: Cell) -> Cell:
@@ -158,7 +175,7 @@ def prepare(cell: Cell) -> Experiment:
         if (said := fault_of(cell, error)) is error:
             raise
         raise said from error
-    _plugged_in(cell)  # refuses what lies in no file
+    _named_code(cell)  # refuses what has no source
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 

@@ -17,6 +17,7 @@ from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_c
 from engines.policies.own import Own
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
+from repro.runs.fileless import is_fileless
 from repro.systems.ar.own import OwnPolicies, own_policies
 from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
@@ -109,6 +110,10 @@ def resolve(cell: Cell, system: str) -> Settings:
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
     for each in own.values():
         # What a model is measured later, on the workers.
+        require(
+            not is_fileless(each.where.partition(":")[0]) or (each.kind.name != "queue" and knobs.frontend is None),
+            f"{each.kind.name}={each.where!r} is in no file, which the processes that it decides in could read: put it into one",
+        )
         require(callable(each.named), f"{each.kind.name}={each.where!r} cannot be called: {each.kind.needed}")
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
