@@ -86,6 +86,13 @@ class Size:
     """Marks a number of bytes, which a command line takes with a unit: 24GB."""
 
 
+class Names:
+    """Marks a text that is one of these names, or names a policy of a user's own."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+
 class Fixed:
     """Marks a field that is no knob: the method, the platform or other settings say it."""
 
@@ -106,6 +113,8 @@ class Knob(NamedTuple):
     may_be_none: bool
     choices: tuple[str, ...]
     """Words to choose from; empty where any will do."""
+    words: tuple[str, ...]
+    """The choices, or those that a user can add to."""
     range: Range | None
     only: Only
     is_fixed: bool
@@ -189,6 +198,20 @@ def knobs_of(kind: Any) -> Mapping[str, Knob]:
     return _schema_of(kind).knobs
 
 
+def usual_knobs_of(kind: Any) -> Mapping[str, Knob]:
+    """Those of the fields that have a default and can be given: the others are not a user's to say."""
+    bare = {
+        each.name
+        for each in fields(kind)
+        if not each.init or (each.default is MISSING and each.default_factory is MISSING)
+    }
+    schema = _schema_of(kind)
+    found = {name: knob for name, knob in schema.own.items() if name not in bare and not knob.is_fixed}
+    for name, inner in schema.inside.items():
+        found |= {} if name in bare else knobs_of(inner)
+    return found
+
+
 def conditions_of(kind: Any) -> tuple[tuple[str, Only], ...]:
     """Every field that has an effect only beside some values of others, and what they are."""
     return _schema_of(kind).conditions
@@ -236,9 +259,11 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     return changed
 
 
-def check_given(given: Mapping[str, Any], *known: type, who: str) -> None:
-    """Raise UserError for a name that none of the settings has, and for a value that its field may not have."""
-    knobs = {name: knob for kind in known for name, knob in knobs_of(kind).items()}
+def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who: str) -> None:
+    """Raise UserError for a name that none of the settings, or knobs, has, and for a value that it may not have."""
+    knobs: dict[str, Knob] = {}
+    for kind in known:
+        knobs |= kind if isinstance(kind, Mapping) else knobs_of(kind)
     for name, value in given.items():
         if name not in knobs:
             meant = knobs if len(knobs) <= MANY else get_close_matches(name, knobs, cutoff=0.8)
@@ -309,6 +334,7 @@ def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[An
         kind=base,
         may_be_none=may_be_none,
         choices=choices,
+        words=next((mark.words for mark in marks if isinstance(mark, Names)), choices),
         range=next((mark for mark in marks if isinstance(mark, Range)), None),
         only=only,
         is_fixed=Fixed in marks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +16,11 @@ from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
 from engines.models.decoder import CausalModel
-from engines.named import load_named
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.step import Batching, Bucket, Chunk
 from engines.policies.task import OpenQueue, PrefillQueue
 from engines.server.ar.engine import AtMost
+from engines.server.ar.settings import own_batcher
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.systems.laps.systems import scaled_laps, scaled_reserve
 
@@ -40,12 +40,18 @@ class Scheduled(NamedTuple):
     estimate_s: Callable[[int, int], float] | None = None
 
 
-def scheduled(name: str, executor: TorchExecutor, max_num_batched_tokens: int, max_num_seqs: int) -> Scheduled:
-    """``laps`` and ``reserve`` first time the steps of this device, which their step model is fitted to. ``module:NAME`` is
-    called with the two sizes, and keeps to the second."""
-    if ":" in name:
-        make = load_named("scheduler", name, having=("next_step",))
-        return Scheduled(make(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs), OpenQueue())
+def scheduled(
+    name: str,
+    executor: TorchExecutor,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    own: tuple[tuple[str, Any], ...] = (),
+) -> Scheduled:
+    """``laps`` and ``reserve`` first time the steps of this device, which their step model is fitted to. One of a user's own is
+    told what it takes of the two sizes, and has ``own`` knobs; it keeps to the second."""
+    if (batcher := own_batcher(name, own)) is not None:
+        made = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+        return Scheduled(made, OpenQueue())
     if name == "chunked":
         return Scheduled(Chunked(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs), OpenQueue())
     if name == "prefill-first":

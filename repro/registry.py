@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from engines.errors import UserError
-from engines.named import load_named
+from engines.named import load_named, where_of
 
 T = TypeVar("T")
 
@@ -29,13 +29,5 @@ class Registry(Generic[T]):
             raise UserError(
                 f"{self.kind}={name!r} must be a name: use one of {', '.join(self._entries)}, or module:NAME"
             )
-        where = self._entries.get(name, name)
-        if ":" not in where:
-            from importlib.metadata import entry_points
-
-            installed = [each.value for each in entry_points(group=f"repro.{self.kind}") if each.name == name]
-            if not installed:
-                known = ", ".join(self._entries)
-                raise UserError(f"{self.kind}={name!r} is unknown: use one of {known}, or module:NAME")
-            where = installed[0]
+        where = self._entries.get(name) or where_of(self.kind, name, self._entries)
         return cast(T, load_named(self.kind, where, having=self._having))

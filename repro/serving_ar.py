@@ -197,7 +197,8 @@ class ArModel:
         )
         executor = self._executor(model)
         try:
-            by = scheduled(settings.scheduler, executor, settings.max_num_batched_tokens, settings.max_num_seqs)
+            sizes = settings.max_num_batched_tokens, settings.max_num_seqs
+            by = scheduled(settings.scheduler, executor, *sizes, settings.own)
             yield ServedAr(
                 executor,
                 by.batching,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Checked, Fixed, Only, Proportion, Range, Seed, Tokens
+from engines.knobs import Checked, Fixed, Names, Only, Proportion, Range, Seed, Tokens
 
 Selection = Literal["head", "uniform", "dense"]
 LogitRows = Literal["decomposed", "monolithic"]
@@ -160,7 +160,7 @@ class EngineConfig(Checked):
     max_num_seqs: Annotated[int, Range(1, 2**14)] = 512
     """Requests running at once; each takes a slot, used or not."""
     max_model_len: Annotated[int, Range(1, 2**20), Fixed] = 4096
-    scheduler: Annotated[str, PACKED] = "phase"
+    scheduler: Annotated[str, PACKED, Names("phase", "request", "lookahead")] = "phase"
     """phase, request, lookahead, or a class of one's own as module:NAME."""
     sparsity: Annotated[SparsityConfig, Fixed] = field(default_factory=SparsityConfig)
     decode: Annotated[DecodeConfig, Fixed] = field(default_factory=DecodeConfig)

@@ -82,8 +82,7 @@ class NoOptions:
 
 
 def rule_class(named: str) -> type:
-    """A refresh rule of one's own, as ``module:NAME``: a dataclass whose fields have defaults."""
-    require(":" in named, f"refresh_rule={named!r} is unknown: name a class as module:NAME")
+    """A refresh rule of one's own: a dataclass whose fields have defaults."""
     found = load_named("refresh rule", named, having=("phase", "caches", "window"))
     if not (isinstance(found, type) and is_dataclass(found)):
         raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from engines.errors import UserError, require
-from engines.named import load_named
+from engines.errors import require
+from engines.named import load_named, where_of
 
 GB = 10**9
 
@@ -118,17 +118,16 @@ GPUS: tuple[Gpu, ...] = (RTX4090, L40S, A100, H100, H200, B200, H20)
 
 
 def gpu(name: str | Gpu) -> Gpu:
-    """Look a GPU up by its name, ignoring case; or any other as ``module:NAME``. One that is given is itself."""
+    """Look a GPU up by its name, ignoring case; or any other as ``module:NAME`` or by an installed package's name. One that is given is itself."""
     if isinstance(name, Gpu):
         return name
-    if ":" in name:
-        found = load_named("gpu", name)
-        require(isinstance(found, Gpu), f"gpu={name!r} is no engines.hardware.catalogue.Gpu: name one")
-        return found
     for known in GPUS:
         if known.name == name.lower():
             return known
-    raise UserError(f"gpu={name!r} is unknown: use one of {', '.join(known.name for known in GPUS)}")
+    found = load_named("gpu", where_of("gpu", name, [known.name for known in GPUS]))
+    require(isinstance(found, Gpu), f"gpu={name!r} is no engines.hardware.catalogue.Gpu: name one")
+    own: Gpu = found
+    return own
 
 
 _OTHER_CARDS = {"d", "3e", "laptop", "mobile", "mig", "nvl", "pcie"}

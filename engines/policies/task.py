@@ -44,6 +44,10 @@ class PrefillTask:
         return self.tokens - self.computed
 
 
+NO_OBJECTIVE_S = 1e6
+"""All the time that an objective may allow: what policies know of one that is absent."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slo(Checked):
     """What a service is held to."""

@@ -13,6 +13,7 @@ from repro.cli.study import run_study
 
 if TYPE_CHECKING:
     from repro.cli.study import Study
+    from repro.reports.ablation import Variant
 
 STUDIES = {"dllm-serve": "ablate_dllm", "ampd": "ablate_cluster", "laps": "ablate_prefill"}
 """Where the ablations of a system's components are, below ``repro.cli``."""
@@ -24,6 +25,8 @@ class Asked(Checked):
     component: str
     """engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering. Of LAPS: graphs,
     disaggregation, awd or reserve."""
+    variant: list[str] | None = None
+    """A policy of one's own as one more variant, module:NAME or with its knobs module:NAME@name=value,...; several times."""
     dataset: list[str] | None = None
     """Several times [default: livebench, burst, osc; dureader, gaia of AMPD, lmsys-chat-1m of LAPS]."""
     platform: str | None = None
@@ -44,6 +47,16 @@ class Asked(Checked):
         for name in names:
             value = getattr(self, name)
             require(value is None, f"{name}={value!r} has no effect on component={self.component!r}{why}: leave it out")
+
+    def own(self) -> list[Variant]:
+        """The variants that are a user's own."""
+        from repro.reports.ablation import own_variant
+
+        told = [text.partition("@") for text in dict.fromkeys(self.variant or ())]
+        return [
+            own_variant(self.component, name, opt.parse_knobs(knobs.split(",") if knobs else (), {}))
+            for name, _, knobs in told
+        ]
 
     def rate(self, usual: float) -> float | None:
         return usual if self.request_rate is None else opt.parse_rate(self.request_rate)

@@ -37,7 +37,9 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         component=asked.component,
         platform=where,
         title=where.title,
-        cells=paired_cells(asked.component, where, asked.dataset or TRACES, rate, asked.seeds(NUM_RUNS), knobs),
+        cells=paired_cells(
+            asked.component, where, asked.dataset or TRACES, rate, asked.seeds(NUM_RUNS), knobs, asked.own()
+        ),
         dataset="trace",
         said="all at once" if rate is None else f"{rate:g} session{'' if rate == 1 else 's'}/s",
         about={"rate": rate},

@@ -46,7 +46,7 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         num_runs=len(asked.seeds(MEASURED_RUNS if where.executor != "roofline" else 1)),
         knobs=tuple(knobs.items()),
     )
-    variants = variants_of(asked.component, view)
+    variants = (*variants_of(asked.component, view), *asked.own())
     has_baseline = any(variant.system == BASE for variant in variants)
     if not has_baseline:
         asked.refuse("reading", why=", which compares with no baseline")

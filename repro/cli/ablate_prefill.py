@@ -40,7 +40,7 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         component=asked.component,
         platform=where,
         title=part.title,
-        cells=paired_cells(asked.component, where, datasets, rate, asked.seeds(NUM_RUNS), knobs),
+        cells=paired_cells(asked.component, where, datasets, rate, asked.seeds(NUM_RUNS), knobs, asked.own()),
         said=f"{part.clients} clients" if rate is None else f"{rate:g} turn{'' if rate == 1 else 's'}/s",
         about={"rate": rate},
         row=_row,

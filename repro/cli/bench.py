@@ -13,18 +13,43 @@ from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import engine_knobs, of_platform
 from repro.cli.output import print_json, say
-from repro.cli.run_table import print_runs, rate_of, run_json
-from repro.cli.spread import Given, Knobs
+from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
+from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from repro.runs.store import StoredRun
     from repro.systems.platforms import Platform
     from repro.workbench.grid import Grid
 
+CPU = "cpu-tiny"
 ENDPOINT = "endpoint"
 """Where a system behind --url runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPolicies:
+    """What systems of autoregressive models take; a scheduler and a refresh rule are settings of diffusion LLMs."""
+
+    router: str | None = None
+    """A router of one's own as module:NAME, of ampd, ampd-live and laps; of dynamo how a request finds its worker."""
+    batcher: str | None = None
+    """A batching policy of one's own as module:NAME, of laps."""
+    queue: str | None = None
+    """An order of waiting prefills of one's own as module:NAME, of ampd and ampd-live, and of laps beside a batcher."""
+    binder: str | None = None
+    """What says where a session lives, as module:NAME, of ampd and ampd-live."""
+
+
+def _knobs() -> Mapping[str, Sequence[type | Some]]:
+    own = engine_knobs()
+    return {**own, opt.ENGINE: (*own[opt.ENGINE], OwnPolicies)}
+
+
 KNOBS = Knobs(
-    engine_knobs, without=("dataset_path", "profile_every", "num_fewshot", "chat", "length_scale"), usual=of_platform
+    _knobs,
+    several=True,
+    without=("dataset_path", "profile_every", "num_fewshot", "chat", "length_scale"),
+    usual=of_platform,
 )
 
 
@@ -38,14 +63,18 @@ class Asked:
     dataset_name: list[str] | None = None
     """livebench, burst or osc, a session trace or conversations; several times [default: osc, dureader or lmsys-chat-1m, as
     the system serves]."""
-    platform: str = "cpu-tiny"
+    platform: list[str] | None = None
     """cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 or h200x32 for clusters, the YAML file of a card of
-    yours (CONTRIBUTING.md), or module:NAME."""
-    executor: str | None = None
-    """torch (measured) or roofline (simulated) [default: the platform's]."""
+    yours (CONTRIBUTING.md), or module:NAME; several times [default: cpu-tiny]."""
+    executor: list[str] | None = None
+    """torch (measured) or roofline (simulated); several times [default: the platform's]."""
     request_rate: list[str] | None = None
     """Requests/s or 'inf'; several times [default: inf]."""
-    seed: opt.Seed = 0
+    seed: opt.Seeds = None
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        return tuple(self.platform or (CPU,))
 
     def grid(self, options: Mapping[str, Any]) -> Grid:
         """``options``: the knobs."""
@@ -54,11 +83,11 @@ class Asked:
         return Grid(
             system=tuple(self.system or ()),
             dataset=tuple(self.dataset_name or ()),
-            platform=(self.platform,),
-            executor=(self.executor,) if self.executor else (),
+            platform=self.where,
+            executor=tuple(self.executor or ()),
             rate=tuple(map(opt.parse_rate, self.request_rate or ["inf"])),
-            seed=(self.seed,),
-            knobs={name: (value,) for name, value in options.items()},
+            seed=tuple(self.seed or (0,)),
+            knobs={name: value if isinstance(value, tuple) else (value,) for name, value in options.items()},
         )
 
 
@@ -126,19 +155,21 @@ def bench(
     from repro.systems.platforms import platform as platform_of
 
     opened = placement.opened()
-    if endpoint.url is not None and asked.platform == "cpu-tiny":
-        asked = replace(asked, platform=ENDPOINT)
+    if endpoint.url is not None and asked.where == (CPU,):
+        asked = replace(asked, platform=[ENDPOINT])
     if endpoint.url is not None and not asked.system:
         asked = replace(asked, system=["openai-http"])
-    where = platform_of(asked.platform)
+    where = [platform_of(name) for name in asked.where]
     if plot is not None:
         check_plot(plot)
     options = {**given, **opt.given(**asdict(endpoint)), **opt.of_data_file(dataset_path, given)}
-    options |= profiled.knobs(given.get("device"), where, asked.executor)
-    options |= opt.parse_knobs(knob or (), options)
-    show = partial(_show, title=f"repro bench on {where.title}", is_profiled=profiled.profile, plot=plot, json=json)
+    options |= profiled.knobs(given.get("device"), where[0], next(iter(asked.executor or ()), None))
+    options |= opt.parse_knobs(knob or (), options, several=True)
+    grid = asked.grid(options)
+    title = f"repro bench on {', '.join(each.title for each in where)}"
+    show = partial(_show, title=title, varied=grid.varied, is_profiled=profiled.profile, plot=plot, json=json)
     make_and_show(
-        asked.grid(options).cells(),
+        grid.cells(),
         store=stored.store,
         opened=opened,
         show=show,
@@ -150,26 +181,29 @@ def bench(
     )
 
 
-def _show(runs: Sequence[StoredRun], *, title: str, is_profiled: bool, plot: Path | None, json: bool) -> None:
+def _show(
+    runs: Sequence[StoredRun], *, title: str, varied: Sequence[str], is_profiled: bool, plot: Path | None, json: bool
+) -> None:
     from repro.cli.plots import save_plot
     from repro.cli.profile import print_profile
 
     if json:
         print_json({"runs": [run_json(run) for run in runs]})
     else:
-        print_runs([[run] for run in runs])
+        print_runs(by_setting(runs), varied)
         for run in runs if is_profiled else ():
             print_profile(run)
     if plot is not None and runs:
-        drawn = save_plot(plot, title, [_as_plotted(run) for run in runs])
+        drawn = save_plot(plot, title, [_as_plotted(run, varied) for run in runs])
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 
-def _as_plotted(run: StoredRun) -> dict[str, Any]:
+def _as_plotted(run: StoredRun, varied: Sequence[str]) -> dict[str, Any]:
     cell, summary = run.cell, run.summary
     rate = rate_of(run) if cell.rate is None else f"{cell.rate:g} req/s"
+    knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
     return {
-        "label": f"{run.title}, {cell.dataset}, {'all at once' if rate == 'inf' else rate}",
+        "label": ", ".join([run.title, cell.dataset, "all at once" if rate == "inf" else str(rate), *knobs]),
         "throughput_tok_s": summary["throughput_tok_s"],
         "mean_latency_s": summary["e2el_s"]["mean"],
         "p50_latency_s": summary["e2el_s"]["p50"],

@@ -71,6 +71,7 @@ def evaluate(
     asked: Asked,
     dataset_path: opt.DatasetPath = None,
     given: Annotated[Given, KNOBS],
+    knob: opt.KnobTexts = None,
     stored: opt.Stored,
     place: opt.Place,
     json: opt.Json = False,
@@ -84,7 +85,8 @@ def evaluate(
 
     opened = place.opened()
     task_entry(asked.task)
-    cell = asked.cell({**opt.with_steps(given), **opt.of_data_file(dataset_path, given)})
+    options = {**opt.with_steps(given), **opt.of_data_file(dataset_path, given)}
+    cell = asked.cell(options | opt.parse_knobs(knob or (), options))
     with opened as pool:
         with readable("dataset_path", dataset_path, [asked.task]):
             sweep = sweep_of([cell], stored.store, force=stored.force, pool=pool)

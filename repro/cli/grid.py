@@ -14,7 +14,7 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import print_json, say
-from repro.cli.run_table import print_runs, run_json
+from repro.cli.run_table import by_setting, print_runs, run_json
 
 if TYPE_CHECKING:
     from repro.runs.store import StoredRun
@@ -70,9 +70,9 @@ def sweep(
         if json:
             print_json({"runs": [run_json(run) for run in runs]})
         else:
-            print_runs(_by_setting(runs), asked.varied)
+            print_runs(by_setting(runs), asked.varied)
         if plot is not None and runs:
-            rows = [_as_plotted(row, asked.varied) for row in _by_setting(runs)]
+            rows = [_as_plotted(row, asked.varied) for row in by_setting(runs)]
             drawn = save_plot(plot, f"repro sweep {grid.name}", rows, PLOTTED)
             say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
@@ -114,13 +114,3 @@ def _as_plotted(row: Sequence[StoredRun], varied: Sequence[str]) -> dict[str, An
         "obtained": "; ".join(sorted({run.obtained for run in row})),
         "valid": all(run.validity.valid for run in row),
     }
-
-
-def _by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
-    """The repeats of each."""
-    from repro.runs.cell import BASIS
-
-    found: dict[object, list[StoredRun]] = {}
-    for run in runs:
-        found.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)
-    return list(found.values())

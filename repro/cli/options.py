@@ -51,6 +51,12 @@ Plot = Annotated[
         help="Draw the runs into this file, .png or .pdf, with a CSV of the same name beside it.", rich_help_panel=RUNS
     ),
 ]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Seed of arrivals, lengths, prompts and sampling; several times [default: 0].", rich_help_panel=WORKLOAD
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.", rich_help_panel=WORKLOAD)]
 DatasetPath = Annotated[
     Path | None, typer.Option(help="Local file in a format of the dataset's card.", rich_help_panel=WORKLOAD)
@@ -141,11 +147,11 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def of_data_file(path: Path | None, given: Mapping[str, Any]) -> dict[str, str]:
+def of_data_file(path: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """A file that is named is where the data are, unless something else is said."""
     if path is None:
         return {}
-    return {"dataset_path": str(path), "dataset_source": str(given.get("dataset_source", "local"))}
+    return {"dataset_path": str(path), "dataset_source": given.get("dataset_source", "local")}
 
 
 def parse_rate(text: str) -> float | None:
@@ -163,25 +169,27 @@ def parse_rate(text: str) -> float | None:
     return rate
 
 
-def parse_knobs(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``NAME=VALUE`` of knobs without an option; a value that is JSON (a number, true) is that, else text."""
+def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool = False) -> dict[str, Any]:
+    """``NAME=VALUE`` of knobs without an option; a value that is JSON (a number, true) is that, else text. Where there may be
+    ``several`` of a knob, they are a tuple."""
     from repro.runs.cell import COMPARISON, NOTES
 
-    knobs: dict[str, Any] = {}
+    knobs: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise UserError(f"knob={text!r} is no setting: write NAME=VALUE")
         if name in (*NOTES, COMPARISON):
             raise UserError(f"knob={text!r} is a note about a run and asks nothing of it: leave it out")
-        if name in given or name in knobs:
+        if name in given or (name in knobs and not several):
             raise UserError(f"knob={text!r} is given more than once: keep one")
         try:
             parsed = json.loads(value)
         except ValueError:
             parsed = value
-        knobs[name] = value if isinstance(parsed, list | dict) else parsed
-    return knobs
+        one = value if isinstance(parsed, list | dict) else parsed
+        knobs.setdefault(name, []).append(one)
+    return {name: values[0] if len(values) == 1 else tuple(values) for name, values in knobs.items()}
 
 
 def with_steps(given: Mapping[str, Any]) -> dict[str, Any]:

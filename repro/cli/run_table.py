@@ -35,6 +35,16 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
         print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
 
 
+def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """The repeats of each."""
+    from repro.runs.cell import BASIS
+
+    found: dict[object, list[StoredRun]] = {}
+    for run in runs:
+        found.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)
+    return list(found.values())
+
+
 def run_json(run: StoredRun) -> dict[str, Any]:
     return {
         "cell": run.cell.to_dict(),

@@ -82,7 +82,12 @@ ApiKey = Annotated[
 
 
 def serve(
-    *, asked: Asked, listening: Annotated[Given, LISTENING], api_key: ApiKey = None, given: Annotated[Given, KNOBS]
+    *,
+    asked: Asked,
+    listening: Annotated[Given, LISTENING],
+    api_key: ApiKey = None,
+    given: Annotated[Given, KNOBS],
+    knob: opt.KnobTexts = None,
 ) -> None:
     """Serve completions and chat over HTTP until SIGTERM or Ctrl-C. Settings of a generation are the defaults of requests."""
     from engines.server.run import run
@@ -97,7 +102,7 @@ def serve(
         "stop_at_eos" not in given,
         "stop_at_eos has no effect on a server, where a request ends at its end unless it says ignore_eos: leave it out",
     )
-    served = _served_model(asked, given, name)
+    served = _served_model(asked, given | opt.parse_knobs(knob or (), given), name)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))
@@ -105,7 +110,7 @@ def serve(
 
 def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> DllmModel | ArModel:
     from engines.knobs import check_given, given_to
-    from engines.server.ar.settings import SYSTEM, ArSettings
+    from engines.server.ar.settings import SCHEDULERS, SYSTEM, ArSettings, own_batcher
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
 
@@ -113,9 +118,12 @@ def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> D
     if asked.chosen != SYSTEM:
         platform = asked.platform or "cpu-tiny"
         return DllmModel.of(system=asked.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)
-    check_given(opt.given(platform=asked.platform, **knobs), ArSettings, who=f"system={SYSTEM!r}")
+    batcher = own_batcher(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
+    theirs = {} if batcher is None else batcher.knobs
+    check_given(opt.given(platform=asked.platform, **knobs), ArSettings, theirs, who=f"system={SYSTEM!r}")
     require(
         asked.model is not None,
         f"model is missing with system={SYSTEM!r}: give a Qwen2 or Llama checkpoint, or tiny-qwen2",
     )
-    return ArModel.of(given_to(ArSettings(model=str(asked.model)), knobs), name)
+    own = tuple((name, value) for name, value in knobs.items() if name in theirs)
+    return ArModel.of(given_to(ArSettings(model=str(asked.model), own=own), knobs), name)

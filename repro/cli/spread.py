@@ -30,7 +30,8 @@ class Some(NamedTuple):
 class Knobs:
     """Options that are the knobs of settings; a parameter of this kind holds what is ``Given`` of them. ``panels`` are the settings
     by the panel of the help that they are shown in, found when the command is asked for; ``usual`` are defaults other than the
-    fields' own, as the help says them; "" says none."""
+    fields' own, as the help says them; "" says none. Where ``several``, an option may be given several times, but for one that is on
+    or off; what is given of it then is a tuple."""
 
     def __init__(
         self,
@@ -38,8 +39,9 @@ class Knobs:
         *,
         without: Sequence[str] = (),
         usual: Callable[[], Mapping[str, object]] = dict,
+        several: bool = False,
     ) -> None:
-        self._panels, self._without, self._usual = panels, without, usual
+        self._panels, self._without, self._usual, self._several = panels, without, usual, several
 
     @cached_property
     def _found(self) -> Mapping[str, _Placed]:
@@ -54,16 +56,18 @@ class Knobs:
 
     def parameters(self) -> Iterator[inspect.Parameter]:
         for knob, _, panel in self._found.values():
-            yield _parameter(knob, panel, default=None)
+            yield _parameter(knob, panel, default=None, several=self._several and knob.kind is not bool)
 
     def taken(self, given: Given) -> Given:
         """What was given; a size may have a unit."""
         values = {name: given.pop(name) for name in self._found}
-        return {
-            name: size_of(name, value) if self._found[name].knob.is_size else value
-            for name, value in values.items()
-            if value is not None
-        }
+        return {name: self._value(name, value) for name, value in values.items() if value not in (None, [])}
+
+    def _value(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            values = tuple(dict.fromkeys(self._value(name, each) for each in value))
+            return values if len(values) > 1 else values[0]
+        return size_of(name, value) if self._found[name].knob.is_size else value
 
     def helps(self) -> Iterator[tuple[str, str]]:
         """The text of each option. Reads sources: for a help that is asked for."""
@@ -153,11 +157,12 @@ def _is_option(declared: Any) -> bool:
     return any(isinstance(mark, typer.models.ParameterInfo) for mark in getattr(declared, "__metadata__", ()))
 
 
-def _parameter(knob: Knob, panel: str | None, *, default: object) -> inspect.Parameter:
+def _parameter(knob: Knob, panel: str | None, *, default: object, several: bool = False) -> inspect.Parameter:
     """An option for a knob. What is on by default can be switched off."""
     name = f"--{knob.name.replace('_', '-')}"
     names = f"{name}/--no-{name[2:]}" if knob.default is True else name
     kind: Any = str if knob.is_size else knob.kind
+    kind = list[kind] if several else kind
     declared: Any = Annotated[kind | None if default is None else kind, typer.Option(names, rich_help_panel=panel)]
     return inspect.Parameter(knob.name, _KEYWORD, default=_or_required(default), annotation=declared)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -76,6 +76,18 @@ COMPONENTS: Mapping[str, Component] = MappingProxyType(
     {each["name"]: Component(**{**each, "variants": _variants(each["variants"], OURS)}) for each in _STORED[OURS]}
 )
 LADDER = _variants(_STORED["ladder"], OURS)
+OWN: Mapping[str, str] = MappingProxyType(
+    {
+        "scheduler": "scheduler",
+        "refresh": "refresh_rule",
+        "routing": "router",
+        "reordering": "queue",
+        "disaggregation": "batcher",
+        "awd": "batcher",
+        "reserve": "batcher",
+    }
+)
+"""The knob by which a policy of a user's own is a variant of a component."""
 CLUSTER_COMPONENTS = _paired(_STORED["ampd"], "ampd")
 PREFILL_COMPONENTS = _paired(_STORED["laps"], "laps")
 
@@ -93,6 +105,18 @@ def system_of(component: str) -> str:
             return system
     known = (*COMPONENTS, "ladder", *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
     raise UserError(f"component={component!r} is unknown: use one of {', '.join(known)}")
+
+
+def own_variant(component: str, policy: str, knobs: Mapping[str, Any]) -> Variant:
+    """A policy of a user's own, in the place of the component, with knobs of its own."""
+    system = system_of(component)
+    if component not in OWN:
+        raise UserError(
+            f"variant={policy!r} has no effect on component={component!r}, which is no policy: leave it out, or use one of "
+            f"{', '.join(OWN)}"
+        )
+    label = ", ".join([policy.rpartition(":")[2], *(f"{name}={value}" for name, value in knobs.items())])
+    return Variant(label=label, system=system, knobs=((OWN[component], policy), *knobs.items()))
 
 
 def variants_of(name: str, view: View) -> tuple[Variant, ...]:
@@ -117,9 +141,10 @@ def paired_cells(
     rate: float | None,
     seeds: Iterable[int],
     knobs: Mapping[str, Any],
+    own: Sequence[Variant] = (),
 ) -> dict[tuple[str, Variant], list[Cell]]:
-    """The cells of a simulated family's component, by data set and variant."""
-    variants = {**CLUSTER_COMPONENTS, **PREFILL_COMPONENTS}[component]
+    """The cells of a simulated family's component, by data set and variant, ``own`` ones behind the paper's."""
+    variants = (*{**CLUSTER_COMPONENTS, **PREFILL_COMPONENTS}[component], *own)
     return {
         (dataset, variant): [variant.paired_cell(where, dataset, rate, seed, tuple(knobs.items())) for seed in seeds]
         for dataset in datasets

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Annotated, Any
 
 from engines.errors import UserError
 from engines.knobs import Range, check_value
+from engines.named import name_of
 
 Scalar = str | int | float | bool | None
 
@@ -43,7 +45,8 @@ class Cell:
     """``figure`` says who asked; it is not part of the key, so that figures share runs.
 
     ``rate`` is the asked arrival rate in requests per second, None where the workload brings its own
-    arrivals. ``knobs`` are (name, JSON scalar) pairs; they are sorted by name when the cell is built.
+    arrivals. ``knobs`` are (name, JSON scalar) pairs, a policy given as its class being its ``module:NAME``; they are sorted by name
+    when the cell is built.
     """
 
     figure: str | None = None
@@ -198,7 +201,9 @@ def _sorted_knobs(knobs: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Sca
         isinstance(pair, tuple | list) and len(pair) == 2 for pair in knobs
     ):
         raise UserError(f"knobs={knobs!r} must be pairs of a name and a value: write (('num_prompts', 8),)")
-    pairs = tuple((name, plain(value)) for name, value in knobs)
+    pairs = tuple(
+        (name, name_of(value) if isinstance(value, type | FunctionType) else plain(value)) for name, value in knobs
+    )
     for name, value in pairs:
         _check_text("knob name", name)
         if value is not None and not isinstance(value, str | int | float | bool):

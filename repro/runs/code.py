@@ -38,6 +38,10 @@ class Code:
         """Those that are none of ours."""
         return tuple(name for name in self.modules if name.partition(".")[0] not in PACKAGES)
 
+    def with_parts(self, parts: Mapping[str, str]) -> Code:
+        """With what lies in no module of a file, by name."""
+        return _code({**self.modules, **parts}) if parts else self
+
     def changed_from(self, stored: Mapping[str, str]) -> tuple[str, ...]:
         """Modules that differ from those of a stored run, or are on one side only."""
         names = sorted(self.modules.keys() | stored.keys())
@@ -62,6 +66,10 @@ def code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
         if not through or f"{name}.".startswith(through):
             is_ours = name.partition(".")[0] in PACKAGES
             waiting += [each for each in imported if not is_ours or each.partition(".")[0] in named]
+    return _code(found)
+
+
+def _code(found: Mapping[str, str]) -> Code:
     ordered = dict(sorted(found.items()))
     whole = "\n".join(f"{name} {digest}" for name, digest in ordered.items())
     return Code(digest=hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_LENGTH], modules=ordered)

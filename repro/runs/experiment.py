@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engines.errors import RunError, UserError
+from engines.errors import RunError
+from engines.knobs import knobs_of
+from engines.named import POLICIES, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
+from repro.runs.fileless import Told, is_fileless, told_of
 from repro.runs.free import TUNE
 from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
-from repro.runs.system import SYSTEMS, Deployment
+from repro.runs.system import SYSTEMS, Deployment, settings_of
 from repro.runs.tuning import prepared
 
 
@@ -40,7 +43,13 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        return code_of((*self.deployment.modules, *_plugged_in(self.cell).values()))
+        named, files = _named_code(self.cell), self.deployment.modules
+        return code_of((*filter(lambda name: not is_fileless(name), files), *named.modules)).with_parts(named.parts)
+
+    @property
+    def in_no_file(self) -> str | None:
+        """What no other process can import of what the cell names; None of most."""
+        return next((each for each in _plugged_in(self.cell).values() if is_fileless(each.partition(":")[0])), None)
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -102,18 +111,48 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
 
 
 def _plugged_in(cell: Cell) -> dict[str, str]:
-    """The modules that the cell names, as ``module:NAME``, by what it says of each."""
+    """``module:NAME`` of what the cell names so, by what it says of each."""
     found = {}
-    for what, value in (("system", cell.system), ("platform", cell.platform), *cell.knobs):
+    system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
+    for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
         where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
         is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
         if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
             continue
-        if where in sys.modules and getattr(sys.modules[where], "__file__", None) is None:
-            raise UserError(f"{value!r} is of a module in no file, whose edits nobody would see: put it into a file")
-        if place(where):
-            found[f"{what}={value!r}"] = where
+        if is_fileless(where) or place(where):
+            found[f"{what}={value!r}"] = f"{where}:{name}"
     return found
+
+
+def _named_code(cell: Cell) -> Told:
+    """What the cell names rests on: modules, and what lies in no file."""
+    parts: dict[str, str] = {}
+    modules: list[str] = []
+    for each in _plugged_in(cell).values():
+        where, _, name = each.partition(":")
+        told = told_of(where, name) if is_fileless(where) else Told(modules=(where,))
+        parts |= told.parts
+        modules += told.modules
+    return Told(parts=parts, modules=tuple(modules))
+
+
+def _with_places(cell: Cell) -> Cell:
+    """With the policies that it names as an installed package does named by where they are: the run is the same, and is tied to
+    their code."""
+    places = {
+        name: installed(name)[value]
+        for name, value in cell.knobs
+        if name in POLICIES and isinstance(value, str) and value in installed(name)
+    }
+    if not places:
+        return cell
+    knobs = {name: knob for kind in settings_of(cell.system) for name, knob in knobs_of(kind).items()}
+    places = {
+        name: where
+        for name, where in places.items()
+        if name in knobs and cell.knob_values[name] not in knobs[name].words
+    }
+    return replace(cell, knobs=tuple({**cell.knob_values, **places}.items())) if places else cell
 
 
 def check_device(cell: Cell) -> None:
@@ -126,6 +165,7 @@ def check_device(cell: Cell) -> None:
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
     try:
+        cell = _with_places(cell)
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
@@ -135,7 +175,7 @@ def prepare(cell: Cell) -> Experiment:
         if (said := fault_of(cell, error)) is error:
             raise
         raise said from error
-    _plugged_in(cell)  # refuses what lies in no file
+    _named_code(cell)  # refuses what has no source
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 

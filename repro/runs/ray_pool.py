@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engines.errors import RunError, UserError
+from engines.errors import RunError, UserError, require
 from repro.runs.assignment import Assignment, Lock, by_repeats
 from repro.runs.experiment import Experiment
 from repro.runs.locks import UnitLocks
-from repro.runs.pool import Packing
+from repro.runs.pool import Packing, in_no_file
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.ray_nodes import Identity, Needs, Node, alike, died, measuring, needs_of, nodes_of
@@ -66,6 +66,8 @@ class RayPool:
     def check(self, experiments: Sequence[Experiment]) -> None:
         if not experiments:
             return
+        here = in_no_file(experiments)
+        require(here is None, f"pool='ray': {here!r} is in no file, which other machines could read: put it into one")
         self._connect(experiments)
         measured: dict[Needs, list[bytes]] = {}
         for experiment in experiments:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu, gpu
-from engines.named import load_named
+from engines.named import load_named, where_of
 from repro.registry import Registry
 
 GB = 10**9
@@ -77,7 +77,7 @@ CARD_FILE = re.compile(r"(?P<path>.+\.ya?ml)(:(?P<name>[^:/\\]+))?")
 
 
 def platform(name: str) -> Platform:
-    """One of ``PLATFORMS``, the card of a YAML file, or any other as ``module:NAME``, which then is its name: by that it is found
+    """One of ``PLATFORMS``, the card of a YAML file, or any other: ``module:NAME`` then is its name, by which it is found
     again."""
     if isinstance(name, str) and (told := CARD_FILE.fullmatch(name)):
         # By name: runs of a family do not rest on what the file's other families have there.
@@ -86,7 +86,7 @@ def platform(name: str) -> Platform:
         return own
     found = PLATFORMS.get(name)
     require(isinstance(found, Platform), f"platform={name!r} is no repro.systems.platforms.Platform: name one")
-    return replace(found, name=name) if ":" in name else found
+    return found if name in PLATFORMS else replace(found, name=where_of("platform", name))
 
 
 def card(name: str) -> Gpu:

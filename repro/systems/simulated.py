@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from engines.errors import UserError
-from engines.knobs import knobs_of
+from engines.knobs import Knob, knobs_of
 from engines.models.shape import SHAPES, ModelShape, model_shape
+from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.free import Free
 from repro.runs.record import Obtained, RunRecord, Table
@@ -32,10 +33,19 @@ class PolicySystem(Generic[Build]):
     """Makes the policies, of settings and the system's own knobs."""
     free: tuple[Free, ...] = ()
     """What no source prints of it."""
+    policies: tuple[Kind, ...] = ()
+    """Kinds that a user's own may be of, each by a knob."""
 
     def options_of(self, cell: Cell) -> Options:
-        own = knobs_of(self.own)
+        own = {*knobs_of(self.own), *self.plugged_in(cell)}
         return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in own)
+
+    def plugged_in(self, cell: Cell) -> Mapping[str, Knob]:
+        """Knobs of the policies that the cell names."""
+        found: dict[str, Knob] = {}
+        for each in named_in(cell.asked, self.policies).values():
+            found |= each.knobs
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

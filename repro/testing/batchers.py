@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from engines.errors import RunError, UserError
+from engines.policies.own import taken
 from engines.policies.step import Batching
 from engines.policies.task import OpenQueue, PrefillQueue
 from repro.testing.examples import Source
@@ -25,7 +26,7 @@ from repro.testing.prefills import (
     other_name,
     stays_of,
 )
-from repro.testing.properties import Bound, Kind, Property, bound_of, check_waits, made, no_starvation, taken
+from repro.testing.properties import Bound, Kind, Property, bound_of, check_waits, made, no_starvation
 
 _SIZES = ("max_num_batched_tokens", "max_num_seqs")
 _LONGEST = 2048

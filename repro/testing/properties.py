@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
@@ -11,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from engines.errors import RunError, UserError, require
 from engines.named import asked
+from engines.policies.own import settings_of, taken
 from repro.testing.examples import Source, tried
 
 Subject = TypeVar("Subject")
@@ -89,21 +89,9 @@ def made(make: Any, **offered: Any) -> Any:
     """A plug-in for one run: a copy, where ``make`` is one; else what it gives, called with what it takes of ``offered`` by name."""
     if not callable(make):
         return deepcopy(make)
+    if (settings := settings_of(make)) not in (None, make):
+        offered["own"] = settings()
     return asked(make, **{name: value for name, value in offered.items() if name in taken(make, *offered)})
-
-
-def taken(make: Any, *names: str) -> list[str]:
-    """Which of these names ``make`` takes as arguments that it has not got yet."""
-    if not callable(make):
-        return []
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    bound = getattr(make, "keywords", {})
-    by_name = {each.name for each in parameters if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)}
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    return [name for name in names if name not in bound and (takes_all or name in by_name)]
 
 
 # ---- no starvation -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def test_every_file_and_command_of_the_page(own_folder):
-    assert len(FILES) == 13
+    assert len(FILES) == 14
     assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
     for command in COMMANDS:
         program, name, *arguments = [part for word in shlex.split(command) for part in glob(word) or [word]]

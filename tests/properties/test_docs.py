@@ -12,6 +12,7 @@ from support.command import commands
 from support.sources import tree
 
 import repro
+from engines.named import POLICIES
 from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.runs.metrics import METRICS
@@ -20,6 +21,7 @@ from repro.systems.ar.family import AR_METRICS
 from repro.systems.dllm.family import DLLM_METRICS
 from repro.systems.http.family import HTTP
 from repro.systems.laps.family import PREFILL_METRICS
+from repro.systems.platforms import PLATFORMS
 
 PAGES = sorted(
     [
@@ -107,8 +109,8 @@ def resolves(dotted: str) -> bool:
 @page_of
 def test_modules_exist(page):
     named = re.findall(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+", " ".join(quoted(text_of(page))))
-    entry_points = f"repro.{SYSTEMS.kind}"
-    assert [name for name in named if name != entry_points and not resolves(name)] == []
+    entry_points = {f"repro.{kind}" for kind in (SYSTEMS.kind, PLATFORMS.kind, "gpu", *POLICIES)}
+    assert [name for name in named if name not in entry_points and not resolves(name)] == []
 
 
 def anchors(page: Path) -> set[str]:

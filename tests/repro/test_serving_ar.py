@@ -155,7 +155,7 @@ def test_a_real_model_chats_as_in_transformers():
     assert_greedy(transformers.AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32), prompt, answer)
 
 
-@pytest.mark.parametrize("name", [*SCHEDULERS, "engines.policies.batching:Chunked"])
+@pytest.mark.parametrize("name", [*SCHEDULERS, "engines.policies.batching:Chunked", "support.own:Gather"])
 def test_every_scheduler_gives_the_same_tokens(folder, wanted, name):
     prompts = encoded(folder)
     worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from engines.errors import require
+from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Proportion, Range, Tokens
-from engines.named import load_named
+from engines.named import installed
+from engines.policies.own import BATCHER, Kind, Own
 
 SYSTEM = "ar"
 SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve")
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_SCHEDULER = Kind(
+    name="scheduler",
+    method="next_step",
+    arguments=BATCHER.arguments,
+    offered=("max_num_batched_tokens", "max_num_seqs"),
+)
+
+
+def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Own | None:
+    """A batching policy of one's own with its knobs; None of one of ``SCHEDULERS``. Refuses a name that is none."""
+    if name in SCHEDULERS:
+        return None
+    where = name if ":" in name else installed(BATCHER.name).get(name)
+    if where is None:
+        known = ", ".join((*SCHEDULERS, *installed(BATCHER.name)))
+        raise UserError(f"scheduler={name!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME")
+    return Own(kind=_SCHEDULER, where=where, given=own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +64,13 @@ class ArSettings(Checked):
     """0 is greedy."""
     top_p: Proportion = 1.0
     """Sample from the most probable tokens up to this sum."""
+    own: tuple[tuple[str, Any], ...] = ()
+    """Knobs of a scheduler of one's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if ":" in self.scheduler:
-            load_named("scheduler", self.scheduler, having=("next_step",))
-        else:
-            known = ", ".join(SCHEDULERS)
-            require(
-                self.scheduler in SCHEDULERS,
-                f"scheduler={self.scheduler!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME",
-            )
+        if (batcher := own_batcher(self.scheduler, self.own)) is not None:
+            batcher.checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
         require(
             self.temperature > 0 or self.top_p == 1,
             f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",

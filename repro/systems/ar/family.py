@@ -15,11 +15,10 @@ import numpy as np
 
 from engines.ar.metrics import READINGS, Floats, ItlStat, Observed, attainments, observe, observed, sessions_of_rounds
 from engines.ar.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
-from engines.policies.task import Slo
+from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.runs.family import Family, Shown
 from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
-from repro.systems.ar.platforms import NO_OBJECTIVE_S
 from repro.systems.simulated import request_table
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"

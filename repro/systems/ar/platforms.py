@@ -8,9 +8,6 @@ from typing import ClassVar, NamedTuple
 
 from repro.systems.platforms import Platform
 
-NO_OBJECTIVE_S = 1e6
-"""All the time that an objective may allow: what policies know of one that is absent."""
-
 
 class _Objectives(NamedTuple):
     """Milliseconds, as printed."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
@@ -14,12 +16,12 @@ from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu, gpu
 from engines.hardware.silicon.kernels import check_kernels
-from engines.knobs import Checked, Range, Seconds, check_given, given_to
+from engines.knobs import Checked, Knob, Range, Seconds, check_given, given_to
 from engines.models.shape import model_shape
-from engines.policies.task import Slo
+from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.systems.ar.platforms import NO_OBJECTIVE_S, ArPart
+from repro.systems.ar.platforms import ArPart
 from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
@@ -186,9 +188,16 @@ def profiled_context(config: SessionWorkloadConfig) -> int:
     return max(1, round(sum(session.context_tokens for session in sessions) / len(sessions) / 2))
 
 
-def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None) -> Settings:
-    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's; ``most_gpus``
-    takes the place of the platform's own number."""
+def resolve(
+    cell: Cell,
+    system: str,
+    own: type,
+    *,
+    plugged: Mapping[str, Knob] = MappingProxyType({}),
+    most_gpus: int | None = None,
+) -> Settings:
+    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``plugged``
+    those of policies that the cell names; ``most_gpus`` takes the place of the platform's own number."""
     where = platform(cell.platform)
     part = where.part(ArPart)
     require(
@@ -197,7 +206,7 @@ def resolve(cell: Cell, system: str, own: type, *, most_gpus: int | None = None)
     )
     require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
     assert where.gpu is not None
-    check_given(cell.asked, ClusterKnobs, own, who=f"system={system!r}")
+    check_given(cell.asked, ClusterKnobs, own, plugged, who=f"system={system!r}")
     knobs = given_to(ClusterKnobs(), cell.asked)
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)

@@ -10,13 +10,14 @@ from engines.ar.cluster.cluster import Cluster, StopRule
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import require
+from engines.policies.task import NO_OBJECTIVE_S
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
 from repro.runs.tuning import Tuned
 from repro.systems.ar.family import AR, tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, parse_deployment, planned
-from repro.systems.ar.platforms import NO_OBJECTIVE_S, ArPart
+from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import ClusterKnobs, Ground, Settings, resolve, sessions_of
 from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
@@ -146,7 +147,7 @@ class ArSystem(PolicySystem[Build]):
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Every refusal a user can cause is raised here."""
-        settings = resolve(cell, self.name, self.own)
+        settings = resolve(cell, self.name, self.own, plugged=self.plugged_in(cell))
         workload = sessions_of(settings.workload)
         if settings.workload.file is not None:
             absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
@@ -161,8 +162,6 @@ class ArSystem(PolicySystem[Build]):
             f"dataset={workload.name!r} has a session of {workload.longest_tokens} tokens and a worker of {settings.model} "
             f"holds {most}: shorten it, or use a larger GPU",
         )
-        router = cell.knob_values.get("router")
-        plugged = (str(router).partition(":")[0],) if router is not None else ()
         deployment = ClusterDeployment(
             system=self.name,
             title=self.title,
@@ -174,7 +173,7 @@ class ArSystem(PolicySystem[Build]):
             obtained=settings.charged.obtained,
             how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
-            modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),
+            modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms"),
         )
         deployment.check()
         if deployment.how != SEARCH:

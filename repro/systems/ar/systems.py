@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
-from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
-from engines.errors import UserError, require
-from engines.knobs import given_to, knobs_of
-from engines.named import load_named
-from engines.policies.routing import Router
+from engines.knobs import given_to
 from repro.runs.cell import Cell, Scalar
 from repro.runs.free import Free
 from repro.runs.system import SYSTEMS
 from repro.runs.tuning import CANDIDATES
+from repro.systems.ar.own import POLICIES, OwnPolicies, own_policies
 from repro.systems.ar.plans import PLANNER, SEARCH, replicated, splits
 from repro.systems.ar.settings import Ground, resolve
 from repro.systems.ar.system import ArSystem
-
-_NEEDED = "name a class, or a function, that called with model, slo and seed gives an object with route(task, home, prefills, now)"
-
-
-def router_maker(ground: Ground, where: str) -> Callable[[int], Router]:
-    """What makes a run's router from its seed. One is made here: what is none is refused before any run."""
-    make = load_named("router", where)
-    require(callable(make), f"router={where!r} cannot be called: {_NEEDED}")
-
-    def made(seed: int) -> Router:
-        # Its own copies: what is shared decides other systems' runs, and the verdict on its own.
-        router: Router = make(model=deepcopy(ground.performance), slo=deepcopy(ground.slo), seed=seed)
-        return router
-
-    try:
-        found = made(0)
-    except (UserError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"router={where!r} fails when called ({type(error).__name__}: {said}): {_NEEDED}") from error
-    require(
-        _takes(getattr(found, "route", None), 4),
-        f"router={where!r} makes {type(found).__name__}, which has no route() of four arguments: {_NEEDED}",
-    )
-    return made
-
-
-def _takes(call: object, num: int) -> bool:
-    """Whether it can be called with so many arguments; True where Python does not know."""
-    if not callable(call):
-        return False
-    try:
-        inspect.signature(call).bind(*range(num))
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
 
 
 def _ground(cell: Cell) -> Ground:
@@ -104,25 +61,27 @@ _CO_LOCATED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmpdKnobs(AmpdConfig):
-    router: str | None = None
-    """A router of one's own as module:NAME, called as NAME(model=..., slo=..., seed=...) for every run."""
+class AmpdKnobs(AmpdConfig, OwnPolicies):
+    pass
 
 
 def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    config = given_to(AmpdKnobs(), options)
+    config, own = given_to(AmpdKnobs(), options), own_policies(options)
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, config)
-    # Policies are made for each run; making them once here shows wrong options before any.
-    if config.router is None:
+    told = {"model": ground.performance, "slo": ground.slo}
+    changes: dict[str, Any] = {}
+    for each in own.values():
+        # Policies are made for each run; making them once here shows wrong ones before any.
+        each.checked(**{name: told.get(name, 0) for name in each.kind.offered})
+    if (router := own.get("router")) is not None:
+        changes["make_router"] = lambda seed: router.made(**told, seed=seed)
+    if (binder := own.get("binder")) is not None:
+        changes["make_binder"] = partial(binder.made, **told)
+    if (queue := own.get("queue")) is not None:
+        changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.made, slo=ground.slo)
+    cluster = replace(cluster, policies=replace(cluster.policies, **changes))
+    if router is None:
         cluster.policies.make_router(0)
-    else:
-        for name in (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"):
-            require(
-                name not in options,
-                f"{name}={options.get(name)!r} has no effect with router={config.router!r}: keep one",
-            )
-        policies = replace(cluster.policies, make_router=router_maker(ground, config.router))
-        cluster = replace(cluster, policies=policies)
     cluster.policies.make_prefill_queue()
     return cluster
 
@@ -150,6 +109,7 @@ AMPD = ArSystem(
     is_disaggregated=True,
     deployment=PLANNER,
     free=(_SPLITS,),
+    policies=POLICIES,
 )
 DYNAMO_SIM = ArSystem(
     name="dynamo-sim",

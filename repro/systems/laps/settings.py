@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu, gpu
 from engines.hardware.silicon.kernels import check_kernels
 from engines.hardware.silicon.tables import Framework
-from engines.knobs import Checked, Only, Range, Seconds, check_given, given_to
+from engines.knobs import Checked, Knob, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache
 from engines.laps.composed import cost_of
 from engines.laps.cost import PrefillConstants
@@ -205,9 +206,15 @@ def part_of(where: Platform) -> PrefillPart:
     return PARTS[where.name]
 
 
-def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None) -> Settings:
+def resolve(
+    cell: Cell,
+    system: str,
+    own: type,
+    part: PrefillPart | None = None,
+    plugged: Mapping[str, Knob] = MappingProxyType({}),
+) -> Settings:
     """Platform defaults, or those of ``part``, overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the
-    system's."""
+    system's, ``plugged`` those of policies that the cell names."""
     where = platform(cell.platform)
     part = part or part_of(where)
     wanted = "torch" if part.gpu is None else "roofline"
@@ -216,7 +223,7 @@ def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None)
         f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
         f"platform={where.name!r}, leave it out or use {wanted}",
     )
-    check_given(cell.asked, InstanceKnobs, own, who=f"system={system!r}")
+    check_given(cell.asked, InstanceKnobs, own, plugged, who=f"system={system!r}")
     knobs = given_to(InstanceKnobs(), cell.asked, executor=cell.executor)
     if knobs.workload is None:
         load_conversation_card(cell.dataset)

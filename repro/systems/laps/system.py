@@ -131,7 +131,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
-        settings = resolve(cell, self.name, self.own, part)
+        settings = resolve(cell, self.name, self.own, part, self.plugged_in(cell))
         # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
         if (card := settings.part.gpu) is not None:

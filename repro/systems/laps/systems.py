@@ -19,6 +19,7 @@ from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, lap
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
 from repro.systems.laps import free
+from repro.systems.laps.own import POLICIES, OwnPolicies, own_policies, with_own
 from repro.systems.laps.settings import SIMULATED, Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
@@ -55,7 +56,7 @@ class DisaggregationKnobs(PoolKnobs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LapsKnobs(GraphKnobs, DisaggregationKnobs):
+class LapsKnobs(GraphKnobs, DisaggregationKnobs, OwnPolicies):
     wait: WaitConfig = field(default_factory=WaitConfig)
 
 
@@ -65,8 +66,12 @@ class ReserveKnobs(GraphKnobs):
 
 
 def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    model, graphs = _captured(settings, options, "cheapest")
-    return laps(model, _laps_config(settings, graphs, options), name="laps")
+    own, (model, graphs) = own_policies(settings, options), _captured(settings, options, "cheapest")
+    theirs = own["batcher"].knobs if "batcher" in own else {}
+    config = _laps_config(settings, graphs, {name: value for name, value in options.items() if name not in theirs})
+    if "router" in own and config.spatial is not None:
+        config = replace(config, spatial=replace(config.spatial, pooling="each"))
+    return with_own(settings, model, config, own)
 
 
 def _build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
@@ -183,7 +188,9 @@ def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any])
     return replace(config, spatial=spatial)
 
 
-LAPS = PrefillSystemEntry(name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, free=free.LAPS)
+LAPS = PrefillSystemEntry(
+    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, free=free.LAPS, policies=POLICIES
+)
 LAPS_GRAPHS = PrefillSystemEntry(
     name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs
 )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from engines.knobs import Checked, Range, check_given, given_to, knobs_of
+from engines.knobs import Checked, Range, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
-from engines.named import load_named
+from engines.policies.own import Own
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
+from repro.runs.fileless import is_fileless
+from repro.systems.ar.own import OwnPolicies, own_policies
 from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.platforms import platform
@@ -30,7 +32,7 @@ _NUM_SESSIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveKnobs(SessionKnobs, Checked):
+class LiveKnobs(SessionKnobs, OwnPolicies, Checked):
     model: str = TINY
     """tiny, or a checkpoint's folder."""
     deployment: str = "P:TP1x1 D:TP1x1"
@@ -45,8 +47,6 @@ class LiveKnobs(SessionKnobs, Checked):
     """Seconds after which the work of a silent worker is given to another."""
     pin: bool = False
     """Each worker on a core of its own."""
-    router: str | None = None
-    """A router of one's own as module:NAME, called as NAME(model=..., slo=..., seed=...), as in the simulation."""
     slo_ttft_s: Objective = 0.5
     """Objective of the time to the first token, in seconds."""
     slo_itl_s: Objective = 0.05
@@ -58,6 +58,8 @@ class Settings:
     knobs: LiveKnobs
     deployment: Deployment
     policies: AmpdConfig
+    own: Mapping[str, Own]
+    """Policies of one's own, by kind."""
     workload: SessionWorkloadConfig
 
     @property
@@ -103,16 +105,16 @@ def resolve(cell: Cell, system: str) -> Settings:
         f"platform={where.name!r}, executor={cell.executor!r}: system={system!r} runs workers on this machine's cores, use "
         "cpu-tiny and torch",
     )
-    check_given(cell.asked, LiveKnobs, AmpdConfig, who=f"system={system!r}")
+    own = own_policies(cell.asked)
+    check_given(cell.asked, LiveKnobs, AmpdConfig, *(each.knobs for each in own.values()), who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
-    if knobs.router is not None:
+    for each in own.values():
+        # What a model is measured later, on the workers.
         require(
-            callable(load_named("router", knobs.router)),
-            f"router={knobs.router!r} cannot be called: name a class or a function",
+            not is_fileless(each.where.partition(":")[0]) or (each.kind.name != "queue" and knobs.frontend is None),
+            f"{each.kind.name}={each.where!r} is in no file, which the processes that it decides in could read: put it into one",
         )
-        for name in (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"):
-            value = cell.asked.get(name)
-            require(value is None, f"{name}={value!r} has no effect with router={knobs.router!r}: keep one")
+        require(callable(each.named), f"{each.kind.name}={each.where!r} cannot be called: {each.kind.needed}")
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(
@@ -125,4 +127,4 @@ def resolve(cell: Cell, system: str) -> Settings:
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
     workload = sessions_asked(cell, knobs, num_sessions=_NUM_SESSIONS)
-    return Settings(knobs=knobs, deployment=deployment, policies=policies, workload=workload)
+    return Settings(knobs=knobs, deployment=deployment, policies=policies, own=own, workload=workload)

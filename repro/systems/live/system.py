@@ -20,8 +20,7 @@ from engines.ampd.live.store import Store, client_of, load_redis, shown
 from engines.ampd.system import AmpdConfig
 from engines.ar.record import prefill_load, rows_of
 from engines.errors import UserError, require
-from engines.named import asked, load_named
-from engines.policies.routing import LeastKvMemory, Router
+from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.task import PrefillQueue
 from repro.runs.cell import Cell
 from repro.runs.family import Family
@@ -88,7 +87,7 @@ class LiveDeployment:
             deciding = Deciding(
                 url=url,
                 prefix=store.prefix,
-                binder=LeastKvMemory(),
+                binder=self._binder(profile),
                 router=self._router(profile),
                 estimator=profile.performance,
                 window_s=settings.policies.window_s,
@@ -101,7 +100,7 @@ class LiveDeployment:
             run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
             found = replay(
                 store.log()[mark.decision :],
-                binder=LeastKvMemory(),
+                binder=self._binder(profile),
                 router=self._router(profile),
                 make_queue=lambda worker: self._make_queue(),
             )
@@ -176,14 +175,22 @@ class LiveDeployment:
 
     @property
     def _make_queue(self) -> Callable[[], PrefillQueue]:
-        return partial(self.settings.policies.make_queue, self.settings.slo)
+        settings = self.settings
+        make = settings.policies.make_queue if (own := settings.own.get("queue")) is None else own.made
+        return partial(make, slo=settings.slo)
 
     def _router(self, profile: LiveProfile) -> Router:
         settings = self.settings
-        if settings.knobs.router is not None:
-            make: Callable[..., Router] = load_named("router", settings.knobs.router)
-            return asked(make, model=profile.performance, slo=settings.slo, seed=self.seed)
-        return settings.policies.make_router(settings.slo, profile.performance, seed=self.seed)
+        make = settings.policies.make_router if (own := settings.own.get("router")) is None else own.made
+        found: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
+        return found
+
+    def _binder(self, profile: LiveProfile) -> Binder:
+        settings = self.settings
+        if (own := settings.own.get("binder")) is None:
+            return LeastKvMemory()
+        found: Binder = own.made(model=profile.performance, slo=settings.slo, seed=self.seed)
+        return found
 
     def _prompts(self) -> Any:
         from engines.ar.torch.run import random_prompts
@@ -199,7 +206,7 @@ class LiveDeployment:
             workload.sessions,
             num_homes=settings.num_homes,
             num_prefills=settings.num_prefills,
-            binder=LeastKvMemory(),
+            binder=self._binder(profile),
             router=self._router(profile),
             estimator=profile.performance,
             make_queue=self._make_queue,

@@ -75,7 +75,7 @@ NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 
 OPTIONS = {
     "": "--verbose --version",
-    "bench": "--refresh-rule --replay --replay-drawn --address --columns --time-scale --workload --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
+    "bench": "--router --batcher --queue --binder --refresh-rule --replay --replay-drawn --address --columns --time-scale --workload --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio --goodput --max-concurrency --url "
     "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
@@ -87,13 +87,13 @@ OPTIONS = {
     "--repeats --result-dir",
     "compare": "--json --metric --result-dir --tolerance",
     "export": "--format --out",
-    "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
+    "ablate": "--knob --variant --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --measured --out --platform --result-dir --sensitivity --silicon --write",
     "capacity": "--columns --cost --dataset-name --gpus --json --kernels --knob --model --num-prompts --platform --plot --rate --resolution --seeds --slo --system --workload",
     "check-results": "--accept --again --json --result-dir --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "eval": "--refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "eval": "--knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
@@ -112,7 +112,7 @@ OPTIONS = {
     "reproduce": "--accuracy --address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
-    "serve": "--refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
+    "serve": "--knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
     "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "
     "--memory-limit --model --platform --pool-kernel --port --prompt-interval --refresh-delay --remasking "

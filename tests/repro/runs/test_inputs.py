@@ -233,7 +233,7 @@ def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(folder,
     exec("from engines.dllm.scheduling.scheduler import PhaseScheduler\nclass Own(PhaseScheduler): pass", vars(script))
     monkeypatch.setitem(sys.modules, "__main__", script)
     bench = (*BENCH, "--scheduler", "__main__:Own", "--result-dir", folder / "runs", "--dry-run")
-    refused(repro(*bench), "'__main__:Own' is of a module in no file, whose edits nobody would see: put it into a file")
+    refused(repro(*bench), "'__main__:Own' is in no file, and its source cannot be read: put it into a file")
     (folder / "work" / "script.py").write_text("ALPHA = 1\n")
     script.__file__ = str(folder / "work" / "script.py")
     assert "not stored" in repro(*bench).out

@@ -70,7 +70,7 @@ def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
     ("knobs", "said"),
     [
         ({"router": "support.live:needs_redis_not"}, "has no 'needs_redis_not'"),
-        ({"router": "repro.systems.live.settings:MAX_WORKERS"}, "cannot be called: name a class or a function"),
+        ({"router": "repro.systems.live.settings:MAX_WORKERS"}, "cannot be called: name a class, or a function"),
         ({"router": "support.cells:Cell", "alpha": 0.8}, "alpha=0.8 has no effect with router="),
     ],
 )

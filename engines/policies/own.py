@@ -1,0 +1,182 @@
+"""Policies of one's own: named as ``module:NAME``, or as an installed package names them, and made anew for every run.
+
+NAME is a class, or a function, that is called with what it takes of what its kind is offered. Its knobs are the fields with a default
+of a policy that is a dataclass, or those of its ``knobs``, settings that it is then given as ``own``, as a scheduler of dLLM is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from engines.errors import UserError, require
+from engines.knobs import Knob, given_to, usual_knobs_of
+from engines.named import asked, load_named
+from engines.policies.task import OpenQueue, PrefillQueue
+
+_NUMBERS = ("no", "one", "two", "three", "four")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    name: str
+    """What its knob is called."""
+    method: str
+    arguments: tuple[str, ...]
+    """What ``method`` is called with, by place."""
+    offered: tuple[str, ...]
+    """What one may be called with, by name."""
+    of: type = object
+    """What one has to be besides."""
+
+    @property
+    def needed(self) -> str:
+        what = f"an object with {self.method}({', '.join(self.arguments)})"
+        if self.of is not object:
+            what = f"an engines.policies.task.{self.of.__name__}"
+        offered = f"{', '.join(self.offered[:-1])} and {self.offered[-1]}" if self.offered[1:] else self.offered[0]
+        return f"name a class, or a function, that called with {offered} gives {what}"
+
+
+ROUTER = Kind(
+    name="router", method="route", arguments=("task", "home", "prefills", "now"), offered=("model", "slo", "seed")
+)
+INSTANCE_ROUTER = Kind(
+    name="router", method="pick", arguments=("task", "instances", "now"), offered=("model", "slo", "seed")
+)
+BINDER = Kind(name="binder", method="bind", arguments=("decodes", "now"), offered=("model", "slo", "seed"))
+BATCHER = Kind(
+    name="batcher",
+    method="next_step",
+    arguments=("at", "now"),
+    offered=("max_num_batched_tokens", "max_num_seqs", "model", "slo"),
+)
+QUEUE = Kind(name="queue", method="take", arguments=("now",), offered=("slo",), of=PrefillQueue)
+OPEN_QUEUE = Kind(name="queue", method="take", arguments=("now",), offered=("slo",), of=OpenQueue)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """Pickles: a process that it is sent to imports the module."""
+
+    kind: Kind
+    where: str
+    given: tuple[tuple[str, Any], ...] = ()
+    """Knobs of the run, its own among them."""
+
+    @cached_property
+    def named(self) -> Any:
+        return load_named(self.kind.name, self.where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "named"}
+
+    @property
+    def knobs(self) -> Mapping[str, Knob]:
+        return own_knobs(self.named)
+
+    def made(self, **offered: Any) -> Any:
+        """One for a run; whatever it raises is said of it."""
+        return self._told(asked(self.named, **self._taken(offered)))
+
+    def checked(self, **offered: Any) -> Any:
+        """One to look at, refused by a UserError where it is none of its kind."""
+        kind, where = self.kind, self.where
+        require(callable(self.named), f"{kind.name}={where!r} cannot be called: {kind.needed}")
+        try:
+            found = self._told(self.named(**self._taken(offered)))
+        except (UserError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            said = " ".join(str(error).split())
+            raise UserError(
+                f"{kind.name}={where!r} fails when called ({type(error).__name__}: {said}): {kind.needed}"
+            ) from error
+        num = len(kind.arguments)
+        require(
+            _takes(getattr(found, kind.method, None), num),
+            f"{kind.name}={where!r} makes {type(found).__name__}, which has no {kind.method}() of {_NUMBERS[num]} "
+            f"argument{'s' if num > 1 else ''}: {kind.needed}",
+        )
+        require(isinstance(found, kind.of), f"{kind.name}={where!r} makes {type(found).__name__}: {kind.needed}")
+        return found
+
+    @property
+    def _heeded(self) -> dict[str, Any]:
+        return {name: value for name, value in self.given if name in self.knobs}
+
+    def _taken(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        # Copies: what is shared decides other systems' runs, and the verdict on its own.
+        found = {name: deepcopy(offered[name]) for name in taken(self.named, *offered)}
+        settings = settings_of(self.named)
+        if settings is not None and settings is not self.named:
+            found["own"] = given_to(settings(), self._heeded)
+        return found
+
+    def _told(self, found: Any) -> Any:
+        return given_to(found, self._heeded) if settings_of(self.named) is self.named else found
+
+
+def named_in(given: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Own]:
+    """By kind, those that the given knobs name."""
+    knobs = tuple(given.items())
+    return {
+        kind.name: Own(kind=kind, where=str(given[kind.name]), given=knobs)
+        for kind in kinds
+        if given.get(kind.name) is not None
+    }
+
+
+def check_beside(own: Mapping[str, Own], replaced: Mapping[str, Iterable[str]], given: Mapping[str, Any]) -> None:
+    """Refuse knobs of what a policy of one's own, by kind, stands in place of; those that it has itself are its own."""
+    for kind, names in replaced.items():
+        for name in names if kind in own else ():
+            require(
+                name not in given or name in own[kind].knobs,
+                f"{name}={given.get(name)!r} has no effect with {kind}={own[kind].where!r}: keep one",
+            )
+
+
+def own_knobs(policy: Any) -> Mapping[str, Knob]:
+    """The knobs of a policy's class; none of a function, or a class without fields."""
+    settings = settings_of(policy)
+    return {} if settings is None else usual_knobs_of(settings)
+
+
+def settings_of(policy: Any) -> Any:
+    """The dataclass whose fields are its knobs: its own ``knobs``, or itself; None of what has none."""
+    for found in (getattr(policy, "knobs", None), policy):
+        if isinstance(found, type) and is_dataclass(found):
+            return found
+    return None
+
+
+def taken(make: Any, *names: str) -> list[str]:
+    """Which of these names ``make`` takes as arguments that it has not got yet."""
+    if not callable(make):
+        return []
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    bound = getattr(make, "keywords", {})
+    by_name = {each.name for each in parameters if each.kind not in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)}
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return [name for name in names if name not in bound and (takes_all or name in by_name)]
+
+
+def _takes(call: object, num: int) -> bool:
+    """Whether it can be called with so many arguments; True where Python does not know."""
+    if not callable(call):
+        return False
+    try:
+        inspect.signature(call).bind(*range(num))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True

@@ -1,0 +1,181 @@
+"""Policies that lie in no file: a notebook's cells, ``python -c``."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import repro
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.errors import UserError
+from engines.named import name_of
+from repro.paths import REPO
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+
+CELL = """
+from collections import deque
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+
+SIGN = 1
+
+def rank(sequence):
+    return SIGN * sequence.request.total_len
+
+class Shortest(PhaseScheduler):
+    def schedule(self):
+        self.waiting = deque(sorted(self.waiting, key=rank))
+        return super().schedule()
+
+def aside():
+    return 1
+"""
+Run = Callable[[str], None]
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, Run]]:
+    """A module in no file, and what runs a cell in it as IPython does: its text is in linecache."""
+    module = ModuleType("cells_of_mine")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    files: list[str] = []
+
+    def run(text: str) -> None:
+        files.append(f"<cell {len(files)} of mine>")
+        linecache.cache[files[-1]] = len(text), None, text.splitlines(keepends=True), files[-1]
+        exec(compile(text, files[-1], "exec"), vars(module))
+
+    yield module, run
+    for file in files:
+        del linecache.cache[file]
+
+
+def cell(**knobs: object) -> Cell:
+    own = tuple({"num_prompts": 12, **knobs}.items())
+    return Cell(
+        system="dllm-serve",
+        dataset="osc",
+        platform="rtx4090",
+        executor="roofline",
+        rate=20.0,
+        seed=0,
+        knobs=own,  # type: ignore[arg-type]
+    )
+
+
+def test_a_class_of_a_cell_decides_a_run_and_is_known_by_its_source(notebook, tmp_path):
+    module, run = notebook
+    run(CELL)
+    grid = {"system": "dllm-serve", "dataset": "osc", "platform": "rtx4090", "rate": 20}
+    grid |= {"knobs": {"num_prompts": 12, "max_num_seqs": 2, "scheduler": ["phase", module.Shortest]}}
+    # More cells than are made in one process otherwise.
+    runs = repro.sweep(grid, repeats=6, result_dir=tmp_path)
+    assert [each.title for each in runs] == ["dLLM-Serve"] * 6 + ["dLLM-Serve, Shortest"] * 6
+    assert runs[0].summary["e2el_s"] != runs[6].summary["e2el_s"]
+    assert repro.sweep(grid, repeats=6, result_dir=tmp_path)[6].file == runs[6].file
+    assert runs[6].cell.knob_values["scheduler"] == "cells_of_mine:Shortest"
+
+
+def test_an_edit_of_what_it_names_is_other_code(notebook):
+    module, run = notebook
+    run(CELL)
+    parts = prepare(cell(scheduler=module.Shortest)).code.modules
+    own = {name for name in parts if name.startswith("cells_of_mine")}
+    assert own == {f"cells_of_mine:{name}" for name in ("Shortest", "rank", "SIGN")}
+    digests = [prepare(cell(scheduler=module.Shortest)).code.digest]
+    for text in (CELL, "def aside():\n    return 2", CELL + "\n# said", "SIGN = -1", CELL.replace("SIGN *", "2 +")):
+        run(text)
+        digests.append(prepare(cell(scheduler=module.Shortest)).code.digest)
+    assert digests[1:4] == digests[:1] * 3
+    assert len({*digests}) == 3
+
+
+def test_other_processes_are_refused_in_a_sentence(notebook, tmp_path):
+    module, run = notebook
+    run(CELL)
+    cells = [cell(scheduler=module.Shortest), cell(scheduler=module.Shortest, num_prompts=13)]
+    with pytest.raises(UserError, match="jobs=2: 'cells_of_mine:Shortest' is in no file, which other processes could"):
+        repro.sweep(cells, result_dir=tmp_path, jobs=2)
+
+
+def test_live_workers_are_processes_too(notebook):
+    module, run = notebook
+    run("from engines.policies.task import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
+    live = Cell(
+        system="ampd-live",
+        dataset="toolbench",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=1.0,
+        seed=0,
+        knobs=(("queue", module.Mine),),
+    )
+    with pytest.raises(
+        UserError, match="queue='cells_of_mine:Mine' is in no file, which the processes that it decides in"
+    ):
+        prepare(live)
+
+
+def test_what_has_no_source_is_refused_in_a_sentence(notebook):
+    module, _ = notebook
+    exec(CELL, vars(module))
+    with pytest.raises(
+        UserError, match="'cells_of_mine:Shortest' is in no file, and its source cannot be read: put it"
+    ):
+        prepare(cell(scheduler=module.Shortest))
+    _, run = notebook
+    run(CELL.replace("SIGN = 1", "SIGN = (each for each in ())"))
+    with pytest.raises(UserError, match="'cells_of_mine:SIGN' is in no file and is no value that can be told"):
+        prepare(cell(scheduler=module.Shortest))
+
+
+def test_a_class_of_a_file_is_named_and_one_inside_a_function_refused():
+    assert name_of(PhaseScheduler) == "engines.dllm.scheduling.scheduler:PhaseScheduler"
+    assert cell(scheduler=PhaseScheduler) == cell(scheduler=name_of(PhaseScheduler))
+
+    class Inside(PhaseScheduler):
+        pass
+
+    with pytest.raises(UserError, match="define it at the top"):
+        cell(scheduler=Inside)
+
+
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=env)
+
+
+def test_a_class_of_a_command_works_there(tmp_path: Path):
+    text = CELL + (
+        "import repro\n"
+        "run = repro.run('dllm-serve', 'osc', platform='rtx4090', rate=20, num_prompts=4, scheduler=Shortest, "
+        f"result_dir={str(tmp_path)!r})\n"
+        "print(run.title)\n"
+    )
+    ran = started("-c", text)
+    assert ran.stdout.splitlines()[-1:] == ["dLLM-Serve, Shortest"], ran.stderr
+
+
+@pytest.mark.skipif(find_spec("IPython") is None, reason="needs IPython")
+def test_a_class_of_ipython_works_there(tmp_path: Path):
+    text = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        f"shell.run_cell({CELL!r}, store_history=True)\n"
+        "shell.run_cell('import repro')\n"
+        'shell.run_cell(\'\'\'run = repro.run("dllm-serve", "osc", platform="rtx4090", rate=20, num_prompts=4, '
+        f"scheduler=Shortest, result_dir=\"{tmp_path}\")''')\n"
+        "shell.run_cell('print(run.title)')\n"
+    )
+    script = tmp_path / "shell.py"
+    script.write_text(text)
+    ran = started(str(script))
+    assert ran.stdout.splitlines()[-1:] == ["dLLM-Serve, Shortest"], ran.stdout + ran.stderr

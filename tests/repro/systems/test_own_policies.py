@@ -1,0 +1,267 @@
+"""Policies of a user's own, of every kind, by module:NAME or by an installed package's name, with their own knobs."""
+
+from __future__ import annotations
+
+import itertools
+from importlib import invalidate_caches
+from pathlib import Path
+
+import pytest
+from support.own import Gather, Stay
+
+from engines.dllm.config import EngineConfig
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.errors import UserError
+from engines.knobs import knobs_of
+from engines.named import installed
+from engines.policies.own import BATCHER, Own, own_knobs
+from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.record import RunRecord
+from repro.systems.platforms import platform
+from repro.testing import check_batcher
+
+
+def ampd(**knobs: str | int | float) -> Cell:
+    own = {"num_prompts": 12, "deployment": "P:TP2x2 D:TP2x2", **knobs}
+    return Cell(
+        system="ampd",
+        dataset="toolbench",
+        platform="h20x32",
+        executor="roofline",
+        rate=2.0,
+        seed=0,
+        knobs=tuple(own.items()),
+    )
+
+
+def laps(*, executor: str = "roofline", **knobs: str | int | float) -> Cell:
+    return Cell(
+        system="laps",
+        dataset="lmsys-chat-1m",
+        platform="h200" if executor == "roofline" else "cpu-tiny",
+        executor=executor,
+        rate=20.0,
+        seed=0,
+        knobs=tuple({"num_prompts": 60, **knobs}.items()),
+    )
+
+
+def ran(cell: Cell) -> tuple[Experiment, RunRecord]:
+    experiment = prepare(cell)
+    return experiment, experiment.run()
+
+
+# ---- a batcher ------------------------------------------------------------------------------------------------
+
+
+def test_a_batcher_runs_simulated_and_measured_with_its_own_knobs():
+    """The longer it waits for company, the more prompts a step has and the fewer steps there are."""
+    for executor in ("roofline", "torch"):
+        steps = []
+        for window_s in (0.0, 0.2):
+            experiment, record = ran(laps(executor=executor, batcher="support.own:Gather", window_s=window_s))
+            assert record.obtained == ("measured" if executor == "torch" else experiment.deployment.obtained)
+            assert set(record.tables["requests"]["status"]) == {"ok"}
+            assert "support.own" in experiment.code.modules
+            steps.append(len(record.tables["steps"]["start_s"]))
+        assert steps[1] < 0.8 * steps[0]
+
+
+def test_both_executors_ask_the_same_batcher_the_same():
+    """It is made of the same class and knobs, and told the platform's sizes."""
+    made = Own(kind=BATCHER, where="support.own:Gather", given=(("window_s", 0.25), ("num_prompts", 3))).made(
+        max_num_batched_tokens=64, max_num_seqs=2, model=None, slo=None
+    )
+    assert made == Gather(64, 2, 0.25)
+    assert [*own_knobs(Gather)] == ["window_s"]
+    assert [*own_knobs(Stay)] == ["longest"]
+
+
+def test_a_batcher_keeps_the_graphs_and_the_pools_of_laps():
+    (_, record), (_, pools) = (ran(laps(batcher="support.own:Gather", **more)) for more in ({}, {"num_instances": 4}))
+    assert any(kind.startswith("graph") for kind in record.tables["steps"]["mode"])
+    assert {*pools.tables["instances"]["pool"]} == {"short", "long"}
+    assert ran(laps(batcher="support.own:Gather", graphs="none"))[1].tables["steps"]["mode"][0] == "eager"
+
+
+def test_a_queue_orders_what_a_batcher_takes():
+    _, first = ran(laps(batcher="engines.policies.batching:PrefillFirst", max_num_seqs=1))
+    _, last = ran(laps(batcher="engines.policies.batching:PrefillFirst", max_num_seqs=1, queue="support.own:Newest"))
+
+    def overtaken(record: RunRecord) -> int:
+        started = [*record.tables["requests"]["admitted_s"]]
+        return sum(a > b for a, b in itertools.pairwise(started))
+
+    assert overtaken(first) == 0 < overtaken(last)
+
+
+def test_a_router_picks_an_instance():
+    _, record = ran(laps(router="support.own:Second", num_instances=3))
+    assert {*record.tables["requests"]["instance"]} == {1}
+
+
+def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
+    check_batcher(Gather, longest_wait=lambda ahead: float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"batcher": "support.own:Gather", "wait": "off"}, "wait='off' has no effect with batcher="),
+        ({"batcher": "support.own:Gather", "window_s": 11}, "window_s=11 must be between 0 and 10"),
+        ({"batcher": "support.own:Gather", "width": 1}, "width=1 has no effect with system='laps'"),
+        ({"window_s": 1}, "window_s=1 has no effect with system='laps'"),
+        ({"batcher": "support.own:Stay"}, "batcher='support.own:Stay' fails when called"),
+        ({"batcher": "support.own:Only"}, "makes Only, which has no next_step() of two arguments"),
+        ({"batcher": "support.own:Absent"}, "has no 'Absent'"),
+        ({"batcher": "gather"}, "batcher='gather' is unknown: name a class as module:NAME"),
+        ({"queue": "support.own:Newest"}, "has no effect with the two queues of LAPS: give a batcher beside it"),
+        (
+            {"batcher": "support.own:Gather", "queue": "support.own:plain"},
+            "makes PrefillQueue: name a class, or a function, that called with slo gives an engines.policies.task.OpenQueue",
+        ),
+        ({"router": "support.own:Second"}, "has no effect on one instance"),
+        (
+            {"router": "support.own:Second", "num_instances": 2, "pooling": "global"},
+            "has no effect with pooling='global'",
+        ),
+        ({"router": "support.own:Stay", "num_instances": 2}, "makes Stay, which has no pick() of three arguments"),
+    ],
+)
+def test_what_is_no_policy_of_laps_is_refused_in_a_sentence(knobs, said):
+    with pytest.raises(UserError) as refused:
+        prepare(laps(**knobs))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+# ---- of AMPD ---------------------------------------------------------------------------------------------------
+
+
+def test_a_router_has_knobs_of_its_own():
+    local = [
+        sum(ran(ampd(router="support.own:Stay", **knobs))[1].tables["tasks"]["is_local"])
+        for knobs in ({"longest": 1}, {}, {"longest": 2**20})
+    ]
+    assert local == sorted(set(local))
+
+
+def test_a_binder_says_where_sessions_live():
+    for worker in (0, 1):
+        _, record = ran(ampd(binder="support.own:Only", worker=worker))
+        assert {*record.tables["requests"]["worker_id"]} == {worker}
+
+
+def test_a_queue_orders_waiting_prefills():
+    slow = {"deployment": "P:TP4x1 D:TP4x1", "adaptive_routing": False, "num_prompts": 40}
+    (_, newest), (_, oldest) = (ran(ampd(**slow, queue=f"support.own:{name}")) for name in ("Newest", "plain"))
+    assert newest.tables["tasks"]["started_s"] != oldest.tables["tasks"]["started_s"]
+    _, fcfs = ran(ampd(**slow, prefill_reordering=False))
+    assert oldest.tables["tasks"] == fcfs.tables["tasks"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"queue": "support.own:plain", "w": 2}, "w=2 has no effect with queue='support.own:plain': keep one"),
+        ({"queue": "support.own:Only"}, "makes Only, which has no take() of one argument"),
+        ({"binder": "support.own:Gather"}, "fails when called"),
+        ({"router": "support.own:Stay", "alpha": 0.5}, "alpha=0.5 has no effect with router="),
+        ({"router": "support.own:Stay", "longest": 0}, "longest=0 must be at least 1"),
+    ],
+)
+def test_what_is_no_policy_of_ampd_is_refused_in_a_sentence(knobs, said):
+    with pytest.raises(UserError) as refused:
+        prepare(ampd(**knobs))
+    assert said in str(refused.value)
+
+
+# ---- installed packages ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with a policy of each kind, and names that others have already."""
+    folder = tmp_path / "shelf-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[repro.scheduler]\nshelf = shelf:Shelf\nphase = shelf:Shelf\n"
+        "[repro.refresh_rule]\nbuilds = shelf:Builds\n"
+        "[repro.router]\nstay = support.own:Stay\nkv = support.own:Stay\n"
+        "[repro.batcher]\ngather = support.own:Gather\n"
+        "[repro.queue]\nnewest = support.own:Newest\n"
+        "[repro.binder]\nonly = support.own:Only\n"
+        "[repro.system]\nthick = shelf:THICK\n"
+        "[repro.platform]\nshelf-card = shelf:CARD\n"
+        "[repro.gpu]\nshelf-gpu = shelf:GPU\n"
+        "[other.group]\nx = y:z\n"
+    )
+    (tmp_path / "shelf.py").write_text(
+        "from dataclasses import dataclass, replace\n"
+        "from engines.dllm.scheduling.phase import Phase\n"
+        "from engines.dllm.scheduling.scheduler import PhaseScheduler\n"
+        "from engines.hardware.catalogue import GPUS\n"
+        "from repro.systems.dllm.systems import DLLM_SERVE\n"
+        "from repro.systems.platforms import PLATFORMS\n\n\n"
+        "class Shelf(PhaseScheduler):\n    pass\n\n\n"
+        "@dataclass(frozen=True)\nclass Builds:\n    every: int = 2\n    caches = True\n    window = 'block'\n\n"
+        "    def phase(self, step_in_block):\n        return Phase.REUSE if step_in_block % self.every else Phase.BUILD\n\n\n"
+        "THICK = DLLM_SERVE\nGPU = replace(GPUS[0], name='shelf-gpu')\n"
+        "CARD = replace(PLATFORMS.get('rtx4090'), title='a shelf')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    invalidate_caches()
+
+
+def dllm(**knobs: str | int | float) -> Cell:
+    own = tuple({"num_prompts": 4, **knobs}.items())
+    return Cell(
+        system="dllm-serve", dataset="osc", platform="rtx4090", executor="roofline", rate=None, seed=0, knobs=own
+    )
+
+
+@pytest.mark.usefixtures("installed_package")
+def test_a_name_of_an_installed_package_is_the_same_run_as_its_place():
+    for make, kind, name, where, module in (
+        (dllm, "scheduler", "shelf", "shelf:Shelf", "shelf"),
+        (dllm, "refresh_rule", "builds", "shelf:Builds", "shelf"),
+        (ampd, "router", "stay", "support.own:Stay", "support.own"),
+        (ampd, "binder", "only", "support.own:Only", "support.own"),
+        (ampd, "queue", "newest", "support.own:Newest", "support.own"),
+        (laps, "batcher", "gather", "support.own:Gather", "support.own"),
+    ):
+        assert installed(kind)[name] == where
+        named, placed = prepare(make(**{kind: name})), prepare(make(**{kind: where}))
+        assert named.cell == placed.cell
+        assert named.code == placed.code
+        assert module in named.code.modules
+        assert named.cell.policies == (where.partition(":")[2],)
+
+
+@pytest.mark.usefixtures("installed_package")
+def test_systems_platforms_and_cards_have_names_too():
+    own = platform("shelf-card")
+    assert (own.name, own.title) == ("shelf:CARD", "a shelf")
+    assert platform(own.name) == own
+    from engines.hardware.catalogue import gpu
+
+    assert gpu("shelf-gpu").name == "shelf-gpu"
+    cell = Cell(system="thick", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0)
+    assert "shelf" in prepare(cell).code.modules
+
+
+@pytest.mark.usefixtures("installed_package")
+def test_an_installed_name_takes_none_away_and_is_told():
+    assert prepare(dllm(scheduler="phase")).cell.policies == ()
+    with pytest.raises(
+        UserError, match="scheduler='none' is unknown: use one of phase, request, lookahead, shelf, phase"
+    ):
+        prepare(dllm(scheduler="none"))
+    with pytest.raises(UserError, match="batcher='none' is unknown: use one of gather, or module:NAME"):
+        prepare(laps(batcher="none"))
+
+
+def test_the_names_of_schedulers_are_the_settings_words():
+    assert knobs_of(EngineConfig)["scheduler"].words == tuple(SCHEDULERS)
