@@ -125,6 +125,9 @@ class Reserve:
         spent_s = step.fill(late, self.share * budget_s)
         spent_s += step.fill(on_time, budget_s - spent_s)
         step.fill(late, budget_s - spent_s)
+        if not step.shares:
+            # The first in the order do not fit: those begun, which hold the K/V, go on.
+            step.fill(step.begun_of([*late, *on_time]), budget_s)
         for task in step.admitted:
             queue.pull(task)
         return StepPlan([Share(task, tokens) for task, tokens in step.shares.values()]) if step.shares else IDLE
@@ -193,6 +196,9 @@ class _Step:
             if spent_s >= budget_s:
                 break
         return spent_s
+
+    def begun_of(self, tasks: Sequence[PrefillTask]) -> list[PrefillTask]:
+        return [task for task in tasks if task.task_id in self._begun]
 
     def _admit(self, task: PrefillTask) -> bool:
         if not self._places:

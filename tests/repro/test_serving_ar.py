@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,13 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError
+from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.step_model import StepModel
 from engines.models.causal_text import load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
-from engines.server.ar.engine import ServedAr
+from engines.policies.task import OpenQueue
+from engines.server.ar.engine import AtMost, ServedAr
 from engines.server.ar.settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
@@ -385,3 +389,20 @@ def test_steps_that_never_leave_their_floor_are_scheduled(folder, monkeypatch, n
     while engine.has_work:
         finished += sum(isinstance(event, Finished) for event in engine.step())
     assert finished == len(PROMPTS)
+
+
+@pytest.mark.parametrize("config", [ReserveConfig(slo_s=60.0), ReserveConfig(slo_s=None, aging=0.0)], ids=["", "srpt"])
+def test_a_prompt_that_finds_no_blocks_leaves_those_that_hold_them(folder, config):
+    """The longest has begun, and a shorter one goes before it that does not fit beside it: both end."""
+    worker = executor(load_causal(str(folder)), max_len=512, num_slots=8, num_tokens=160)
+    steps = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
+    batching = Reserve(steps, replace(config, min_step_s=0.01, max_step_s=0.01))
+    engine = ServedAr(worker, AtMost(batching=batching, max_num_seqs=4), OpenQueue(), end_ids=frozenset(), budget=32)
+    generation = ArModel.of(settings(folder), None).generation({"max_tokens": 4, "ignore_eos": True})
+    engine.submit(Submission(0, (5,) * 120, generation, False))
+    engine.step()
+    engine.submit(Submission(1, (7,) * 60, generation, False))
+    finished = []
+    while engine.has_work:
+        finished += [event.request_id for event in engine.step() if isinstance(event, Finished)]
+    assert finished == [0, 1]

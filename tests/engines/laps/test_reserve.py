@@ -84,6 +84,20 @@ def test_room_bounds_admission():
     assert given_tokens(ask(policy(max_num_seqs=1), queue, 0.0)) == [(0, 20)]
 
 
+@pytest.mark.parametrize("config", [ReserveConfig(share=0.2), ReserveConfig(slo_s=None, aging=0.0)], ids=["", "srpt"])
+def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(config):
+    """It holds the K/V that the other waits for: nothing would ever run."""
+    begun = task(0, 300)
+    begun.computed = 100
+    queue = OpenQueue()
+    queue.push(task(1, 50))
+    batching = Reserve(LINEAR_MODEL, config)
+    assert given_tokens(ask(batching, queue, 0.0, [begun], room=40)) == [(0, 50)]
+    assert len(queue) == 1
+    # With room the order is as ever.
+    assert given_tokens(ask(batching, queue, 0.0, [begun], room=50)) == [(1, 50)]
+
+
 def test_history_costs_what_the_step_model_says():
     """At 1 ms a token and a microsecond for each pair, 500 tokens of history double a token's price."""
     model = replace(LINEAR_MODEL, alpha=1e-6)
