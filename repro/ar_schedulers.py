@@ -12,9 +12,10 @@ from baselines.ar.sglang import TokenBudget
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError, require
+from engines.laps.on_time import OnTimeConfig
 from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
-from engines.laps.system import laps, reserve
+from engines.laps.system import laps, on_time, reserve
 from engines.models.decoder import CausalModel
 from engines.named import load_named
 from engines.policies.batching import Chunked, PrefillFirst
@@ -41,7 +42,7 @@ class Scheduled(NamedTuple):
 
 
 def scheduled(name: str, executor: TorchExecutor, max_num_batched_tokens: int, max_num_seqs: int) -> Scheduled:
-    """``laps`` and ``reserve`` first time the steps of this device, which their step model is fitted to. ``module:NAME`` is
+    """``laps``, ``reserve`` and ``on-time`` first time the steps of this device, which their step model is fitted to. ``module:NAME`` is
     called with the two sizes, and keeps to the second."""
     if ":" in name:
         make = load_named("scheduler", name, having=("next_step",))
@@ -62,6 +63,10 @@ def scheduled(name: str, executor: TorchExecutor, max_num_batched_tokens: int, m
         config = scaled_laps(instance.boundary, instance.slo_s, length_scale=length_scale, time_scale=time_scale)
         # Without captured graphs a bucket would be padding alone.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
+    elif name == "on-time":
+        system = on_time(
+            instance.step_model, OnTimeConfig(slo_s=instance.slo_s, max_num_seqs=max_num_seqs), graphs="none"
+        )
     else:
         late = replace(scaled_reserve(instance.slo_s, time_scale=time_scale), max_num_seqs=max_num_seqs)
         system = reserve(instance.step_model, _with_share(late, instance.step_model), graphs="none")

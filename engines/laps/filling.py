@@ -26,17 +26,20 @@ class WorkModel(Protocol):
 class Filling:
     """A step in the making: tokens of each request, within room and places."""
 
-    def __init__(self, at: Situation, model: WorkModel, places: int) -> None:
+    def __init__(self, at: Situation, model: WorkModel, places: int, *, goes_past: bool = False) -> None:
+        """``goes_past`` a request that finds no room or place: what is begun goes on, and nothing behind it is admitted. Else each
+        filling ends with it."""
         self.shares: dict[int, Share] = {}
         self.admitted: list[PrefillTask] = []
         self._model, self._need_of = model, at.need_of
         self._room, self._places = at.room, places
         self._begun = {task.task_id for task in at.begun}
+        self._goes_past, self._is_open = goes_past, True
 
-    def fill(self, tasks: Sequence[PrefillTask], budget_s: float) -> float:
+    def fill(self, tasks: Sequence[PrefillTask], budget_s: float, *, rounds_up: bool = False) -> float:
         """Add tasks in order until the budget is spent, the last one in part; what was spent.
 
-        An empty step takes at least one token.
+        An empty step takes at least one token. ``rounds_up``: the last one's tokens are as many as spend the budget, or one more.
         """
         token_s, alpha = self._model.token_s, self._model.alpha
         spent_s = 0.0
@@ -49,13 +52,16 @@ class Filling:
             slope_s = token_s + 2 * alpha * (task.history + before)
             work_s = left * (slope_s + alpha * left)
             if spent_s + work_s > budget_s:
-                left = self._fitting(budget_s - spent_s, slope_s, alpha)
+                fitting = self._fitting(budget_s - spent_s, slope_s, alpha)
+                left = min(fitting + 1, left) if rounds_up else fitting
                 if not left and not self.shares:
                     left = 1
                 if not left:
                     break
                 work_s = left * (slope_s + alpha * left)
             if given is None and not self._admit(task):
+                if self._goes_past:
+                    continue
                 break
             self.shares[task.task_id] = Share(task, left + (given.tokens if given else 0))
             spent_s += work_s
@@ -70,8 +76,11 @@ class Filling:
         if not self._places:
             return False
         if task.task_id not in self._begun:
+            if not self._is_open:
+                return False
             need = self._need_of(task)
             if need > self._room:
+                self._is_open = not self._goes_past
                 return False
             self._room -= need
             self.admitted.append(task)

@@ -105,6 +105,11 @@ def resolve(cell: Cell, system: str) -> Settings:
     )
     check_given(cell.asked, LiveKnobs, AmpdConfig, who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
+    require(
+        policies.queue_order == "window",
+        f"queue_order={policies.queue_order!r}: a live queue keeps nothing but its tasks, and the share of those given up would be "
+        "lost with every choice: use window, or system=ampd",
+    )
     if knobs.router is not None:
         require(
             callable(load_named("router", knobs.router)),

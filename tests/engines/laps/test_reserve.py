@@ -1,16 +1,15 @@
 """Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
 
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, turns
+from support.prefill import LINEAR_MODEL, ahead_of, ask, chat, execute, h200_14b, hostile, task
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
-from engines.laps.cluster import OpenTurns, PrefillCluster
+from engines.laps.cluster import PrefillCluster
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
@@ -147,27 +146,6 @@ def test_every_step_is_full_and_no_token_is_lost(entries, share, steps):
     assert done + sum(each.left for each in begun) + queue.backlog_tokens == sum(tokens for tokens, _ in entries)
 
 
-def ahead_of(requests: dict[str, list], index: int) -> float:
-    """Work of the requests that arrived no later and had not finished, its own included."""
-    arrival = requests["arrival_s"][index]
-    return sum(
-        MODEL.work_s(requests["history"][other], requests["tokens"][other])
-        for other in range(index + 1)
-        if requests["finished_s"][other] > arrival
-    )
-
-
-def hostile(seed: int, load: float) -> OpenTurns:
-    """Bursts of short requests that always can be on time, and long ones that cannot."""
-    rng = random.Random(seed)
-    entries = []
-    now = 0.0
-    while now < 12:
-        now += rng.expovariate(load * 60)
-        entries.append((now, rng.choice([20, 40, 100, 400, 4000]) if rng.random() < 0.2 else rng.randint(10, 200)))
-    return turns(*entries)
-
-
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**16), share=st.sampled_from([0.1, 0.25, 0.6]), load=st.sampled_from([0.8, 1.1, 1.6]))
 def test_no_request_waits_longer_than_the_bound(seed, share, load):
@@ -176,7 +154,7 @@ def test_no_request_waits_longer_than_the_bound(seed, share, load):
     requests = run.requests
     for index, finished in enumerate(requests["finished_s"]):
         ttft_s = finished - requests["arrival_s"][index]
-        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index), MODEL)
+        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index, MODEL), MODEL)
 
 
 def test_the_share_keeps_the_longest_wait_it_was_chosen_for():
