@@ -21,7 +21,7 @@ from engines.policies.task import OpenQueue, PrefillTask
 
 Part = Annotated[float, Range(above=0, most=1e6)]
 _PACE_WEIGHT = 0.1
-"""Of the newest step, in the mean of how long steps take."""
+"""Weight of the newest step in the mean of how long steps take."""
 _MOST_PACE = 4.0
 """And its inverse: what is beyond is no step's."""
 _HALVINGS = 3
