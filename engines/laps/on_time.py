@@ -100,9 +100,9 @@ class OnTime:
         queue = at.queue
         if not isinstance(queue, OpenQueue):
             raise UserError(f"queue={type(queue).__name__}: On-time takes requests out of turn, give an OpenQueue")
+        self._measure(now)
         if not queue and not at.begun:
             return IDLE
-        self._measure(now)
         tasks = sorted([*at.begun, *queue], key=by_arrival)
         split, budget_s, share = self._chosen(tasks, now)
         step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)

@@ -117,6 +117,15 @@ def test_those_given_up_have_their_share_once_they_have_waited():
     assert given_tokens(ask(policy(share=0.0), queue_of(late, other), 0.0)) == [(1, 75)]
 
 
+def test_what_is_on_time_is_counted_at_what_the_share_leaves():
+    """Before their due times 80 and 60 tokens fit into 190 ms; beside a share of a half they do not, and the longer one is given up."""
+    others = (80, -0.21), (60, -0.2)
+    late = queue_of((400, -1.9), *others)
+    assert given_tokens(ask(policy(share=0.5), late, 0.0)) == [(1, 80), (2, 1)]
+    late = queue_of((400, -2.0), *others)
+    assert given_tokens(ask(policy(share=0.5), late, 0.0)) == [(0, 41), (2, 40)]
+
+
 def test_all_of_it_at_once_is_first_come_first_served():
     queue = queue_of((30, -9.0), (10, -2.0), (300, -1.0), (20, 0.0))
     assert given_tokens(ask(policy(share=1.0, patience=0.0), queue, 0.0)) == [(0, 30), (1, 10), (2, 14)]
