@@ -12,9 +12,10 @@ from baselines.ar.sglang import TokenBudget
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError, require
+from engines.laps.on_time import OnTimeConfig
 from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
-from engines.laps.system import laps, reserve
+from engines.laps.system import laps, on_time, reserve
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.step import Batching, Bucket, Chunk
@@ -47,8 +48,8 @@ def scheduled(
     max_num_seqs: int,
     own: tuple[tuple[str, Any], ...] = (),
 ) -> Scheduled:
-    """``laps`` and ``reserve`` first time the steps of this device, which their step model is fitted to. One of a user's own is
-    told what it takes of the two sizes, and has ``own`` knobs; it keeps to the second."""
+    """``laps``, ``reserve`` and ``on-time`` first time the steps of this device, which their step model is fitted to. One of a
+    user's own is told what it takes of the two sizes, and has ``own`` knobs; it keeps to the second."""
     if (batcher := own_batcher(name, own)) is not None:
         made = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(made, OpenQueue())
@@ -68,6 +69,10 @@ def scheduled(
         config = scaled_laps(instance.boundary, instance.slo_s, length_scale=length_scale, time_scale=time_scale)
         # Without captured graphs a bucket would be padding alone.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
+    elif name == "on-time":
+        system = on_time(
+            instance.step_model, OnTimeConfig(slo_s=instance.slo_s, max_num_seqs=max_num_seqs), graphs="none"
+        )
     else:
         late = replace(scaled_reserve(instance.slo_s, time_scale=time_scale), max_num_seqs=max_num_seqs)
         system = reserve(instance.step_model, _with_share(late, instance.step_model), graphs="none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import MAX_LOOKAHEAD, AdaptiveRouter, ReorderingQueue, RoutingConfig
@@ -14,8 +14,11 @@ from engines.ar.hardware import Hardware
 from engines.ar.window import WINDOW_S
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
+from engines.policies.on_time import LateShare, OnTimeQueue
 from engines.policies.routing import Dispatch, RemoteOnly, Router
 from engines.policies.task import PrefillQueue, Slo
+
+QueueOrder = Literal["window", "on-time"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,12 @@ class AmpdConfig(Checked):
     """Which prefill worker, where routing is not adaptive."""
     prefill_reordering: bool = True
     """PR; without it queues are first come, first served."""
-    w: Annotated[int, Range(1, MAX_LOOKAHEAD), Only(prefill_reordering=True)] = 3
+    queue_order: Annotated[QueueOrder, Only(prefill_reordering=True)] = "window"
+    """How: the first w by all their orders, as printed (window); or by due time, and where not all can be on time the fewest given
+    up, which have a share of the work (on-time, ours)."""
+    w: Annotated[int, Range(1, MAX_LOOKAHEAD), Only(prefill_reordering=True, queue_order="window")] = 3
     """How many waiting prefills are reordered at once (§4.2)."""
+    late: Annotated[LateShare, Only(prefill_reordering=True, queue_order="on-time")] = field(default_factory=LateShare)
     window_s: Annotated[float, Range(above=0, most=1e6)] = WINDOW_S
     """Length of the windows that statistics of workers are means of."""
 
@@ -40,7 +47,11 @@ class AmpdConfig(Checked):
         return RemoteOnly(self.dispatch, seed=seed)
 
     def make_queue(self, slo: Slo) -> PrefillQueue:
-        return ReorderingQueue(ttft_s=slo.ttft_s, w=self.w) if self.prefill_reordering else PrefillQueue()
+        if not self.prefill_reordering:
+            return PrefillQueue()
+        if self.queue_order == "on-time":
+            return OnTimeQueue(ttft_s=slo.ttft_s, late=self.late)
+        return ReorderingQueue(ttft_s=slo.ttft_s, w=self.w)
 
 
 def ampd(

@@ -8,29 +8,16 @@ budget is theirs, first come, first served; it bounds the longest wait, see ``lo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
+from engines.laps.filling import Filling, WorkModel
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillTask
 
 Step = Annotated[float, Range(above=0, most=1e6)]
-
-
-class _WorkModel(Protocol):
-    """What Reserve knows about speed (``StepModel``): T = base + request B + token N + alpha sum L (L + 2H)."""
-
-    @property
-    def base_s(self) -> float: ...
-    @property
-    def request_s(self) -> float: ...
-    @property
-    def token_s(self) -> float: ...
-    @property
-    def alpha(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +59,7 @@ class ReserveConfig(StepSize):
         )
 
 
-def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: _WorkModel) -> float:
+def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: WorkModel) -> float:
     """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
 
     It is late after at most the objective, and the step running then ends within T_max = max_step + o, where o is the
@@ -90,7 +77,7 @@ def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: _
     return config.slo_s + ahead_s / share * (1 + overhead_s / config.min_step_s) + 2 * step_s
 
 
-def share_for(config: ReserveConfig, model: _WorkModel) -> float:
+def share_for(config: ReserveConfig, model: WorkModel) -> float:
     """The least share by the bound above, for one objective's worth of work ahead."""
     if config.slo_s is None:
         return 1.0
@@ -106,7 +93,7 @@ def share_for(config: ReserveConfig, model: _WorkModel) -> float:
 class Reserve:
     """One instance's batching policy; any ``OpenQueue`` will do."""
 
-    def __init__(self, model: _WorkModel, config: ReserveConfig) -> None:
+    def __init__(self, model: WorkModel, config: ReserveConfig) -> None:
         self.config = config
         self.share = share_for(config, model) if config.share is None else config.share
         self._model = model
@@ -121,10 +108,13 @@ class Reserve:
         on_time, late, backlog_s = self._split(at, now)
         config = self.config
         budget_s = min(max(config.backlog_share * backlog_s, config.min_step_s), config.max_step_s)
-        step = _Step(at, self._model, config.max_num_seqs)
+        step = Filling(at, self._model, config.max_num_seqs)
         spent_s = step.fill(late, self.share * budget_s)
         spent_s += step.fill(on_time, budget_s - spent_s)
         step.fill(late, budget_s - spent_s)
+        if not step.shares:
+            # The first in the order do not fit: those begun, which hold the K/V, go on.
+            step.fill(step.begun_of([*late, *on_time]), budget_s)
         for task in step.admitted:
             queue.pull(task)
         return StepPlan([Share(task, tokens) for task, tokens in step.shares.values()]) if step.shares else IDLE
@@ -152,64 +142,3 @@ class Reserve:
         on_time.sort()
         late.sort()
         return [task for *_, task in on_time], [task for *_, task in late], backlog_s
-
-
-class _Step:
-    """A step in the making: tokens of each request, within room and places."""
-
-    def __init__(self, at: Situation, model: _WorkModel, places: int) -> None:
-        self.shares: dict[int, Share] = {}
-        self.admitted: list[PrefillTask] = []
-        self._model, self._need_of = model, at.need_of
-        self._room, self._places = at.room, places
-        self._begun = {task.task_id for task in at.begun}
-
-    def fill(self, tasks: Sequence[PrefillTask], budget_s: float) -> float:
-        """Add tasks in order until the budget is spent, the last one in part; what was spent.
-
-        An empty step takes at least one token.
-        """
-        token_s, alpha = self._model.token_s, self._model.alpha
-        spent_s = 0.0
-        for task in tasks:
-            given = self.shares.get(task.task_id)
-            before = task.computed + (given.tokens if given else 0)
-            left = task.tokens - before
-            if not left:
-                continue
-            slope_s = token_s + 2 * alpha * (task.history + before)
-            work_s = left * (slope_s + alpha * left)
-            if spent_s + work_s > budget_s:
-                left = self._fitting(budget_s - spent_s, slope_s, alpha)
-                if not left and not self.shares:
-                    left = 1
-                if not left:
-                    break
-                work_s = left * (slope_s + alpha * left)
-            if given is None and not self._admit(task):
-                break
-            self.shares[task.task_id] = Share(task, left + (given.tokens if given else 0))
-            spent_s += work_s
-            if spent_s >= budget_s:
-                break
-        return spent_s
-
-    def _admit(self, task: PrefillTask) -> bool:
-        if not self._places:
-            return False
-        if task.task_id not in self._begun:
-            need = self._need_of(task)
-            if need > self._room:
-                return False
-            self._room -= need
-            self.admitted.append(task)
-        self._places -= 1
-        return True
-
-    @staticmethod
-    def _fitting(budget_s: float, slope_s: float, alpha: float) -> int:
-        """Most tokens n with n (slope + alpha n) <= budget."""
-        if budget_s <= 0:
-            return 0
-        # 2c / (b + root): the root of the quadratic without cancellation, and right for alpha = 0.
-        return int(2 * budget_s / (slope_s + math.sqrt(slope_s * slope_s + 4 * alpha * budget_s)))

@@ -1,4 +1,4 @@
-"""What makes a prefill system, and LAPS, its ablations and Reserve as such (LAPS §3, Figure 6)."""
+"""What makes a prefill system, and LAPS, its ablations, Reserve and On-time as such (LAPS §3, Figure 6)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import BATCHES, Graphs, WithGraphs, graph_choice
+from engines.laps.on_time import OnTime, OnTimeConfig
 from engines.laps.reserve import Reserve, ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
@@ -104,6 +105,20 @@ def reserve(
         name=name,
         make_queue=OpenQueue,
         make_batching=lambda: WithGraphs(Reserve(model, config), choice),
+        make_router=LeastTokens,
+        work_s=model.work_s,
+    )
+
+
+def on_time(
+    model: StepModel, config: OnTimeConfig | None = None, *, graphs: Graphs = "ladder", name: str = "on-time"
+) -> PrefillSystem:
+    config = config or OnTimeConfig()
+    choice = graph_choice(graphs, model, tuple(model.shapes))
+    return PrefillSystem(
+        name=name,
+        make_queue=OpenQueue,
+        make_batching=lambda: WithGraphs(OnTime(model, config), choice),
         make_router=LeastTokens,
         work_s=model.work_s,
     )

@@ -72,6 +72,7 @@ _LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "laps-graphs-only": ("#56B4E9", "v"),
         "laps-disaggregation-only": ("#CC79A7", "<"),
         "reserve": ("#000000", "P"),
+        "on-time": ("#E69F00", "*"),
         "srpt": ("#56B4E9", "X"),
         "sglang-pd": ("#D55E00", "s"),
         "sglang-pd-router": ("#D55E00", "D"),

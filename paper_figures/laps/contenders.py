@@ -48,6 +48,7 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
             Contender(name="laps", system="laps", title="LAPS"),
             Contender(name="reserve", system="reserve", title="Reserve"),
             Contender(name="srpt", system="srpt", title="SRPT"),
+            Contender(name="on-time", system="on-time", title="On-time"),
         )
     }
 )

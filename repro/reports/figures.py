@@ -283,6 +283,7 @@ LAPS = Paper(
         "cost": "§4.2: memory of graphs, and what a budget of them is worth",
         "boundary": "§2: the boundary of short prompts, and head-of-line blocking",
         "reserve": "Reserve: violations from half load to overload",
+        "queues": "queues: late turns against the longest wait, by the share for those given up",
         "tuned": "tuned: every system by our defaults, and with its free knobs searched",
         "kappa": "kappa: the mixing penalty that the printed throughput needs",
         "pools": "pools: static ones against the controller",

@@ -112,6 +112,10 @@ _SYSTEMS: Mapping[str, tuple[str, str]] = {
         f"{_LAPS}:RESERVE",
         "shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
     ),
+    "on-time": (
+        f"{_LAPS}:ON_TIME",
+        "by due time, the fewest given up where not all can be on time, a share kept for those; ours, simulated",
+    ),
     "srpt": (f"{_LAPS}:SRPT", "shortest remaining prefill first, Reserve's steps without a share or aging; simulated"),
     "sglang-pd": (f"{_LAPS}:SGLANG_PD", "token-budget batches, first come, first served, instances in turn; simulated"),
     "sglang-pd-router": (

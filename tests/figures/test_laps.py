@@ -24,11 +24,12 @@ from paper_figures.laps import (
     fig8,
     kappa,
     pools,
+    queues,
     reserve,
     table2,
     tuned,
 )
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MEAN, MIDDLE, PAIRED_SEEDS, RPS
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, LONGEST, MEAN, MIDDLE, PAIRED_SEEDS, RPS
 from paper_figures.laps.knee import crossing
 from repro.reports.claims import Finding
 from repro.reports.figures import PAPERS, View
@@ -252,6 +253,23 @@ def test_reserve_names_the_cells_in_which_it_is_not_ahead():
     text = reserve.in_how_many(runs, reserve.PUBLISHED)
     assert text.startswith("Reserve violates fewer objectives than SGLang PD and vLLM PD and LAPS, outside noise,")
     assert "in 20 of 21 cells; within noise of one of them in Qwen2.5-14B at 0.5; more in none." in text
+
+
+def test_queues_name_the_loads_at_which_on_time_is_behind():
+    def shape(cell: Cell) -> dict[str, float]:
+        own = cell.knob_values
+        late = {"on-time": 0.02, "srpt": 0.01 if (cell.rate or 0) > CAPACITY[MIDDLE] else 0.03}.get(cell.system, 0.5)
+        if "share" in own:
+            late = 0.9 * float(own["share"] or 0)
+        wait_s = {"on-time": 1.5}.get(cell.system, 0.75)
+        return {"late": late + 0.001 * cell.seed, "ttft_s": wait_s}
+
+    runs = Runs(prefill_runs(queues.FIGURE.cells(VIEW), shape), VIEW)
+    assert queues.standing(runs).startswith(
+        "Loads at which On-time has more late turns, outside noise, than SGLang PD none; LAPS none; SRPT 1.05; Reserve none."
+    )
+    front = queues.panel(runs, LONGEST, 0.8).layers[0]
+    assert [round(each.mean or 0) for each in front.at] == [0, 11, 2, 45, 90]
 
 
 def test_a_knee_is_between_the_loads_around_it():

@@ -74,6 +74,8 @@ CELLS = (
     prefill("reserve", 90.0, longest_wait_s=6.0, **LATE),
     prefill("reserve", 120.0, deadlines=False, graphs="ladder", **LATE),
     prefill("reserve", 200.0, num_instances=3, share=0.4, aging=0.5, **LATE),
+    prefill("on-time"),
+    *(prefill("on-time", 120.0, **own, **LATE) for own in ({}, {"share": 0.0}, {"patience": 1.0, "num_instances": 2})),
     prefill("sglang-pd", 90.0, prefill_graphs=True, max_num_batched_tokens=1000, **LATE),
     *(
         prefill("sglang-pd-router", 200.0, num_instances=4, cache="instance", routing=how, **LATE)
@@ -87,6 +89,7 @@ CELLS = (
     ),
     *(cluster("ampd", 4.0, **SPLIT, alpha=0.05, beta=0.5, window="age", w=w) for w in (1, 4)),
     cluster("ampd", 4.0, **SPLIT, adaptive_routing=False, prefill_reordering=False, dispatch="round-robin"),
+    *(cluster("ampd", 4.0, **SPLIT, queue_order="on-time", adaptive_routing=routing) for routing in (True, False)),
     *(
         cluster("dynamo-sim", 3.0, **SPLIT, **own)
         for own in ({}, {"conditional": "isl_bounding", "eff_isl_threshold": 900})

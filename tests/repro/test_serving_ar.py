@@ -26,10 +26,14 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError
+from engines.laps.on_time import OnTime, OnTimeConfig
+from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.step_model import StepModel
 from engines.models.causal_text import load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
-from engines.server.ar.engine import ServedAr
+from engines.policies.task import OpenQueue
+from engines.server.ar.engine import AtMost, ServedAr
 from engines.server.ar.settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
@@ -359,7 +363,7 @@ def test_the_model_pickles_and_says_what_it_is(folder):
     assert small.max_model_len < 4096
 
 
-@pytest.mark.parametrize("name", ["laps", "reserve"])
+@pytest.mark.parametrize("name", ["laps", "reserve", "on-time"])
 def test_graphs_are_timed_as_far_as_the_slots_and_the_pool_go(folder, name):
     """A card with few requests at once: buckets of 64 have no 64 slots, and the widest of them no room."""
     worker = paged_executor(load_causal(str(folder)), max_len=512, num_slots=10, num_tokens=400, longest_bucket=256)
@@ -371,7 +375,7 @@ def test_graphs_are_timed_as_far_as_the_slots_and_the_pool_go(folder, name):
     assert by.estimate_s(0, 64) > 0
 
 
-@pytest.mark.parametrize("name", ["laps", "reserve"])
+@pytest.mark.parametrize("name", ["laps", "reserve", "on-time"])
 def test_steps_that_never_leave_their_floor_are_scheduled(folder, monkeypatch, name):
     """A small model on a card: the longest step of the profile takes what the shortest does."""
     monkeypatch.setattr(MeasuredSteps, "step_s", lambda *_: 0.004)
@@ -385,3 +389,27 @@ def test_steps_that_never_leave_their_floor_are_scheduled(folder, monkeypatch, n
     while engine.has_work:
         finished += sum(isinstance(event, Finished) for event in engine.step())
     assert finished == len(PROMPTS)
+
+
+SMALL_STEPS = {"min_step_s": 0.01, "max_step_s": 0.01}
+TOKENS = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
+FULL = {
+    "reserve": Reserve(TOKENS, ReserveConfig(slo_s=60.0, **SMALL_STEPS)),
+    "srpt": Reserve(TOKENS, ReserveConfig(slo_s=None, aging=0.0, **SMALL_STEPS)),
+    "on-time": OnTime(TOKENS, OnTimeConfig(slo_s=60.0, min_step=1e-4, max_step=2e-4)),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_prompt_that_finds_no_blocks_leaves_those_that_hold_them(folder, name):
+    """The longest has begun, and a shorter one goes before it that does not fit beside it: both end."""
+    worker = executor(load_causal(str(folder)), max_len=512, num_slots=8, num_tokens=160)
+    engine = ServedAr(worker, AtMost(batching=FULL[name], max_num_seqs=4), OpenQueue(), end_ids=frozenset(), budget=32)
+    generation = ArModel.of(settings(folder), None).generation({"max_tokens": 4, "ignore_eos": True})
+    engine.submit(Submission(0, (5,) * 120, generation, False))
+    engine.step()
+    engine.submit(Submission(1, (7,) * 60, generation, False))
+    finished = []
+    while engine.has_work:
+        finished += [event.request_id for event in engine.step() if isinstance(event, Finished)]
+    assert finished == [0, 1]

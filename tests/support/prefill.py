@@ -1,5 +1,6 @@
 """Prefill instances for tests: stub costs, tasks, situations and arrivals."""
 
+import random
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -7,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from engines.ar.cost import DecodeLine
+from engines.ar.record import Table
 from engines.hardware.catalogue import H200
 from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.cost import PrefillConstants, PrefillCost
@@ -77,3 +79,24 @@ def chat(rate: float, until_s: float, seed: int, *, long_share: float = 0.28) ->
             for index, (arrival, past, new) in enumerate(zip(arrivals, history, tokens, strict=True))
         ]
     )
+
+
+def ahead_of(requests: Table, index: int, model: StepModel) -> float:
+    """Work of the requests that arrived no later and had not finished, its own included."""
+    arrival = requests["arrival_s"][index]
+    return sum(
+        model.work_s(requests["history"][other], requests["tokens"][other])
+        for other in range(index + 1)
+        if requests["finished_s"][other] > arrival
+    )
+
+
+def hostile(seed: int, load: float) -> OpenTurns:
+    """Bursts of short requests that always can be on time, and long ones that cannot."""
+    rng = random.Random(seed)
+    entries = []
+    now = 0.0
+    while now < 12:
+        now += rng.expovariate(load * 60)
+        entries.append((now, rng.choice([20, 40, 100, 400, 4000]) if rng.random() < 0.2 else rng.randint(10, 200)))
+    return turns(*entries)

@@ -39,7 +39,7 @@ class CachingPrefillWorker(PrefillWorker):
         return Situation(self.queue, self.begun, 0, self.kv.capacity - self.kv.held, _need)
 
     def _read(self, share: Share) -> Share:
-        """From its own memory: what is missing is prefilled again."""
+        """From its own memory: what is missing is prefilled again, and what it has of a recomputation's tokens is not."""
         task, tokens = share
         if task.computed:
             return share
@@ -47,7 +47,7 @@ class CachingPrefillWorker(PrefillWorker):
         self._hub.owed.more(task, task.history - self.kv.resume(task.order))
         self.kv.make_room(task.tokens, self._loop.now)
         self.kv.hold(task.tokens)
-        return Share(task, task.tokens) if is_whole else share
+        return Share(task, task.tokens if is_whole else min(tokens, task.tokens))
 
 
 def _need(task: PrefillTask) -> int:

@@ -11,7 +11,7 @@ from engines.named import installed
 from engines.policies.own import BATCHER, Kind, Own
 
 SYSTEM = "ar"
-SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve")
+SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve", "on-time")
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCHEDULER = Kind(
     name="scheduler",
@@ -45,7 +45,7 @@ class ArSettings(Checked):
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     scheduler: str = "chunked"
-    """chunked, prefill-first, sglang, laps, reserve, or a class of one's own as module:NAME."""
+    """chunked, prefill-first, sglang, laps, reserve, on-time, or a class of one's own as module:NAME."""
     max_num_batched_tokens: Tokens = 2048
     """Query tokens per step."""
     max_num_seqs: Count = 256

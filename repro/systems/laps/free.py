@@ -68,4 +68,8 @@ RESERVE = (
     Free("share of late turns", ({"share": 0.25}, {"share": 0.5}), "ours. The least that its bound allows by default"),
     Free("aging", ({"aging": 0.0},), "ours. 0.05 by default"),
 )
+ON_TIME = (
+    Free("share of those given up", ({"share": 0.125}, {"share": 0.5}), "ours. A quarter by default"),
+    Free("objectives they wait for it", ({"patience": 3.0}, {"patience": 10.0}), "ours. 5 by default"),
+)
 SRPT = (_STEP_SECONDS._replace(settings=(*_STEP_SECONDS.settings, {"min_step_s": 0.15})),)

@@ -1,4 +1,4 @@
-"""LAPS with its ablations, Reserve, and the prefill sides they are compared with."""
+"""LAPS with its ablations, Reserve and On-time, and the prefill sides they are compared with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from engines.errors import require
 from engines.knobs import Count, Only, Range, given_to, knobs_of
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import Graphs
+from engines.laps.on_time import OnTimeConfig
 from engines.laps.reserve import ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
-from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve, srpt
+from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, on_time, reserve, srpt
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
 from repro.systems.laps import free
@@ -65,6 +66,11 @@ class ReserveKnobs(GraphKnobs):
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnTimeKnobs(GraphKnobs):
+    on_time: OnTimeConfig = field(default_factory=OnTimeConfig)
+
+
 def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     own, (model, graphs) = own_policies(settings, options), _captured(settings, options, "cheapest")
     theirs = own["batcher"].knobs if "batcher" in own else {}
@@ -104,6 +110,12 @@ def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSys
     usual = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
     config = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
     return reserve(model, config, graphs=graphs)
+
+
+def _build_on_time(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
+    usual = OnTimeConfig(slo_s=settings.deadline_s, max_num_seqs=settings.part.max_num_seqs)
+    return on_time(model, given_to(usual, options), graphs=graphs)
 
 
 def _build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
@@ -202,6 +214,7 @@ LAPS_DISAGGREGATION = PrefillSystemEntry(
     free=free.LAPS_DISAGGREGATION,
 )
 RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, free=free.RESERVE)
+ON_TIME = PrefillSystemEntry(name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, free=free.ON_TIME)
 SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, free=free.SRPT)
 SGLANG_PD = PrefillSystemEntry(
     name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, free=free.SGLANG

@@ -108,6 +108,11 @@ def resolve(cell: Cell, system: str) -> Settings:
     own = own_policies(cell.asked)
     check_given(cell.asked, LiveKnobs, AmpdConfig, *(each.knobs for each in own.values()), who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
+    require(
+        policies.queue_order == "window",
+        f"queue_order={policies.queue_order!r}: a live queue keeps nothing but its tasks, and the share of those given up would be "
+        "lost with every choice: use window, or system=ampd",
+    )
     for each in own.values():
         # What a model is measured later, on the workers.
         require(

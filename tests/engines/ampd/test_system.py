@@ -105,3 +105,14 @@ def test_policies_believe_the_model_whatever_the_truth():
         return sum(found.tasks["is_local"])
 
     assert kept(slow) < kept(MODEL)
+
+
+def test_more_rounds_are_on_time_with_the_on_time_queue():
+    """With AMPD's router, and with the shortest queue."""
+    for routing in (True, False):
+        printed = run(AmpdConfig(adaptive_routing=routing), rate=6.0)
+        ours = run(AmpdConfig(adaptive_routing=routing, queue_order="on-time"), rate=6.0)
+        waits = [np.array(each.rounds["first_token_s"]) - each.rounds["ready_s"] for each in (printed, ours)]
+        assert (waits[1] <= SLO.ttft_s).mean() > (waits[0] <= SLO.ttft_s).mean()
+    with pytest.raises(UserError, match="w=3 has no effect with queue_order"):
+        given_to(AmpdConfig(), {"queue_order": "on-time", "w": 3})

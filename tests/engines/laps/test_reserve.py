@@ -1,16 +1,15 @@
 """Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
 
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, turns
+from support.prefill import LINEAR_MODEL, ahead_of, ask, chat, execute, h200_14b, hostile, task
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
-from engines.laps.cluster import OpenTurns, PrefillCluster
+from engines.laps.cluster import PrefillCluster
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
@@ -84,6 +83,20 @@ def test_room_bounds_admission():
     assert given_tokens(ask(policy(max_num_seqs=1), queue, 0.0)) == [(0, 20)]
 
 
+@pytest.mark.parametrize("config", [ReserveConfig(share=0.2), ReserveConfig(slo_s=None, aging=0.0)], ids=["", "srpt"])
+def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(config):
+    """It holds the K/V that the other waits for: nothing would ever run."""
+    begun = task(0, 300)
+    begun.computed = 100
+    queue = OpenQueue()
+    queue.push(task(1, 50))
+    batching = Reserve(LINEAR_MODEL, config)
+    assert given_tokens(ask(batching, queue, 0.0, [begun], room=40)) == [(0, 50)]
+    assert len(queue) == 1
+    # With room the order is as ever.
+    assert given_tokens(ask(batching, queue, 0.0, [begun], room=50)) == [(1, 50)]
+
+
 def test_history_costs_what_the_step_model_says():
     """At 1 ms a token and a microsecond for each pair, 500 tokens of history double a token's price."""
     model = replace(LINEAR_MODEL, alpha=1e-6)
@@ -133,27 +146,6 @@ def test_every_step_is_full_and_no_token_is_lost(entries, share, steps):
     assert done + sum(each.left for each in begun) + queue.backlog_tokens == sum(tokens for tokens, _ in entries)
 
 
-def ahead_of(requests: dict[str, list], index: int) -> float:
-    """Work of the requests that arrived no later and had not finished, its own included."""
-    arrival = requests["arrival_s"][index]
-    return sum(
-        MODEL.work_s(requests["history"][other], requests["tokens"][other])
-        for other in range(index + 1)
-        if requests["finished_s"][other] > arrival
-    )
-
-
-def hostile(seed: int, load: float) -> OpenTurns:
-    """Bursts of short requests that always can be on time, and long ones that cannot."""
-    rng = random.Random(seed)
-    entries = []
-    now = 0.0
-    while now < 12:
-        now += rng.expovariate(load * 60)
-        entries.append((now, rng.choice([20, 40, 100, 400, 4000]) if rng.random() < 0.2 else rng.randint(10, 200)))
-    return turns(*entries)
-
-
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**16), share=st.sampled_from([0.1, 0.25, 0.6]), load=st.sampled_from([0.8, 1.1, 1.6]))
 def test_no_request_waits_longer_than_the_bound(seed, share, load):
@@ -162,7 +154,7 @@ def test_no_request_waits_longer_than_the_bound(seed, share, load):
     requests = run.requests
     for index, finished in enumerate(requests["finished_s"]):
         ttft_s = finished - requests["arrival_s"][index]
-        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index), MODEL)
+        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index, MODEL), MODEL)
 
 
 def test_the_share_keeps_the_longest_wait_it_was_chosen_for():

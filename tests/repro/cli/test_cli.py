@@ -145,7 +145,7 @@ def test_list_names_everything():
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
         *("ampd", "ampd-live", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
         *("vllm", "dynamo", "sglang"),
-        *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "srpt"),
+        *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "on-time", "srpt"),
         *("sglang-pd", "sglang-pd-router", "vllm-pd"),
     }
     assert names["platform"] == {

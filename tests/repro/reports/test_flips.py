@@ -36,7 +36,7 @@ from repro.systems.ar.settings import DEFAULT_READING
 from repro.systems.dllm.knobs import BATCH_RULES, ReadingName
 
 SPEED = {"dllm-serve": 76.6, "fast-dllm": 42.4}
-OF_NO_CLAIM = {"llada", "dream", "srpt", "laps-graphs-only"}
+OF_NO_CLAIM = {"llada", "dream", "srpt", "on-time", "laps-graphs-only"}
 """Systems that no claim of a paper is of."""
 IN_ANOTHER_READING = {(name, "requests running at once") for name in ("fast-dllm", "dllm-cache", "sparse-dllm")}
 """What is free where a reading is not the default."""

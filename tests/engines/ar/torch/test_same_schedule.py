@@ -20,13 +20,15 @@ from engines.ar.session import Arrivals, ClosedLoop, OpenLoop, Round, Session
 from engines.ar.torch.engine import CostClock, Engine
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRun
+from engines.laps.on_time import OnTimeConfig
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import LapsConfig, laps, reserve
+from engines.laps.system import LapsConfig, laps, on_time, reserve
 from engines.laps.waiting import WaitConfig
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
+from engines.policies.on_time import LateShare, OnTimeQueue
 from engines.policies.step import Batching, Bucket, Chunk, Situation, StepPlan
 from engines.policies.task import PrefillQueue
 
@@ -90,6 +92,8 @@ POLICIES: dict[str, Policy] = {
     "laps": _system(laps(MODEL, LapsConfig(boundary=24, slo_s=0.1))),
     "laps-waits": _system(laps(MODEL, LapsConfig(boundary=24, slo_s=0.5, wait=WaitConfig(max_window_s=0.02)))),
     "reserve": _system(reserve(MODEL, ReserveConfig(slo_s=0.1), graphs="none")),
+    "on-time": _system(on_time(MODEL, OnTimeConfig(slo_s=0.1), graphs="none")),
+    "on-time-queue": lambda: (OneByOne(), OnTimeQueue(ttft_s=0.1, late=LateShare())),
 }
 
 

@@ -24,7 +24,7 @@ from repro.workloads.conversations.workload import (
 from repro.workloads.draws import ArrivalConfig
 
 SYSTEMS = (
-    *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd"),
+    *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "on-time", "sglang-pd"),
     *("sglang-pd-router", "vllm-pd"),
 )
 POISSON = ArrivalConfig(kind="poisson", rate=50.0)

@@ -1,0 +1,176 @@
+"""On-time: by due time while all that waits is on time; else as few as possible are given up, and a share of the steps is theirs.
+
+The successor of Reserve. A prefill's work is known when it arrives, and it ends with the step that has its last token: which
+prefills can all be on time is a question of the steps to come, and the fewest that must be given up are Moore's and Hodgson's
+(engines.policies.on_time). Going by due time costs a long prompt nothing until there is too much work for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from engines.errors import UserError, require
+from engines.knobs import Fixed, Range
+from engines.laps.filling import Filling, WorkModel
+from engines.policies.on_time import LateShare, Split, by_arrival, work_by
+from engines.policies.step import IDLE, Share, Situation, StepPlan
+from engines.policies.task import OpenQueue, PrefillTask
+
+Part = Annotated[float, Range(above=0, most=1e6)]
+_PACE_WEIGHT = 0.1
+"""Weight of the newest step in the mean of how long steps take."""
+_MOST_PACE = 4.0
+"""And its inverse: what is beyond is no step's."""
+_HALVINGS = 3
+"""Shorter steps that are tried where prefills would be given up."""
+
+
+class StepTimeModel(WorkModel, Protocol):
+    @property
+    def floor_s(self) -> float:
+        """A step with less work takes as long."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTimeConfig(LateShare):
+    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
+    """TTFT objective; None: no due times, first come, first served."""
+    min_step: Part = 0.125
+    """Least budget of a step as a part of the objective; of 0.4 s where there is none."""
+    max_step: Part = 0.375
+    """Most: long steps amortise, short ones respond."""
+    backlog_share: Annotated[float, Range(0, 1e6)] = 0.15
+    """A step's budget as a share of all waiting work, between the two."""
+    max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.min_step <= self.max_step, f"min_step={self.min_step} must not be above max_step={self.max_step}")
+
+    @property
+    def unit_s(self) -> float:
+        return 0.4 if self.slo_s is None else self.slo_s
+
+
+def longest_wait_s(config: OnTimeConfig, ahead_s: float, model: StepTimeModel) -> float:
+    """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
+
+    After max(1, patience) objectives it is late, so given up, and the share is paid; the step running then ends within T_max =
+    b_max + o, where o is the step's overhead. The share goes by arrival: before it are at most ``ahead_s``. A step of budget b
+    takes at most b + o and does at least share b of that work, unless it finishes all of it; so the work takes at most
+    ahead / share (1 + o / b_min) and one last step:
+
+        max(1, patience) objective + ahead / share (1 + o / b_min) + 2 T_max
+
+    Budgets are no less than the floor below which a step takes as long, so that b + o is what it takes. Work counts as the model's,
+    whose steps are true; ``max_num_seqs`` and the rest of a step leave room for the share and for the token that it is rounded
+    up to. Where one of the share finds no K/V, nobody is admitted until it does.
+    """
+    assert config.slo_s is not None
+    if not config.share:
+        return math.inf
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    least_s = max(config.min_step * config.slo_s / 2**_HALVINGS, model.floor_s)
+    most_s = max(config.max_step * config.slo_s, model.floor_s)
+    steps_s = ahead_s / config.share * (1 + overhead_s / least_s) + 2 * (most_s + overhead_s)
+    return config.from_s(config.slo_s) + steps_s
+
+
+class OnTime:
+    """One instance's batching policy; any ``OpenQueue`` will do.
+
+    It sees when its steps begin, and so how long they take: a model that is wrong by a factor is set right.
+    """
+
+    def __init__(self, model: StepTimeModel, config: OnTimeConfig) -> None:
+        self.config = config
+        self._model = model
+        self._slo_s = math.inf if config.slo_s is None else config.slo_s
+        self._pace = 1.0
+        """How many times as long as the model says steps take, lately: what decodes in between counts as theirs."""
+        self._num_measured = 0
+        self._last: tuple[float, float] | None = None
+        """When the last step began and what it should take, where the next one follows at once."""
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        queue = at.queue
+        if not isinstance(queue, OpenQueue):
+            raise UserError(f"queue={type(queue).__name__}: On-time takes requests out of turn, give an OpenQueue")
+        self._measure(now)
+        if not queue and not at.begun:
+            return IDLE
+        tasks = sorted([*at.begun, *queue], key=by_arrival)
+        split, budget_s, share = self._chosen(tasks, now)
+        step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)
+        spent_s = step.fill(tasks, share * budget_s, rounds_up=True) if share else 0.0
+        spent_s += step.fill(split.kept, budget_s - spent_s)
+        step.fill(split.given_up, budget_s - spent_s)
+        for task in step.admitted:
+            queue.pull(task)
+        shares = list(step.shares.values())
+        if shares and sum(share.tokens for share in shares) < sum(task.left for task in tasks):
+            self._last = now, self._step_s(shares)
+        return StepPlan(shares) if shares else IDLE
+
+    def _measure(self, now: float) -> None:
+        if self._last is not None and now > self._last[0]:
+            start_s, step_s = self._last
+            pace = min(max((now - start_s) / step_s, 1 / _MOST_PACE), _MOST_PACE)
+            self._num_measured += 1
+            self._pace += max(_PACE_WEIGHT, 1 / self._num_measured) * (pace - self._pace)
+        self._last = None
+
+    def _step_s(self, shares: Sequence[Share]) -> float:
+        model = self._model
+        work_s = sum(
+            tokens * (model.token_s + model.alpha * (tokens + 2 * (task.history + task.computed)))
+            for task, tokens in shares
+        )
+        return model.base_s + model.request_s * len(shares) + max(model.floor_s, work_s)
+
+    def _chosen(self, tasks: Sequence[PrefillTask], now: float) -> tuple[Split, float, float]:
+        """Who is given up, the step's budget, and the share that is paid: as backlog asks, and a shorter step where fewer are given
+        up with it, which ends sooner and costs its overhead more often."""
+        config, model = self.config, self._model
+        works_s = [self._work_s(task) for task in tasks]
+        all_s = sum(works_s)
+        # Seconds are the model's from here on.
+        unit_s, pace = config.unit_s / self._pace, self._pace
+        budget_s = min(max(config.backlog_share * all_s, config.min_step * unit_s), config.max_step * unit_s)
+        budget_s = max(budget_s, model.floor_s)
+
+        def split(budget_s: float, rate: float) -> Split:
+            limits_s = [
+                work_by(
+                    (task.ready_s + self._slo_s - now) / pace,
+                    budget_s=budget_s,
+                    overhead_s=model.base_s,
+                    rate=rate,
+                    all_s=all_s,
+                )
+                for task in tasks
+            ]
+            return Split.of(tasks, works_s, limits_s)
+
+        found, share = split(budget_s, 1.0), 0.0
+        if found.owes(config, self._slo_s, now):
+            share = config.share
+            if share < 1:
+                # What is on time with the share paid.
+                found = split(budget_s, 1 - share)
+        rate, shorter_s = 1 - share, budget_s
+        least_s = max(config.min_step * unit_s / 2**_HALVINGS, model.floor_s)
+        while share < 1 and found.given_up and shorter_s > least_s:
+            shorter_s = max(shorter_s / 2, least_s)
+            other = split(shorter_s, rate)
+            if len(other.given_up) < len(found.given_up):
+                found, budget_s = other, shorter_s
+        return found, budget_s, share
+
+    def _work_s(self, task: PrefillTask) -> float:
+        model, left, done = self._model, task.left, task.history + task.computed
+        return model.request_s + left * (model.token_s + model.alpha * (left + 2 * done))

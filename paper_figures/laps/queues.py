@@ -1,0 +1,136 @@
+"""What an order of prefills can give (ours): late turns against the longest wait, from no share for those given up, Moore's and
+Hodgson's order alone, to all of it, first come, first served; and the orders of others, which are points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis, Line, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.words import is_above, number, said
+from paper_figures.laps.contenders import (
+    CAPACITY,
+    CONTENDERS,
+    CUT,
+    LATE,
+    LATE_1K,
+    LMSYS,
+    LONGEST,
+    MIDDLE,
+    P99,
+    PRICE,
+    bounds,
+    priced,
+    rate_of,
+)
+from paper_figures.laps.layout import laps_figure, laps_page
+from repro.reports.figures import View
+from repro.runs.cell import Cell, Scalar
+
+LOADS = (0.5, 0.7, 0.8, 0.95, 1.05)
+DRAWN = (0.8, 0.95, 1.05)
+SHARES = (0.0, 0.125, 0.25, 0.5, 1.0)
+USUAL = 0.25
+OTHERS = ("sglang", "laps", "srpt", "reserve")
+
+
+def cell(view: View, name: str, load: float) -> Cell:
+    own: dict[str, Scalar] = {"model": MIDDLE, "transient": True}
+    return CONTENDERS[name].cell(view, LMSYS, own, rate=rate_of(load))
+
+
+def front(view: View, share: float, load: float) -> Cell:
+    own: dict[str, Scalar] = {"model": MIDDLE, "transient": True}
+    if share != USUAL:
+        own["share"] = share
+    if share == 1:
+        own["patience"] = 0.0
+    return CONTENDERS["on-time"].cell(view, LMSYS, own, rate=rate_of(load))
+
+
+def cells(view: View) -> list[Cell]:
+    return [
+        *(cell(view, name, load) for load in LOADS for name in OTHERS),
+        *(front(view, share, load) for load in LOADS for share in SHARES),
+    ]
+
+
+def panel(runs: Runs, wait: Measure, load: float) -> Panel:
+    def line(name: str, own: Sequence[Cell]) -> Line:
+        return Line(
+            label=CONTENDERS[name].title,
+            places=[number(runs.at(each, wait)) for each in own],
+            at=[runs.at(each, LATE) for each in own],
+            look=CONTENDERS[name].look,
+            within=bounds(LATE),
+        )
+
+    ours = line("on-time", [front(runs.view, share, load) for share in SHARES])
+    others = [line(name, [cell(runs.view, name, load)]) for name in OTHERS]
+    return Panel(
+        title=f"load {load:g}",
+        layers=[ours, *others],
+        x=Axis(label=wait.label or "P99 TTFT (ms)", scale="plain log", size=7),
+        y=Axis(label=LATE.label if load == DRAWN[0] else None, scale="plain log"),
+    )
+
+
+def page(runs: Runs) -> Page:
+    names = [CONTENDERS[name].title for name in OTHERS]
+    return laps_page(
+        runs,
+        panels=[panel(runs, wait, load) for wait in (LONGEST, P99) for load in DRAWN],
+        columns=len(DRAWN),
+        conclusions=[standing(runs), prices(runs)],
+        about=f"One instance, {MIDDLE}, Poisson turns with LMSYS-Chat-1M's shares; load 1 is {CAPACITY[MIDDLE]:g} turns/s. On-time with a "
+        f"share of {', '.join(f'{share:g}' for share in SHARES)} for those given up, from right to left; with 1 at once, all by due time. {CUT}",
+        table=Table(
+            columns=(
+                "load",
+                *(f"{name}: {PRICE}" for name in names),
+                *(f"On-time, share {share:g}: the same" for share in SHARES),
+            ),
+            rows=[
+                (
+                    f"{load:g}",
+                    *(priced(runs, cell(runs.view, name, load)) for name in OTHERS),
+                    *(priced(runs, front(runs.view, share, load)) for share in SHARES),
+                )
+                for load in LOADS
+            ],
+        ),
+    )
+
+
+def standing(runs: Runs) -> str:
+    """Loads at which On-time has more late turns than another, outside noise, and what it waits at the longest."""
+    texts = []
+    for name in OTHERS:
+        more = [
+            f"{load:g}"
+            for load in LOADS
+            if is_above(runs.versus(front(runs.view, USUAL, load), cell(runs.view, name, load), LATE, "points"))
+        ]
+        texts.append(f"{CONTENDERS[name].title} {', '.join(more) or 'none'}")
+    ratios = [
+        number(runs.at(front(runs.view, USUAL, load), LONGEST))
+        / number(runs.at(cell(runs.view, "sglang", load), LONGEST))
+        for load in LOADS
+    ]
+    listed = ", ".join(f"{ratio:.1f}" for ratio in ratios)
+    return f"Loads at which On-time has more late turns, outside noise, than {'; '.join(texts)}. Its longest wait is {listed} times SGLang's."
+
+
+def prices(runs: Runs) -> str:
+    def of(share: float, load: float) -> str:
+        own = front(runs.view, share, load)
+        return (
+            f"{share:g}: {said(runs.at(own, LATE))} % late, {number(runs.at(own, LATE_1K)):.0f} % above 1,000 tokens, longest "
+            f"{number(runs.at(own, LONGEST)) / 1e3:.1f} s"
+        )
+
+    return f"By share at a load of {DRAWN[1]:g}: {'; '.join(of(share, DRAWN[1]) for share in SHARES)}."
+
+
+FIGURE = laps_figure("queues", "ours; the objective of LAPS §4.1", page=page, cells=cells)

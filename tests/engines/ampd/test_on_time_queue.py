@@ -1,0 +1,106 @@
+"""The on-time queue: its order by hand, and its bound on the longest wait for any arrivals."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.policies.on_time import LateShare, OnTimeQueue
+from engines.policies.task import PrefillTask
+
+TTFT_S = 1.0
+
+
+def task(task_id: int, estimate_s: float, ready_s: float = 0.0) -> PrefillTask:
+    return PrefillTask(task_id, task_id, task_id, 0, "initial", 0, 10, ready_s, ready_s, estimate_s)
+
+
+def queue_of(*entries: tuple[float, float], **late: float) -> OnTimeQueue:
+    """(estimate_s, ready_s)."""
+    queue = OnTimeQueue(ttft_s=TTFT_S, late=LateShare(**late))
+    for index, (estimate_s, ready_s) in enumerate(entries):
+        queue.push(task(index, estimate_s, ready_s))
+    return queue
+
+
+def order(queue: OnTimeQueue, now: float) -> list[int]:
+    """One after the other."""
+    taken = []
+    while queue:
+        first = queue.peek(now)
+        assert queue.take(now) is first
+        taken.append(first.task_id)
+        now += first.estimate_s
+    return taken
+
+
+def test_first_come_first_served_while_all_are_on_time():
+    assert order(queue_of((0.5, 0.0), (0.1, 0.0), (0.3, 0.0)), 0.0) == [0, 1, 2]
+
+
+def test_the_longest_is_given_up_and_runs_last():
+    queue = queue_of((0.5, 0.0), (0.2, 0.0), (0.2, 0.0), (0.3, 0.0))
+    tasks = list(queue)
+    assert order(queue, 0.1) == [1, 2, 3, 0]
+    assert [each.postponed for each in tasks] == [3, 0, 0, 0]
+
+
+def test_those_given_up_are_owed_their_share_of_the_work():
+    """Two late ones of 0.3 s, and shorts of 0.1 s: with a share of a half 0.3 s of shorts run between them."""
+    late = [(0.3, -10.0), (0.3, -9.0)]
+    shorts = [(0.1, 0.0)] * 5
+    assert order(queue_of(*late, *shorts, share=0.5), 0.0) == [0, 2, 3, 4, 1, 5, 6]
+    assert order(queue_of(*late, *shorts, share=0.0), 0.0) == [2, 3, 4, 5, 6, 0, 1]
+    assert order(queue_of(*late, *shorts, share=1.0, patience=0.0), 0.0) == [0, 1, 2, 3, 4, 5, 6]
+    # They have not waited long enough.
+    assert order(queue_of(*late, *shorts, share=0.5, patience=20.0), 0.0) == [2, 3, 4, 5, 6, 0, 1]
+
+
+def test_what_is_owed_is_no_credit_for_later():
+    """Shorts that ran while none was owed do not count."""
+    queue = queue_of(*[(0.1, 0.0)] * 5, share=0.5)
+    order(queue, 0.0)
+    for index, ready_s in enumerate((-10.0, -9.0)):
+        queue.push(task(10 + index, 0.3, ready_s))
+    for index in range(3):
+        queue.push(task(20 + index, 0.1, 0.5))
+    assert order(queue, 0.5) == [10, 20, 21, 22, 11]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.2, 1.0]), st.floats(0.01, 0.8)), min_size=1, max_size=30),
+    siege_s=st.sampled_from([0.1, 0.4]),
+    share=st.sampled_from([0.1, 0.3, 0.8]),
+    patience=st.sampled_from([0.0, 2.0, 5.0]),
+)
+def test_nobody_waits_longer_than_the_bound(gaps, siege_s, share, patience):
+    """Any backlog, behind it prompts that can be on time and come faster than they are served."""
+    queue, came, arrivals = OnTimeQueue(ttft_s=TTFT_S, late=LateShare(share=share, patience=patience)), 0.0, []
+    for gap_s, estimate_s in gaps:
+        came += gap_s
+        arrivals.append(task(len(arrivals), estimate_s, came))
+    for index in range(int(20 / siege_s)):
+        arrivals.append(task(len(arrivals), siege_s, 0.9 * siege_s * index))
+    arrivals.sort(key=lambda each: (each.ready_s, each.task_id))
+    ends, ahead, now, coming = {}, {}, 0.0, iter(arrivals)
+    due = next(coming, None)
+    longest_s = max(each.estimate_s for each in arrivals)
+    while due is not None or queue:
+        while due is not None and due.ready_s <= now:
+            queue.push(due)
+            ahead[due.task_id] = queue.backlog_s
+            due = next(coming, None)
+        if not queue:
+            now = due.ready_s
+            continue
+        taken = queue.take(now)
+        now += taken.estimate_s
+        ends[taken.task_id] = now
+    for each in arrivals:
+        most_s = max(1.0, patience) * TTFT_S + ahead[each.task_id] / share + 3 / share * longest_s
+        assert ends[each.task_id] - each.ready_s <= most_s + 1e-9
+
+
+def test_shares_are_checked():
+    with pytest.raises(ValueError, match="share"):
+        LateShare(share=-0.1)

@@ -1,0 +1,263 @@
+"""Moore's and Hodgson's set against every subset, On-time's order by hand, and its bound on the longest wait in runs made to break it."""
+
+import math
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.prefill import LINEAR_MODEL, ahead_of, ask, execute, hostile, task, turns
+from support.prefill_metrics import summarise
+
+from engines.errors import UserError
+from engines.laps.cluster import OpenTurns, PrefillCluster
+from engines.laps.on_time import OnTime, OnTimeConfig, longest_wait_s
+from engines.laps.step_model import StepModel
+from engines.laps.system import on_time
+from engines.policies.on_time import kept, work_by
+from engines.policies.step import StepPlan
+from engines.policies.task import OpenQueue, PrefillQueue
+
+MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
+
+
+def policy(**config: float | None) -> OnTime:
+    return OnTime(LINEAR_MODEL, OnTimeConfig(**config))
+
+
+def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(share.task.task_id, share.tokens) for share in plan.shares]
+
+
+def queue_of(*entries: tuple[int, float]) -> OpenQueue:
+    """(tokens, ready_s)."""
+    queue = OpenQueue()
+    for index, (tokens, ready_s) in enumerate(entries):
+        queue.push(task(index, tokens, ready_s=ready_s))
+    return queue
+
+
+# ---- the set --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(-2, 30)), max_size=8))
+def test_no_set_that_is_on_time_is_larger(jobs):
+    jobs.sort(key=lambda job: job[1])
+    flags = kept([float(work) for work, _ in jobs], [float(limit) for _, limit in jobs])
+
+    def is_on_time(chosen):
+        return all(sum(work for work, _ in chosen[: place + 1]) <= limit for place, (_, limit) in enumerate(chosen))
+
+    found = [job for job, is_kept in zip(jobs, flags, strict=True) if is_kept]
+    assert is_on_time(found)
+    assert not any(is_on_time(chosen) for chosen in combinations(jobs, len(found) + 1))
+
+
+def test_the_last_of_equals_is_given_up():
+    assert kept([2.0, 2.0, 2.0], [4.0, 4.0, 4.0]) == [True, True, False]
+
+
+@given(
+    work=st.lists(st.floats(0.01, 0.3), min_size=1, max_size=20),
+    budget_s=st.floats(0.02, 0.2),
+    overhead_s=st.floats(0, 0.05),
+    slack_s=st.floats(0, 3),
+)
+def test_work_that_ends_by_a_time_is_that_of_the_steps_until_then(work, budget_s, overhead_s, slack_s):
+    """Against the steps one by one: full ones, and the last as long as what is left."""
+    all_s = sum(work)
+    limit_s = work_by(slack_s, budget_s=budget_s, overhead_s=overhead_s, rate=1.0, all_s=all_s)
+    end_s = done_s = 0.0
+    while done_s < all_s - 1e-9:
+        step_s = min(budget_s, all_s - done_s)
+        end_s, before_s, done_s = end_s + step_s + overhead_s, done_s, done_s + step_s
+        if abs(end_s - slack_s) > 1e-6:
+            # Whatever is in this step ends at its end.
+            assert ((before_s + done_s) / 2 <= limit_s) == (end_s <= slack_s)
+
+
+# ---- a step ----------------------------------------------------------------------------------------------------
+
+
+def test_who_came_first_goes_first_while_all_are_on_time():
+    plan = ask(policy(), queue_of((90, -0.1), (10, 0.0), (30, -0.05)), 0.0)
+    assert given_tokens(plan) == [(0, 50)]
+    plan = ask(policy(), queue_of((20, -0.1), (10, 0.0), (30, -0.05)), 0.0)
+    assert given_tokens(plan) == [(0, 20), (2, 30)]
+
+
+def test_the_longest_is_given_up_where_not_all_can_be_on_time():
+    """300 ms before its due time, 350 tokens and 40: 390 cannot. What is given up is last, and gets what is left of a step."""
+    queue = queue_of((350, -0.1), (40, -0.09))
+    assert given_tokens(ask(policy(), queue, 0.0)) == [(1, 40), (0, 18)]
+
+
+def test_a_prefill_is_late_with_its_step():
+    """Steps below 50 ms take as long: 80 tokens end after 100 ms, and with 90 ms left they are not on time, but alone."""
+    model = replace(LINEAR_MODEL, floor_s=0.05)
+    assert given_tokens(ask(OnTime(model, OnTimeConfig()), queue_of((80, -0.31), (200, 0.0)), 0.0)) == [(1, 50)]
+    assert given_tokens(ask(OnTime(model, OnTimeConfig()), queue_of((80, -0.31)), 0.0)) == [(0, 50)]
+
+
+def test_a_shorter_step_is_made_where_it_saves_one():
+    """20 tokens with 30 ms left: a step of 50 ms is too long. With 60 ms left it is as good as any."""
+    queue = queue_of((20, -0.37), (200, 0.0))
+    assert given_tokens(ask(policy(), queue, 0.0)) == [(0, 20), (1, 5)]
+    queue = queue_of((20, -0.34), (200, 0.0))
+    assert given_tokens(ask(policy(), queue, 0.0)) == [(0, 20), (1, 30)]
+
+
+def test_those_given_up_have_their_share_once_they_have_waited():
+    late, other = (400, -1.9), (100, 0.0)
+    assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(1, 75)]
+    # 2 s are five objectives. The share is rounded up to a token.
+    late = (400, -2.0)
+    assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(0, 16), (1, 58)]
+    assert given_tokens(ask(policy(share=0.0), queue_of(late, other), 0.0)) == [(1, 75)]
+
+
+def test_what_is_on_time_is_counted_at_what_the_share_leaves():
+    """Before their due times 80 and 60 tokens fit into 190 ms; beside a share of a half they do not, and the longer one is given up."""
+    others = (80, -0.21), (60, -0.2)
+    late = queue_of((400, -1.9), *others)
+    assert given_tokens(ask(policy(share=0.5), late, 0.0)) == [(1, 80), (2, 1)]
+    late = queue_of((400, -2.0), *others)
+    assert given_tokens(ask(policy(share=0.5), late, 0.0)) == [(0, 41), (2, 40)]
+
+
+def test_all_of_it_at_once_is_first_come_first_served():
+    queue = queue_of((30, -9.0), (10, -2.0), (300, -1.0), (20, 0.0))
+    assert given_tokens(ask(policy(share=1.0, patience=0.0), queue, 0.0)) == [(0, 30), (1, 10), (2, 14)]
+
+
+def test_without_an_objective_nobody_is_late():
+    queue = queue_of((30, -900.0), (10, -2.0), (300, -1.0))
+    assert given_tokens(ask(policy(slo_s=None), queue, 0.0)) == [(0, 30), (1, 10), (2, 10)]
+
+
+def test_steps_are_measured_by_the_objective():
+    for slo_s in (0.04, 0.4, 4.0):
+        batching = OnTime(replace(LINEAR_MODEL, token_s=1e-5), OnTimeConfig(slo_s=slo_s))
+        plan = ask(batching, queue_of((20, 0.0), (10**6, -99.0)), 0.0)
+        assert sum(share.tokens for share in plan.shares) == pytest.approx(0.375 * slo_s / 1e-5, abs=1)
+
+
+def test_what_is_begun_goes_on_where_the_first_finds_no_room_and_nobody_passes_it():
+    begun = task(0, 300, ready_s=0.0)
+    begun.computed = 295
+    queue = queue_of((1, 9.0), (50, -0.1), (10, 0.0))
+    queue.pull(next(iter(queue)))
+    assert given_tokens(ask(policy(), queue, 0.0, [begun], room=40)) == [(0, 5)]
+    assert given_tokens(ask(policy(), queue, 0.0, [begun], room=50)) == [(1, 50)]
+
+
+def test_the_share_finds_room_before_all_others():
+    """The oldest given up does not fit: nobody is admitted until it does."""
+    queue = queue_of((300, -3.0), (10, 0.0))
+    assert ask(policy(), queue, 0.0, room=100).shares == ()
+    queue = queue_of((300, -1.0), (10, 0.0))
+    assert given_tokens(ask(policy(), queue, 0.0, room=100)) == [(1, 10)]
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(1, 900), st.floats(-3, 0)), min_size=1, max_size=40),
+    share=st.floats(0, 1),
+    patience=st.floats(0, 8),
+)
+def test_no_token_is_lost(entries, share, patience):
+    batching = OnTime(MODEL, OnTimeConfig(share=share, patience=patience))
+    queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
+    begun: list = []
+    done = 0
+    for step in range(6):
+        plan = ask(batching, queue, 0.1 * step, begun)
+        assert len({each.task_id for each, _ in plan.shares}) == len(plan.shares)
+        spent_s = sum(tokens * (1e-4 + 5e-9 * (tokens + 2 * each.computed)) for each, tokens in plan.shares)
+        assert spent_s <= 0.15 + 1.2e-4
+        begun = execute(plan, begun)
+        done += sum(tokens for _, tokens in plan.shares)
+    assert done + sum(each.left for each in begun) + queue.backlog_tokens == sum(tokens for tokens, _ in entries)
+
+
+def check_bound(arrivals: OpenTurns, config: OnTimeConfig) -> None:
+    run = PrefillCluster(system=on_time(MODEL, config, graphs="none"), cost=MODEL).simulate(arrivals)
+    for index, finished in enumerate(run.requests["finished_s"]):
+        ttft_s = finished - run.requests["arrival_s"][index]
+        assert ttft_s <= longest_wait_s(config, ahead_of(run.requests, index, MODEL), MODEL)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    share=st.sampled_from([0.1, 0.25, 0.6]),
+    patience=st.sampled_from([0.0, 1.0, 5.0]),
+    load=st.sampled_from([0.8, 1.1, 1.6]),
+)
+def test_no_request_waits_longer_than_the_bound(seed, share, patience, load):
+    check_bound(hostile(seed, load), OnTimeConfig(share=share, patience=patience))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    backlog=st.lists(st.integers(1, 6000), min_size=1, max_size=30),
+    siege=st.integers(60, 300),
+    share=st.sampled_from([0.05, 0.3, 0.9]),
+)
+def test_no_backlog_is_forgotten_under_siege(backlog, siege, share):
+    """All of it at once, and then prompts that always can be on time, faster than they are served."""
+    later = [(0.001 + 0.9e-4 * siege * index, siege) for index in range(60_000 // siege)]
+    check_bound(turns(*((0.0, tokens) for tokens in backlog), *later), OnTimeConfig(share=share))
+
+
+def test_without_a_share_there_is_no_bound():
+    assert longest_wait_s(OnTimeConfig(share=0.0), 1.0, MODEL) == math.inf
+    later = [(0.01 * index, 100) for index in range(1, 1500)]
+    waits = {}
+    for share in (0.0, 0.25):
+        system = on_time(MODEL, OnTimeConfig(share=share), graphs="none")
+        run = PrefillCluster(system=system, cost=MODEL).simulate(turns((0.0, 5000), *later))
+        waits[share] = run.requests["finished_s"][0]
+    assert waits[0.0] > 14
+    assert waits[0.25] < 6
+
+
+def test_a_larger_share_shortens_the_longest_wait_and_costs_violations():
+    arrivals = hostile(3, 1.6)
+    found = {}
+    for share in (0.02, 0.4):
+        system = on_time(MODEL, OnTimeConfig(share=share), graphs="none")
+        found[share] = summarise(PrefillCluster(system=system, cost=MODEL).simulate(arrivals))
+    assert found[0.4].longest_s < found[0.02].longest_s
+    assert found[0.4].violation_rate > found[0.02].violation_rate
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_model_that_is_wrong_by_a_factor_is_set_right(factor):
+    """The same runs, but for the first steps, which are measured."""
+    wrong = replace(
+        MODEL,
+        **{name: factor * getattr(MODEL, name) for name in ("base_s", "request_s", "floor_s", "token_s", "alpha")},
+    )
+    rates = [
+        summarise(
+            PrefillCluster(system=on_time(model, graphs="none"), cost=MODEL).simulate(hostile(5, 1.0)), 2.0
+        ).violation_rate
+        for model in (MODEL, wrong)
+    ]
+    assert rates[0] > 0
+    assert rates[1] == pytest.approx(rates[0], rel=0.15)
+
+
+def test_bad_configurations_are_refused():
+    with pytest.raises(UserError, match="must not be above"):
+        OnTimeConfig(min_step=0.5)
+    with pytest.raises(UserError, match="share"):
+        OnTimeConfig(share=1.5)
+    queue = PrefillQueue()
+    queue.push(task(0, 5))
+    with pytest.raises(UserError, match="give an OpenQueue"):
+        ask(policy(), queue, 0.0)
