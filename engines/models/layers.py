@@ -197,7 +197,7 @@ class RotaryAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.q_norm: RMSNorm | None = None
-        """Of the queries of each head, before they are rotated; with it comes ``k_norm``."""
+        """Norms the queries of each head before they are rotated; with it comes ``k_norm``."""
         self.k_norm: RMSNorm | None = None
 
     def attended(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:

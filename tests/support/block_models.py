@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engines.models.block_config import BlockConfig
+from engines.models.layers import FusedOps, fuse
 from engines.models.loader import load_block
 from engines.models.packed import PackedModel
 
@@ -69,6 +70,8 @@ def block_model(family: str, seed: int = 0) -> PackedModel[BlockConfig]:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
             else:
                 parameter.mul_(8.0)
+    # A product of several layers does not see that they were written to.
+    fuse(model, FusedOps(joins=False))
     model.reorder(joins=True)
     return model
 
@@ -82,6 +85,20 @@ def write_block(folder: Path, family: str, *, seed: int = 0, dtype: torch.dtype 
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@torch.inference_mode()
+def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -> Tensor:
+    """[N, V] of a whole sequence through the packed model, with the mask of blocks in its attention."""
+    position = torch.arange(len(ids))
+    seen = (position // block)[None] <= (position // block)[:, None]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        heads = (x.transpose(0, 1) for x in (q, k, v))
+        return F.scaled_dot_product_attention(*heads, attn_mask=seen).transpose(0, 1)
+
+    return model.logits(model(torch.tensor(ids), position, attend))
 
 
 # ---- the same, plainly: one sequence, no packing, experts one by one ---------------------------------------------------

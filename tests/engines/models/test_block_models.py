@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from support.block_models import (
     FAMILIES,
     RAW,
     block_model,
+    masked_logits,
     plain_logits,
     plain_norm,
     plain_rotary,
@@ -23,20 +23,6 @@ from engines.models.experts import Experts, Router, _sorted_places
 from engines.models.layers import RMSNorm
 from engines.models.llada2 import LLaDA2Attention
 from engines.models.loader import build_block, load_block
-
-
-def masked_logits(model, ids, block):
-    """Through the packed model, with the mask of blocks in its attention."""
-    position = torch.arange(len(ids))
-    seen = (position // block)[None] <= (position // block)[:, None]
-
-    def attend(layer, q, k, v):
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        heads = (x.transpose(0, 1) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, attn_mask=seen).transpose(0, 1)
-
-    with torch.inference_mode():
-        return model.logits(model(torch.tensor(ids), position, attend))
 
 
 def some_ids(n, seed=0):
