@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +25,7 @@ class GatheredAttention:
 
     def attend(self, rows: StepRows, pool: PoolTensors) -> Attend:
         pool_row, keys = self._staging.send(rows.pool_row, rows.keys)
-        order = np.arange(len(rows.q_len))
         spans = Spans.of_lengths(rows.q_len, rows.k_start, rows.k_len, device=pool.k.device)
-        assert len(order), "a step has rows"
         attention, store, num_real = self._attention, self._store, int(rows.q_len.sum())
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ A draw is a function of (seed, which draw of the request, position) alone. Shape
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ def reduced(
     none is so small that it would be summed in another order."""
     num_parts = -(-len(hidden) // most)
     bounds = np.linspace(0, len(hidden), num_parts + 1).astype(int).tolist()
-    parts = [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [slice(start, end) for start, end in pairwise(bounds)]
     found = [reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts]
     tokens, confidences = zip(*found, strict=True)
     return torch.cat(tokens), torch.cat(confidences)

@@ -8,7 +8,7 @@ import numpy as np
 
 from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, StepPlan, StepRecord, Work
 from engines.blockdiffusion.request import Answer, BlockRequest
-from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule
+from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler
 from engines.blockdiffusion.sequence import Sequence
 from engines.errors import require
@@ -68,7 +68,7 @@ class BlockEngine:
         groups = _by_rule(denoising)
         wanted = np.zeros(blocks.holes.shape, dtype=bool)
         for rule, which in groups.items():
-            wanted[which] = asked(rule.wanted, Blocks(*(column[which] for column in blocks)))
+            wanted[which] = asked(rule.wanted, blocks.of(which))
         outcome = self.executor.run(
             plan,
             Denoised(
@@ -81,8 +81,8 @@ class BlockEngine:
         )
         take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
         for rule, which in groups.items():
-            own = Blocks(*(column[which] for column in blocks))
-            take[which], is_done[which] = asked(rule.decide, own, outcome.tokens[which], outcome.confidence[which])
+            predicted = outcome.tokens[which], outcome.confidence[which]
+            take[which], is_done[which] = asked(rule.decide, blocks.of(which), *predicted)
         committed, prefilled = self._caught_up(plan, sequences, outcome)
         finished = self._decided(denoising, outcome, take, is_done)
         finished += [
@@ -139,7 +139,7 @@ class BlockEngine:
     def _decided(self, denoising: Items[Sequence], outcome: Outcome, take: Bools, is_done: Bools) -> list[Sequence]:
         """Book what the rules decided; the requests that are over."""
         finished = []
-        changed = take.any(axis=1)
+        changed = anywhere(take)
         for i, sequence in enumerate(denoising):
             sequence.denoised(outcome.tokens[i], take[i])
             if not is_done[i]:

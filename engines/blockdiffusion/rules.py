@@ -38,6 +38,9 @@ class Blocks(NamedTuple):
     full: Ints
     """[n] of them those that found no hole."""
 
+    def of(self, which: list[int]) -> Blocks:
+        return Blocks(self.ids[which], self.holes[which], self.given[which], self.step[which], self.full[which])
+
 
 class Verdict(NamedTuple):
     take: Bools
@@ -74,7 +77,12 @@ class DecodeRule(Checked, ABC):
 
 
 def _filled(blocks: Blocks, take: Bools) -> Verdict:
-    return Verdict(take, ~(blocks.holes & ~take).any(axis=1))
+    return Verdict(take, ~anywhere(blocks.holes & ~take))
+
+
+def anywhere(which: Bools) -> Bools:
+    """[n] blocks with any such place."""
+    return np.logical_or.reduce(which, axis=1)
 
 
 def best(confidence: Floats, among: Bools, count: Ints) -> Bools:
@@ -123,14 +131,14 @@ class JointThreshold(DecodeRule):
         return ~blocks.given
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
-        one = blocks.holes.any(axis=1).astype(np.int64)
+        one = anywhere(blocks.holes).astype(np.int64)
         filled = surest(confidence, blocks.holes, self.threshold, one)
         written = ~blocks.holes & ~blocks.given
         edited = written & (confidence > self.edit_threshold) & (tokens != blocks.ids)
         take = filled | edited
         full = blocks.full + (1 - one)
-        is_full = ~(blocks.holes & ~take).any(axis=1)
-        return Verdict(take, is_full & (~take.any(axis=1) | (full >= self.max_post_steps)))
+        is_full = ~anywhere(blocks.holes & ~take)
+        return Verdict(take, is_full & (~anywhere(take) | (full >= self.max_post_steps)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +203,7 @@ class SubBlocks(DecodeRule):
         )
 
     def wanted(self, blocks: Blocks) -> Bools:
-        n, width = blocks.holes.shape
-        parts = blocks.holes.reshape(n, -1, self.length).any(axis=2)
+        parts = blocks.holes.reshape(len(blocks.holes), -1, self.length).any(axis=2)
         is_first = parts & (parts.cumsum(axis=1) == 1)
         return blocks.holes & is_first.repeat(self.length, axis=1)
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 
 from engines.blockdiffusion.request import Answer, BlockRequest
-from engines.blockdiffusion.rules import Blocks, Bools
+from engines.blockdiffusion.rules import Bools
 from engines.runtime.rows import Ints
 
 _DIGEST_BYTES = 16
@@ -50,7 +50,7 @@ class Sequence:
     prefilled: int = 0
     rows: int = 0
     keys: list[bytes] = field(default_factory=list)
-    """Of every unit of the prefix cache that is final, the key."""
+    """One for every unit of the prefix cache that is final."""
 
     def __post_init__(self) -> None:
         prompt = np.array(self.request.prompt_ids, dtype=np.int64)
@@ -66,12 +66,6 @@ class Sequence:
     @property
     def prompt_blocks(self) -> int:
         return self.request.prompt_len // self.block
-
-    @property
-    def blocks(self) -> Blocks:
-        """The block alone, as rows of one."""
-        counts = np.array([[self.step], [self.full]], dtype=np.int64)
-        return Blocks(self.ids[None], self.holes[None], self.given[None], *counts)
 
     def take_first(self, token: int) -> None:
         """The token that the block before gives."""

@@ -177,7 +177,8 @@ class BlockConfig:
         return BlockConfig(
             **fields,
             **sizes,
-            **{name: token_id(special, name, vocab_size) for name in special},
+            mask_token_id=token_id(special, "mask_token_id", vocab_size),
+            eos_token_id=token_id(special, "eos_token_id", vocab_size),
             family=published.family,
             rotary_dim=_rotary_dim(raw, sizes["head_dim"]) if is_moe else sizes["head_dim"],
             rope=Rope(**read_numbers(Rope, raw, {"theta": "rope_theta"})),
