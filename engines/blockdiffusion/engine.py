@@ -88,6 +88,9 @@ class BlockEngine:
         finished += [
             each for each, work in zip(sequences, plan.works, strict=True) if work.wants_first and each.is_over
         ]
+        begun = [each for each in sequences if not each.has_begun and (each in finished or each.has_output)]
+        for sequence in begun:
+            sequence.has_begun = True
         for sequence in finished:
             self.scheduler.leave(sequence)
             del self.sequences[sequence.request.request_id]
@@ -102,6 +105,7 @@ class BlockEngine:
             prefilled,
             int(take.sum()),
             plan.admitted,
+            tuple(each.request.request_id for each in begun),
             tuple(each.request.request_id for each in finished),
             plan.preempted,
             self.num_running,

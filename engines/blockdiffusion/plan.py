@@ -95,6 +95,8 @@ class StepRecord(NamedTuple):
     taken: int
     """Tokens written, edits included."""
     admitted: tuple[int, ...]
+    begun: tuple[int, ...]
+    """Requests whose first tokens are final."""
     finished: tuple[int, ...]
     preempted: tuple[int, ...]
     num_running: int

@@ -46,6 +46,8 @@ class Sequence:
     """Tokens of ``final`` whose K/V is in the pool."""
     served: int = -1
     """The step of the engine it last took part in."""
+    has_begun: bool = False
+    """Whether any of its answer was final, and was told."""
     committed: int = 0
     prefilled: int = 0
     rows: int = 0
@@ -103,6 +105,10 @@ class Sequence:
         if self.shifts and self.given[0] and known >= self.request.prompt_len:
             known, generated = known + 1, np.append(generated, self.ids[0])
         return known >= self.request.total or bool(stops and np.isin(generated, list(stops)).any())
+
+    @property
+    def has_output(self) -> bool:
+        return len(self.final) > self.request.prompt_len
 
     @property
     def ends_within(self) -> bool:
