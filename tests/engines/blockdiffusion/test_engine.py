@@ -117,6 +117,7 @@ def test_t5_a_prefix_hit_is_a_cold_run_and_ends_with_a_block(family, size):
         4: opening[: 3 * B - 1] + prompt(9, 7),
         5: (opening[0] ^ 1, *opening[1:]),
         6: known[: 6 * B + 3] + prompt(6, 6),
+        7: opening[2 * B :] + prompt(9, 8),  # known blocks, but not behind these
     }
     for number, ids in followers.items():
         asked = BlockRequest(request_id=number, prompt_ids=ids, gen_length=B + 2, rule=RULES[0])
