@@ -1,6 +1,6 @@
-"""The decoder of Qwen2, Llama and Dream over packed (varlen) rows.
+"""The decoder of Qwen2, Qwen3, Llama, Dream, SDAR and Fast-dLLM v2 over packed (varlen) rows.
 
-Dream is a Qwen2 without a causal mask, and what masks is ``attend``. Shapes as in ``engines.models.packed``. State-dict
+Dream is a Qwen2 without a causal mask, SDAR a Qwen3 and Fast-dLLM v2 a Qwen2 with one of blocks, and what masks is ``attend``. Shapes as in ``engines.models.packed``. State-dict
 names are those of the published checkpoints.
 """
 
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from engines.models.block_config import BlockConfig
 from engines.models.config_fields import Llama3Scaling, Rope
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import (
@@ -26,11 +27,11 @@ from engines.models.packed import PackedModel
 from engines.models.protocol import Attend, Rotary
 from engines.models.qwen2_config import CausalConfig
 
-Config = TypeVar("Config", bound=DreamConfig | CausalConfig)
+Config = TypeVar("Config", bound=DreamConfig | CausalConfig | BlockConfig)
 
 
 class DecoderAttention(RotaryAttention):
-    def __init__(self, config: DreamConfig | CausalConfig) -> None:
+    def __init__(self, config: DreamConfig | CausalConfig | BlockConfig) -> None:
         super().__init__(config.n_heads, config.n_kv_heads, config.head_dim)
         d, width, kv_width = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self.q_proj = Linear(d, width, bias=config.qkv_bias)
@@ -38,6 +39,9 @@ class DecoderAttention(RotaryAttention):
         self.v_proj = Linear(d, kv_width, bias=config.qkv_bias)
         self.o_proj = Linear(width, d, bias=config.o_bias)
         self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         return self.o_proj(self.attended(h, cos, sin, layer, attend))
@@ -46,7 +50,7 @@ class DecoderAttention(RotaryAttention):
 
 
 class DecoderMLP(GatedMLP):
-    def __init__(self, config: DreamConfig | CausalConfig) -> None:
+    def __init__(self, config: DreamConfig | CausalConfig | BlockConfig) -> None:
         super().__init__()
         d, hidden = config.d_model, config.mlp_hidden_size
         self.gate_proj = Linear(d, hidden, bias=config.mlp_bias)
@@ -61,7 +65,7 @@ class DecoderMLP(GatedMLP):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: DreamConfig | CausalConfig) -> None:
+    def __init__(self, config: DreamConfig | CausalConfig | BlockConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
         self.self_attn = DecoderAttention(config)
@@ -128,6 +132,10 @@ class DreamModel(DecoderModel[DreamConfig]):
 
 class CausalModel(DecoderModel[CausalConfig]):
     """Qwen2ForCausalLM and LlamaForCausalLM in one: they differ in which products have a bias."""
+
+
+class BlockModel(DecoderModel[BlockConfig]):
+    """SDAR, a Qwen3, and Fast-dLLM v2, a Qwen2: who attends sees all of a block and the blocks before it."""
 
 
 def rope_frequencies(head_dim: int, rope: Rope) -> Tensor:

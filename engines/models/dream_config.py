@@ -40,6 +40,7 @@ class DreamConfig(ModelConfig):
     qkv_bias: ClassVar[bool] = True
     o_bias: ClassVar[bool] = False
     mlp_bias: ClassVar[bool] = False
+    qk_norm: ClassVar[bool] = False
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> DreamConfig:

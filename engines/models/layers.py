@@ -79,10 +79,10 @@ class Products:
     @torch.no_grad()
     def join(self) -> None:
         """The layers keep their parameters, as views of one tensor. Weights that are replaced later are not seen."""
-        weight = _one_tensor([cast(nn.Parameter, layer.weight) for layer in self.layers])
+        weight = one_tensor([cast(nn.Parameter, layer.weight) for layer in self.layers])
         biases = [bias for layer in self.layers if isinstance(bias := layer.bias, nn.Parameter)]
         assert len(biases) in (0, len(self.layers)), "biases of all layers or none"
-        self._joined = weight, _one_tensor(biases) if biases else None
+        self._joined = weight, one_tensor(biases) if biases else None
         self._widths = [layer.weight.shape[0] for layer in self.layers]
         if self.product is None or self.product.weight.data_ptr() != weight.data_ptr():
             is_trained = any(layer.weight.requires_grad for layer in self.layers)
@@ -92,7 +92,7 @@ class Products:
         self._joined = self.product = None
 
 
-def _one_tensor(parameters: Sequence[nn.Parameter]) -> Tensor:
+def one_tensor(parameters: Sequence[nn.Parameter]) -> Tensor:
     """All of them, one behind the other along their first dimension; they become views of it, unless they are."""
     first = parameters[0].data
     size = sum(parameter.shape[0] for parameter in parameters)
@@ -196,23 +196,33 @@ class RotaryAttention(nn.Module):
     def __init__(self, heads: int, kv_heads: int, head_dim: int) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.q_norm: RMSNorm | None = None
+        """Norms the queries of each head before they are rotated; with it comes ``k_norm``."""
+        self.k_norm: RMSNorm | None = None
 
     def attended(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         """[N, H * D] what the output projection is made of; h [N, d]."""
         n = h.shape[0]
-        of_products = None if self.rotates_in_float32 else getattr(attend, "of_products", None)
+        is_plain = not self.rotates_in_float32 and self.q_norm is None
+        of_products = getattr(attend, "of_products", None) if is_plain else None
         if of_products is not None:
             return of_products(layer, self.qkv.whole(h), cos, sin)
         products = self.qkv(h)
         q = next(products).view(n, self.heads, self.head_dim)
         k = next(products).view(n, self.kv_heads, self.head_dim)
-        if self.fused.rotate is None:
-            rotate = rotate_in_float32 if self.rotates_in_float32 else rotate_halves
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        else:
-            self.fused.rotate(q, k, cos, sin, full_precision=self.rotates_in_float32)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotated(q, k, cos, sin)
         v = next(products).view(n, self.kv_heads, self.head_dim)
         return attend(layer, q, k, v).reshape(n, -1)
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """May be done in place."""
+        if self.fused.rotate is None:
+            rotate = rotate_in_float32 if self.rotates_in_float32 else rotate_halves
+            return rotate(q, cos, sin), rotate(k, cos, sin)
+        self.fused.rotate(q, k, cos, sin, full_precision=self.rotates_in_float32)
+        return q, k
 
 
 class GatedMLP(nn.Module):

@@ -1,4 +1,4 @@
-"""Load a model, diffusion or causal, from a directory or a hub id, without executing remote code."""
+"""Load a model, of diffusion, of block diffusion or causal, from a directory or a hub id, without executing remote code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from engines.errors import UserError
+from engines.models.block_config import BLOCK_SHAPES, BlockConfig, block_config, read_block_config
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, read_config
-from engines.models.decoder import CausalModel, DreamModel
+from engines.models.decoder import BlockModel, CausalModel, DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada2 import LLaDA2Model
 from engines.models.llada_config import LLaDAConfig
 from engines.models.packed import PackedModel
 from engines.models.protocol import DiffusionModel
@@ -133,6 +135,32 @@ def load_causal(
     return _stored(_build_causal(read_causal_config(directory)), directory, dtype, device, {})
 
 
+def load_block(
+    model: str | BlockConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    weights: Weights = "checkpoint",
+    seed: int = 0,
+) -> BlockModel | LLaDA2Model:
+    """As ``load_model``, a block-diffusion one; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
+    check_weights(weights)
+    check_device(device)
+    if weights == "random":
+        config = model if isinstance(model, BlockConfig) else block_config(model)
+        return _drawn(build_block(config), dtype, device, seed, {})
+    _check_stored(model, is_shape=isinstance(model, BlockConfig) or model.lower() in BLOCK_SHAPES)
+    assert isinstance(model, str)
+    directory = checkpoint_dir(model)
+    return _stored(build_block(read_block_config(directory)), directory, dtype, device, {})
+
+
+def build_block(config: BlockConfig) -> BlockModel | LLaDA2Model:
+    """As ``build_model``."""
+    with shapes_only():
+        return BlockModel(config) if config.experts is None else LLaDA2Model(config)
+
+
 def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
     """The module of a config on the meta device: names and shapes, no memory."""
     with shapes_only():
@@ -150,7 +178,15 @@ def _check_stored(model: object, *, is_shape: bool) -> None:
 
 
 def _stored(network: _Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Part]) -> _Network:
-    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device, parts=parts)
+    load_weights(
+        network,
+        directory,
+        repeated=network.tied_weights,
+        dtype=dtype,
+        device=device,
+        parts=parts,
+        in_float32=network.float32_weights,
+    )
     return _ready(network)
 
 
@@ -185,7 +221,7 @@ def _ready(network: _Network) -> _Network:
         keep_freed_memory()
     room = machine_memory_bytes()
     if room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room:
-        network.reorder(joins=isinstance(network, CausalModel))
+        network.reorder(joins=isinstance(network, CausalModel | BlockModel | LLaDA2Model))
     return network
 
 

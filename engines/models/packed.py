@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
 from engines.models.layers import RMSNorm, reorder
 from engines.models.product import FEWEST_ROWS, Product, product_of
@@ -22,7 +23,7 @@ from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
-Config = TypeVar("Config", bound=ModelConfig | CausalConfig)
+Config = TypeVar("Config", bound=ModelConfig | CausalConfig | BlockConfig)
 
 
 class PackedModel(nn.Module, Generic[Config]):
@@ -71,6 +72,11 @@ class PackedModel(nn.Module, Generic[Config]):
     def tied_weights(self) -> dict[str, str]:
         """Names a checkpoint may repeat -> the tensor they share."""
         return {self.HEAD: self.EMBEDDING} if self.config.weight_tying else {}
+
+    @property
+    def float32_weights(self) -> frozenset[str]:
+        """Names of what stays in float32 whatever the model is in."""
+        return frozenset()
 
     @property
     def device(self) -> torch.device:

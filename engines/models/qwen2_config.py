@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from engines.errors import UserError, require
 from engines.models.checkpoint import checkpoint_dir, read_json
@@ -36,6 +36,8 @@ _IMPLEMENTED = {**IMPLEMENTED_OF_DECODERS, "partial_rotary_factor": (1.0, None),
 @dataclass(frozen=True, kw_only=True)
 class CausalConfig:
     """A pre-norm decoder with rotary positions, grouped-query attention and a gated MLP."""
+
+    qk_norm: ClassVar[bool] = False
 
     family: Family
     d_model: Width

@@ -11,6 +11,11 @@ from functools import partial
 from typing import Any
 
 from engines.errors import UserError
+from engines.models.block_config import FAST_DLLM_V2_7B as _FAST_DLLM_V2_7B_CONFIG
+from engines.models.block_config import LLADA2_FLASH as _LLADA2_FLASH_CONFIG
+from engines.models.block_config import LLADA2_MINI as _LLADA2_MINI_CONFIG
+from engines.models.block_config import SDAR_8B as _SDAR_8B_CONFIG
+from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
 from engines.models.dream_config import DREAM_7B as _DREAM_7B_CONFIG
 from engines.models.llada_config import LLADA_8B as _LLADA_8B_CONFIG
@@ -37,6 +42,13 @@ class ModelShape:
     """A norm weight of ``head_dim`` each for queries and keys in every layer (Qwen3)."""
     num_experts: int = 1
     experts_per_token: int = 1
+    shared_hidden: int | None = None
+    """Hidden width of an expert that every token gets besides."""
+    router_bias: bool = False
+    """A number an expert and layer, added where experts are chosen."""
+    dense_layers: int | None = None
+    """So many layers have one MLP of width ``dense_hidden`` instead of experts."""
+    dense_hidden: int | None = None
     dtype_bytes: int = 2
 
     # What follows from the dimensions.
@@ -45,7 +57,9 @@ class ModelShape:
     expert_weights: int = field(init=False, repr=False, compare=False)
     """gate, up and down matrices of one expert of one layer."""
     dense_weights: int = field(init=False, repr=False, compare=False)
-    """What else a layer holds: q, k, v and output matrices, router, norm weights and biases."""
+    """What else a layer holds: q, k, v and output matrices, router, shared expert, norm weights and biases."""
+    dense_layer_weights: int = field(init=False, repr=False, compare=False)
+    """All that the ``dense_layers`` hold."""
     weight_bytes: int = field(init=False, repr=False, compare=False)
     """Resident bytes of all weights."""
     streamed_weight_bytes_head: int = field(init=False, repr=False, compare=False)
@@ -69,6 +83,11 @@ class ModelShape:
                 raise UserError(f"{self.name}: {each.name}={value} must be at least 1")
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"{self.name}: n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+        if (self.dense_layers is None) != (self.dense_hidden is None) or (self.dense_layers or 0) >= self.n_layers:
+            raise UserError(
+                f"{self.name}: dense_layers={self.dense_layers} of {self.n_layers} layers have dense_hidden="
+                f"{self.dense_hidden}: give both or none, and leave a layer its experts"
+            )
         if self.experts_per_token > self.num_experts:
             raise UserError(
                 f"{self.name}: experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}: lower it"
@@ -79,19 +98,27 @@ class ModelShape:
         router = self.d_model * self.num_experts if self.num_experts > 1 else 0
         norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
         biases = q_width + 2 * kv_width if self.qkv_bias else 0
-        dense = attention + router + norms + biases
+        shared, shared_hidden = 3 * self.d_model * (self.shared_hidden or 0), self.shared_hidden or 0
+        dense = attention + router + (self.num_experts if self.router_bias else 0) + shared + norms + biases
+        dense_layers, dense_hidden = self.dense_layers or 0, self.dense_hidden or 0
+        dense_mlp = 3 * self.d_model * dense_hidden
+        dense_layer_weights = dense_layers * (attention + norms + biases + dense_mlp)
         embedding = self.vocab_rows * self.d_model
         embeddings_and_norm = self.d_model + embedding * (1 if self.tied else 2)
-        num_params = self.n_layers * (dense + self.num_experts * expert) + embeddings_and_norm
-        alive = self.d_model + 2 * (q_width + kv_width) + 3 * self.experts_per_token * self.mlp_hidden
+        expert_layers = self.n_layers - dense_layers
+        num_params = expert_layers * (dense + self.num_experts * expert) + dense_layer_weights + embeddings_and_norm
+        hidden = max(self.experts_per_token * self.mlp_hidden + shared_hidden, dense_hidden)
+        alive = self.d_model + 2 * (q_width + kv_width) + 3 * hidden
+        of_experts = expert_layers * (router + shared + self.experts_per_token * expert)
         figures = {
             "q_width": q_width,
             "kv_width": kv_width,
             "expert_weights": expert,
             "dense_weights": dense,
+            "dense_layer_weights": dense_layer_weights,
             "weight_bytes": num_params * self.dtype_bytes,
             "streamed_weight_bytes_head": embedding * self.dtype_bytes,
-            "linear_flops_per_token": 2 * self.n_layers * (attention + router + self.experts_per_token * expert),
+            "linear_flops_per_token": 2 * (self.n_layers * attention + of_experts + dense_layers * dense_mlp),
             "attention_flops_per_pair": 4 * q_width * self.n_layers,
             "logits_flops_per_row": 2 * embedding,
             "logits_bytes_per_row": self.vocab_rows * self.dtype_bytes,
@@ -122,6 +149,35 @@ class ModelShape:
             dtype_bytes=dtype_bytes,
         )
 
+    @staticmethod
+    def from_block_config(config: BlockConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
+        experts = config.experts
+        mixture: dict[str, Any] = {}
+        if experts is not None:
+            mixture = {
+                "num_experts": experts.num_experts,
+                "experts_per_token": experts.experts_per_token,
+                "shared_hidden": experts.shared_hidden,
+                "router_bias": True,
+            }
+            if experts.dense_layers:
+                mixture |= {"dense_layers": experts.dense_layers, "dense_hidden": config.mlp_hidden_size}
+        return ModelShape(
+            name=name,
+            d_model=config.d_model,
+            n_layers=config.n_layers,
+            n_heads=config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            mlp_hidden=config.mlp_hidden_size if experts is None else experts.expert_hidden,
+            vocab_rows=config.vocab_size,
+            tied=config.weight_tying,
+            qkv_bias=config.qkv_bias,
+            qk_norm=config.qk_norm,
+            dtype_bytes=dtype_bytes,
+            **mixture,
+        )
+
     def streamed_weight_bytes_layers(self, query_rows: int | None = None) -> int:
         """Bytes of layer weights (and final norm) one forward reads, once whatever the batch.
 
@@ -133,7 +189,8 @@ class ModelShape:
         if query_rows is not None and self.num_experts > 1:
             experts *= 1 - (1 - self.experts_per_token / self.num_experts) ** query_rows
         layer = self.dense_weights + experts * self.expert_weights
-        return round((self.n_layers * layer + self.d_model) * self.dtype_bytes)
+        weights = (self.n_layers - (self.dense_layers or 0)) * layer + self.dense_layer_weights + self.d_model
+        return round(weights * self.dtype_bytes)
 
     def on_rank(self, size: int) -> ModelShape:
         """What one of ``size`` ranks holds and computes, the largest part where parts differ.
@@ -145,6 +202,8 @@ class ModelShape:
             n_heads=self.n_heads // size,
             n_kv_heads=self.n_kv_heads // size,
             mlp_hidden=-(-self.mlp_hidden // size),
+            shared_hidden=None if self.shared_hidden is None else -(-self.shared_hidden // size),
+            dense_hidden=None if self.dense_hidden is None else -(-self.dense_hidden // size),
             vocab_rows=-(-self.vocab_rows // size),
         )
 
@@ -200,6 +259,12 @@ MIXTRAL_8X7B = _published(
     num_experts=8,
     experts_per_token=2,
 )
+
+LLADA2_MINI = ModelShape.from_block_config(_LLADA2_MINI_CONFIG, name="LLaDA2-mini")
+LLADA2_FLASH = ModelShape.from_block_config(_LLADA2_FLASH_CONFIG, name="LLaDA2-flash")
+SDAR_8B = ModelShape.from_block_config(_SDAR_8B_CONFIG, name="SDAR-8B")
+FAST_DLLM_V2_7B = ModelShape.from_block_config(_FAST_DLLM_V2_7B_CONFIG, name="Fast-dLLM-v2-7B")
+BLOCK_DIFFUSION = (LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B)
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
 

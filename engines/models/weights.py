@@ -6,7 +6,7 @@ once, never twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -109,11 +109,13 @@ def load_weights(
     dtype: torch.dtype,
     device: str,
     parts: Mapping[str, Part],
+    in_float32: Collection[str] = (),
 ) -> None:
     """Fill ``network``, built on the meta device, with the tensors of ``directory``.
 
     ``repeated`` maps a name the checkpoint may hold in vain to the tensor it must equal (tied weights).
-    ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read.
+    ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read. ``in_float32`` are tensors that
+    ``dtype`` is not for.
     """
     stored = stored_tensors(directory)
     _check(network, stored, repeated, parts, directory)
@@ -125,7 +127,8 @@ def load_weights(
                 # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
                 part = parts.get(repeated.get(name, name))
                 tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
-                tensor = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+                wanted = torch.float32 if name in in_float32 else dtype
+                tensor = tensor.to(device=device, dtype=wanted, copy=True, memory_format=torch.contiguous_format)
                 (in_vain if name in repeated else fresh)[name] = tensor
         # Not strict: a shard is a part. All names and shapes have been checked.
         network.load_state_dict(fresh, strict=False, assign=True)

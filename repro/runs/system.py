@@ -91,6 +91,10 @@ _SYSTEMS: Mapping[str, tuple[str, str]] = {
     "sparse-dllm": (f"{_DLLM}:SPARSE_DLLM", "delayed sparse cache, one selection for all heads"),
     "llada": (f"{_DLLM}:LLADA", "the plain LLaDA sampler: no cache, every step a full forward"),
     "dream": (f"{_DLLM}:DREAM", "the plain Dream sampler: no cache, no blocks"),
+    "block-diffusion": (
+        "repro.systems.block.system:BLOCK_DIFFUSION",
+        "block-diffusion models (LLaDA2, SDAR, Fast-dLLM v2), phases mixed in packed steps, a prefix cache of blocks; measured",
+    ),
     "ampd": (f"{_AR}:AMPD", "disaggregation with adaptive routing, prefill reordering and a planner, simulated"),
     "ampd-live": (
         "repro.systems.live.system:AMPD_LIVE",

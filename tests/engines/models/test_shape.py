@@ -5,9 +5,15 @@ from dataclasses import replace
 import pytest
 
 from engines.errors import UserError
+from engines.models.block_config import BLOCK_SHAPES
 from engines.models.llada_config import LLaDAConfig
+from engines.models.loader import build_block
 from engines.models.shape import (
+    BLOCK_DIFFUSION,
     DREAM_7B,
+    FAST_DLLM_V2_7B,
+    LLADA2_FLASH,
+    LLADA2_MINI,
     LLADA_8B,
     LLAMA_3_1_70B,
     MIXTRAL_8X7B,
@@ -15,6 +21,7 @@ from engines.models.shape import (
     QWEN2_5_14B,
     QWEN2_5_32B,
     QWEN3_32B,
+    SDAR_8B,
     SHAPES,
     ModelShape,
     model_shape,
@@ -29,6 +36,12 @@ PUBLISHED_PARAMS = [
     (QWEN3_32B, 32_762_123_264),
     (LLAMA_3_1_70B, 70_553_706_496),
     (MIXTRAL_8X7B, 46_702_792_704),
+]
+PUBLISHED_BLOCK_PARAMS = [
+    (LLADA2_MINI, 16_255_643_392),
+    (LLADA2_FLASH, 102_889_705_216),
+    (SDAR_8B, 8_190_735_360),
+    (FAST_DLLM_V2_7B, 7_615_616_512),
 ]
 
 
@@ -50,7 +63,9 @@ def llada_config(**changes: object) -> LLaDAConfig:
     return LLaDAConfig(**{**fields, **changes})
 
 
-@pytest.mark.parametrize(("shape", "params"), PUBLISHED_PARAMS, ids=lambda x: getattr(x, "name", None))
+@pytest.mark.parametrize(
+    ("shape", "params"), PUBLISHED_PARAMS + PUBLISHED_BLOCK_PARAMS, ids=lambda x: getattr(x, "name", None)
+)
 def test_parameter_counts_are_the_published_ones(shape, params):
     assert shape.weight_bytes == 2 * params
 
@@ -58,6 +73,30 @@ def test_parameter_counts_are_the_published_ones(shape, params):
 def test_every_catalogue_shape_has_a_published_count():
     assert [shape for shape, _ in PUBLISHED_PARAMS] == list(SHAPES)
     assert len({shape.name for shape in SHAPES}) == len(SHAPES)
+
+
+def test_block_diffusion_shapes_are_those_of_their_modules():
+    assert [shape for shape, _ in PUBLISHED_BLOCK_PARAMS] == list(BLOCK_DIFFUSION)
+    for shape, config in zip(BLOCK_DIFFUSION, BLOCK_SHAPES.values(), strict=True):
+        assert 2 * sum(parameter.numel() for parameter in build_block(config).parameters()) == shape.weight_bytes
+
+
+def test_llada2_arithmetic():
+    """Active parameters and K/V bytes as the checkpoints' makers and others count them."""
+    for shape, active, kv_bytes in ((LLADA2_MINI, 1.11e9, 40_960), (LLADA2_FLASH, 5.51e9, 65_536)):
+        assert (shape.linear_flops_per_token + shape.logits_flops_per_row) / 2 == pytest.approx(active, rel=5e-3)
+        assert shape.kv_bytes_per_token == kv_bytes
+        assert shape.streamed_weight_bytes_layers() + 2 * shape.streamed_weight_bytes_head == shape.weight_bytes
+        touched = shape.streamed_weight_bytes_layers(32) / shape.streamed_weight_bytes_layers()
+        assert touched == pytest.approx(0.64, abs=0.04)  # one block of 32, routed independently
+        assert shape.on_rank(2).shared_hidden == shape.shared_hidden // 2
+    assert SDAR_8B.kv_bytes_per_token == 147_456
+
+
+@pytest.mark.parametrize("changes", [{"dense_layers": 1}, {"dense_hidden": 8}, {"dense_layers": 32, "dense_hidden": 8}])
+def test_dense_layers_have_a_width_and_leave_one_with_experts(changes):
+    with pytest.raises(UserError, match="give both or none, and leave a layer its experts"):
+        replace(MIXTRAL_8X7B, **changes)
 
 
 def test_llada_8b_arithmetic():

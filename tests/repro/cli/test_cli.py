@@ -143,6 +143,7 @@ def test_list_names_everything():
     }
     assert names["system"] == {
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
+        "block-diffusion",
         *("ampd", "ampd-live", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
         *("vllm", "dynamo", "sglang"),
         *("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "on-time", "srpt"),

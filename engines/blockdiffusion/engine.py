@@ -1,0 +1,189 @@
+"""The step loop: schedule, execute, have each request's rule decide. The same for every executor and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, StepPlan, StepRecord, Work
+from engines.blockdiffusion.request import Answer, BlockRequest
+from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
+from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler
+from engines.blockdiffusion.sequence import Sequence
+from engines.errors import require
+from engines.named import asked
+
+
+class BlockEngine:
+    def __init__(self, executor: Executor, config: BlockEngineConfig | None = None) -> None:
+        self.executor = executor
+        self.scheduler = BlockScheduler(executor, config or BlockEngineConfig())
+        self.sequences: dict[int, Sequence] = {}
+        """By id: the requests that are not over."""
+        self.answers: dict[int, Answer] = {}
+        """Until they are taken."""
+        self._num_arrived = self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    def submit(self, request: BlockRequest) -> None:
+        """Raises UserError for a request that the engine has no room for, or whose rule has no meaning for its blocks."""
+        block = self.executor.block
+        request.rule.check_block(block)
+        require(
+            request.request_id not in self.sequences and request.request_id not in self.answers,
+            f"request_id={request.request_id} is taken: give another",
+        )
+        sequence = Sequence(request, self._num_arrived, block, self.executor.shifts)
+        self.scheduler.add(sequence)
+        self._num_arrived += 1
+        self.sequences[request.request_id] = sequence
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request that is not over, whatever it does, and its K/V."""
+        self.scheduler.leave(self.sequences.pop(request_id))
+
+    def take(self, request_id: int) -> Answer:
+        return self.answers.pop(request_id)
+
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
+        """None where nothing can run."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return None
+        sequences = [self.sequences[work.request_id] for work in plan.works]
+        denoising = [each for each, work in zip(sequences, plan.works, strict=True) if work.rows is not None]
+        blocks = _stacked(denoising)
+        groups = _by_rule(denoising)
+        wanted = np.zeros(blocks.holes.shape, dtype=bool)
+        for rule, which in groups.items():
+            wanted[which] = asked(rule.wanted, blocks.of(which))
+        outcome = self.executor.run(
+            plan,
+            Denoised(
+                blocks.ids,
+                blocks.holes,
+                wanted,
+                tuple(each.request.sampling for each in denoising),
+                np.array([each.draws for each in denoising], dtype=np.int64),
+            ),
+        )
+        take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
+        for rule, which in groups.items():
+            predicted = outcome.tokens[which], outcome.confidence[which]
+            take[which], is_done[which] = asked(rule.decide, blocks.of(which), *predicted)
+        committed, prefilled = self._caught_up(plan, sequences, outcome)
+        finished = self._decided(denoising, outcome, take, is_done)
+        finished += [
+            each for each, work in zip(sequences, plan.works, strict=True) if work.wants_first and each.is_over
+        ]
+        begun = [each for each in sequences if not each.has_begun and (each in finished or each.has_output)]
+        for sequence in begun:
+            sequence.has_begun = True
+        for sequence in finished:
+            self.scheduler.leave(sequence)
+            del self.sequences[sequence.request.request_id]
+            self.answers[sequence.request.request_id] = sequence.answer
+        self._num_steps += 1
+        return StepRecord(
+            self._num_steps - 1,
+            outcome.duration_s,
+            plan.num_rows,
+            len(denoising),
+            committed,
+            prefilled,
+            int(take.sum()),
+            plan.admitted,
+            tuple(each.request.request_id for each in begun),
+            tuple(each.request.request_id for each in finished),
+            plan.preempted,
+            self.num_running,
+            self.num_waiting,
+        )
+
+    def run(self, requests: Items[BlockRequest]) -> dict[int, Answer]:
+        """Serve these to their end, all at once."""
+        for request in requests:
+            self.submit(request)
+        while self.has_work:
+            assert self.step() is not None, "requests wait and none can run"
+        return {request.request_id: self.take(request.request_id) for request in requests}
+
+    # ---- in between ------------------------------------------------------------------------------------------------------
+
+    def _caught_up(self, plan: StepPlan, sequences: Items[Sequence], outcome: Outcome) -> tuple[int, int]:
+        """Book the final blocks whose K/V was made: how many generated ones, and how many of prompts."""
+        firsts = iter(outcome.first.tolist())
+        num_committed = num_prefilled = 0
+        for sequence, work in zip(sequences, plan.works, strict=True):
+            sequence.rows += _rows_of(work, sequence.block)
+            if work.blocks:
+                first = sequence.computed // sequence.block
+                committed = max(0, first + work.blocks - max(first, sequence.prompt_blocks))
+                sequence.committed += committed
+                sequence.prefilled += work.blocks - committed
+                num_committed, num_prefilled = num_committed + committed, num_prefilled + work.blocks - committed
+                before, sequence.computed = sequence.computed, sequence.computed + work.blocks * sequence.block
+                self.scheduler.publish(sequence, before)
+            if work.wants_first:
+                sequence.take_first(next(firsts))
+        return num_committed, num_prefilled
+
+    def _decided(self, denoising: Items[Sequence], outcome: Outcome, take: Bools, is_done: Bools) -> list[Sequence]:
+        """Book what the rules decided; the requests that are over."""
+        finished = []
+        changed = anywhere(take)
+        for i, sequence in enumerate(denoising):
+            sequence.denoised(outcome.tokens[i], take[i])
+            if not is_done[i]:
+                if sequence.ends_within:
+                    finished.append(sequence)
+                continue
+            before = sequence.computed
+            # A forward that changed nothing had the final block for its input. A block whose last row is still to give a
+            # token is computed for that.
+            sequence.finish_block(has_kv=not changed[i] and not sequence.shifts)
+            if sequence.computed > before:
+                self.scheduler.publish(sequence, before)
+            if sequence.is_over:
+                finished.append(sequence)
+            else:
+                start = len(sequence.final) - sequence.block
+                self.executor.extend(sequence.slot, start, sequence.final[start:])
+        return finished
+
+
+def _rows_of(work: Work, block: int) -> int:
+    return work.blocks * block + (0 if work.rows is None else work.rows[1] - work.rows[0])
+
+
+def _stacked(sequences: Items[Sequence]) -> Blocks:
+    if not sequences:
+        empty = np.zeros(0, dtype=np.int64)
+        return Blocks(NO_BLOCKS, NO_BLOCKS.astype(bool), NO_BLOCKS.astype(bool), empty, empty)
+    return Blocks(
+        np.stack([each.ids for each in sequences]),
+        np.stack([each.holes for each in sequences]),
+        np.stack([each.given for each in sequences]),
+        np.array([each.step for each in sequences], dtype=np.int64),
+        np.array([each.full for each in sequences], dtype=np.int64),
+    )
+
+
+def _by_rule(sequences: Items[Sequence]) -> dict[DecodeRule, list[int]]:
+    """Equal rules decide together."""
+    found: dict[DecodeRule, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        found.setdefault(sequence.request.rule, []).append(i)
+    return found

@@ -1,0 +1,171 @@
+"""Which requests take part in a step: denoising ones first, prefills with the rows that are left, the oldest first.
+
+A step mixes whatever is due. All that a request has due is a run of whole blocks, so nothing but lengths differs. Plain
+Python over plain data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.blockdiffusion.plan import Executor, StepPlan, Work
+from engines.blockdiffusion.sequence import Sequence
+from engines.errors import require
+from engines.knobs import Checked, Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockEngineConfig(Checked):
+    max_num_batched_tokens: Tokens = 4096
+    """Rows of a step. A block is denoised whole, and one that is committed with it is, too."""
+
+
+class BlockScheduler:
+    def __init__(self, executor: Executor, config: BlockEngineConfig) -> None:
+        self.config, self.executor, self.tables = config, executor, executor.tables
+        self.block = executor.block
+        require(
+            config.max_num_batched_tokens >= 2 * self.block,
+            f"max_num_batched_tokens={config.max_num_batched_tokens} holds less than a block of {self.block} tokens and the "
+            f"one before it: raise it to {2 * self.block} at least",
+        )
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.step = 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens the longest request may have, its last block whole."""
+        return min(self.tables.num_blocks * self.tables.block_size, self.tables.max_len)
+
+    def add(self, sequence: Sequence) -> None:
+        total = -(-sequence.request.total // self.block) * self.block
+        require(
+            total <= self.most_tokens,
+            f"request {sequence.request.request_id} grows to {total} tokens in whole blocks of {self.block}; a sequence may "
+            f"have {self.most_tokens}: shorten it, or raise num_tokens and max_len",
+        )
+        self.waiting.append(sequence)
+
+    def plan(self) -> StepPlan | None:
+        """None where there is nothing to run."""
+        budget = self.config.max_num_batched_tokens
+        works: list[Work] = []
+        admitted: list[int] = []
+        preempted: list[int] = []
+        in_step: set[int] = set()
+        # Whoever was left out of a step goes first in the next; prefills wait for those that denoise.
+        for sequence in sorted(self.running, key=lambda each: (each.missing > 1, each.served, each.order)):
+            if sequence.slot < 0:  # preempted for the sake of one before it
+                continue
+            work = self._work(sequence, budget, in_step, preempted)
+            if work is not None:
+                budget -= self._rows(work)
+                works.append(work)
+                in_step.add(sequence.order)
+        while self.waiting and not preempted:
+            sequence = self.waiting[0]
+            if not self._admit(sequence, budget):
+                break
+            self.waiting.popleft()
+            self.running.append(sequence)
+            admitted.append(sequence.request.request_id)
+            work = self._work(sequence, budget, in_step, preempted)
+            assert work is not None, "room was seen to"
+            budget -= self._rows(work)
+            works.append(work)
+            in_step.add(sequence.order)
+        if not works:
+            return None
+        self.step += 1
+        num_rows = self.config.max_num_batched_tokens - budget
+        return StepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
+
+    def leave(self, sequence: Sequence) -> None:
+        """It is over, or nobody wants it any more."""
+        if sequence.slot < 0:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self.executor.close_slot(sequence.slot)
+        sequence.slot = -1
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Have a running request wait, between two steps or before it is in one. Its K/V is dropped, its tokens stay: to go on it
+        computes its final blocks again."""
+        self.running.remove(sequence)
+        self.executor.close_slot(sequence.slot)
+        sequence.evict()
+        # Among those that wait it is where it arrived.
+        at = next((i for i, each in enumerate(self.waiting) if each.order > sequence.order), len(self.waiting))
+        self.waiting.insert(at, sequence)
+
+    def publish(self, sequence: Sequence, before: int) -> None:
+        """K/V of its final blocks behind the first ``before`` tokens was made."""
+        unit = self.tables.unit
+        first, end = before // unit, sequence.computed // unit
+        if self.tables.caches and end > first:
+            self.tables.publish(sequence.slot, first, sequence.unit_keys(unit)[first:end])
+
+    # ---- in between ------------------------------------------------------------------------------------------------------
+
+    def _rows(self, work: Work) -> int:
+        denoised = 0 if work.rows is None else work.rows[1] - work.rows[0]
+        return work.blocks * self.block + denoised
+
+    def _work(self, sequence: Sequence, budget: int, in_step: set[int], preempted: list[int]) -> Work | None:
+        """What of the request's due fits the budget, with the K/V it needs."""
+        blocks = min(sequence.missing, budget // self.block)
+        is_caught_up = blocks == sequence.missing
+        rows = None
+        if is_caught_up and not sequence.awaits_first:
+            rows = sequence.request.rule.span(sequence.holes, sequence.step)
+            if rows[1] - rows[0] > budget - blocks * self.block:
+                rows = None
+        if not blocks and rows is None:
+            return None
+        end = sequence.computed + blocks * self.block + (self.block if rows is not None else 0)
+        if not self._grow(sequence, end, in_step, preempted):
+            return None
+        sequence.served = self.step
+        wants_first = is_caught_up and sequence.awaits_first and blocks > 0
+        return Work(sequence.request.request_id, sequence.slot, sequence.computed, blocks, rows, wants_first)
+
+    def _grow(self, sequence: Sequence, tokens: int, in_step: set[int], preempted: list[int]) -> bool:
+        """Have K/V for so many tokens, preempting the youngest that is not in the step where it must; False where the
+        request had to go itself."""
+        slots, lengths = np.array([sequence.slot]), np.array([tokens])
+        while self.tables.missing(slots, lengths) > self.tables.room:
+            free = [each for each in self.running if each.order not in in_step]
+            youngest = max(free, key=lambda each: each.order)
+            self.preempt(youngest)
+            preempted.append(youngest.request.request_id)
+            if youngest is sequence:
+                return False
+        self.tables.grow(slots, lengths)
+        return True
+
+    def _admit(self, sequence: Sequence, budget: int) -> bool:
+        """Give it a slot and what is known of its beginning, where there is room for all it needs by its next block's end."""
+        tables, block = self.tables, self.block
+        if not tables.num_free_slots or budget < 2 * block:
+            return False
+        keys = self._reusable(sequence)
+        cached, idle = tables.cached(keys)
+        needed = tables.blocks_for(len(sequence.final) + block) - tables.blocks_for(cached)
+        if needed > tables.room - idle:
+            return False
+        sequence.slot = self.executor.open(sequence.final)
+        sequence.computed = tables.adopt(sequence.slot, keys)
+        return True
+
+    def _reusable(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the units it may take over. The block whose last row gives the next one's first token is computed."""
+        if not self.tables.caches:
+            return []
+        unit = self.tables.unit
+        usable = len(sequence.final) - (self.block if sequence.awaits_first else 0)
+        return sequence.unit_keys(unit)[: usable // unit]

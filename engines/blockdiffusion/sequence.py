@@ -1,0 +1,153 @@
+"""A request in the engine: the blocks that are final, and the one that is denoised.
+
+There is neither a prefill nor a commit of its own kind, only final blocks whose K/V is missing: the prompt's when a
+request begins (PREFILL), a generated one after its last denoise (COMMIT). Where nothing reads the K/V it is never made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from engines.blockdiffusion.request import Answer, BlockRequest
+from engines.blockdiffusion.rules import Bools
+from engines.runtime.rows import Ints
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request: BlockRequest
+    order: int
+    """Rank by arrival; the lower is the older."""
+    block: int
+    """Tokens of a block."""
+    shifts: bool
+    """Whether a block's first token comes from the forward that commits the block before (Fast-dLLM v2)."""
+    final: Ints = field(init=False)
+    """Ids of the final blocks, whole ones."""
+    ids: Ints = field(init=False)
+    """[B] the block that is denoised, behind them."""
+    holes: Bools = field(init=False)
+    given: Bools = field(init=False)
+    awaits_first: bool = False
+    """Whether its first token is still to come."""
+    step: int = 0
+    full: int = 0
+    """As in ``Blocks``."""
+    draws: int = 0
+    """Forwards that denoised any of its blocks, for its random numbers."""
+    slot: int = -1
+    """-1 while it waits."""
+    computed: int = 0
+    """Tokens of ``final`` whose K/V is in the pool."""
+    served: int = -1
+    """The step of the engine it last took part in."""
+    has_begun: bool = False
+    """Whether any of its answer was final, and was told."""
+    committed: int = 0
+    prefilled: int = 0
+    rows: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    """One for every unit of the prefix cache that is final."""
+
+    def __post_init__(self) -> None:
+        prompt = np.array(self.request.prompt_ids, dtype=np.int64)
+        whole = len(prompt) // self.block * self.block
+        self.final = prompt[:whole]
+        self._open(prompt[whole:])
+
+    @property
+    def missing(self) -> int:
+        """Final blocks without K/V."""
+        return (len(self.final) - self.computed) // self.block
+
+    @property
+    def prompt_blocks(self) -> int:
+        return self.request.prompt_len // self.block
+
+    def take_first(self, token: int) -> None:
+        """The token that the block before gives."""
+        self.ids[0], self.holes[0], self.given[0] = token, False, True
+        self.awaits_first = False
+
+    def denoised(self, tokens: Ints, take: Bools) -> None:
+        was_full = not self.holes.any()
+        self.ids = np.where(take, tokens, self.ids)
+        self.holes = self.holes & ~take
+        self.step += 1
+        self.full += was_full
+        self.draws += 1
+
+    def finish_block(self, *, has_kv: bool) -> None:
+        """The block is final; ``has_kv`` where the forward that ended it had it as its input."""
+        self.final = np.concatenate((self.final, self.ids))
+        if has_kv and self.computed == len(self.final) - self.block:
+            self.computed = len(self.final)
+        self._open(np.zeros(0, dtype=np.int64))
+
+    def evict(self) -> None:
+        """Its K/V is gone. A block whose forwards read K/V of earlier ones begins anew."""
+        self.slot, self.computed = -1, 0
+        if not self.request.rule.is_exact:
+            self.draws -= self.step
+            self.step = self.full = 0
+            self.holes = ~self.given
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come, after a block became final or got its first token."""
+        stops, generated = self.request.stop_ids, self.final[self.request.prompt_len :]
+        known = len(self.final)
+        if self.shifts and self.given[0] and known >= self.request.prompt_len:
+            known, generated = known + 1, np.append(generated, self.ids[0])
+        return known >= self.request.total or bool(stops and np.isin(generated, list(stops)).any())
+
+    @property
+    def has_output(self) -> bool:
+        return len(self.final) > self.request.prompt_len
+
+    @property
+    def ends_within(self) -> bool:
+        """Whether a stop token of the block has no hole in front of it."""
+        if not (self.request.exits_early and self.request.stop_ids):
+            return False
+        is_stop = np.isin(self.ids, list(self.request.stop_ids)) & ~self.holes & ~self.given
+        if not is_stop.any():
+            return False
+        return not self.holes[: int(np.argmax(is_stop))].any()
+
+    @property
+    def answer(self) -> Answer:
+        known = int(np.argmax(self.holes)) if self.holes.any() else self.block
+        whole = np.concatenate((self.final, self.ids[:known]))
+        ids = whole[self.request.prompt_len : self.request.total].tolist()
+        cut = next((i + 1 for i, token in enumerate(ids) if token in self.request.stop_ids), None)
+        return Answer(
+            ids=tuple(ids[:cut]),
+            reason="length" if cut is None else "stop",
+            denoised=self.draws,
+            committed=self.committed,
+            prefilled=self.prefilled,
+            rows=self.rows,
+        )
+
+    def unit_keys(self, unit: int) -> list[bytes]:
+        """A key for every ``unit`` tokens of final blocks: of these tokens and all before them."""
+        for i in range(len(self.keys), len(self.final) // unit):
+            before = self.keys[-1] if self.keys else b""
+            own = self.final[i * unit : (i + 1) * unit].tobytes()
+            self.keys.append(blake2b(before + own, digest_size=_DIGEST_BYTES).digest())
+        return self.keys
+
+    def _open(self, opening: Ints) -> None:
+        """A block of holes behind these tokens."""
+        self.ids = np.zeros(self.block, dtype=np.int64)
+        self.ids[: len(opening)] = opening
+        self.given = np.arange(self.block) < len(opening)
+        self.holes = ~self.given
+        self.step = self.full = 0
+        self.awaits_first = self.shifts and not len(opening) and len(self.final) > 0

@@ -1,0 +1,340 @@
+"""Architecture of a block-diffusion checkpoint, read strictly from its published config.json; no torch.
+
+LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a block see each other and all blocks before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+from engines.errors import UserError, require
+from engines.knobs import Range
+from engines.models.checkpoint import checkpoint_dir, read_json
+from engines.models.config import Heads, Hidden, Layers, Positive, Rows, Width
+from engines.models.config_fields import (
+    DECODER_SIZES,
+    IMPLEMENTED_OF_DECODERS,
+    Rope,
+    decoder_fields,
+    read_numbers,
+    refuse_unsupported,
+    require_fields,
+    token_id,
+)
+
+BlockFamily: TypeAlias = Literal["llada2", "sdar", "fast-dllm-v2"]
+BlockLength = Annotated[int, Range(1, 4096)]
+_Count = Annotated[int, Range(1, 2**16)]
+
+_DECODER = {
+    **IMPLEMENTED_OF_DECODERS,
+    "rope_scaling": (None,),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+}
+_LLADA2: dict[str, tuple[Any, ...]] = {
+    **IMPLEMENTED_OF_DECODERS,
+    "rope_scaling": (None,),
+    "use_bias": (False, None),
+    "use_qkv_bias": (False, None),
+    "use_qk_norm": (True, None),
+    "norm_head": (False, None),
+    "score_function": ("sigmoid", None),
+    "moe_router_enable_expert_bias": (True, None),
+}
+
+
+class _Published(NamedTuple):
+    """What is said of a family beside its config.json, where the ids of special tokens and the block may be missing."""
+
+    family: BlockFamily
+    block_field: str | None
+    block_length: int
+    mask_token_id: int
+    implemented: Mapping[str, tuple[Any, ...]]
+
+
+_FAMILIES = {
+    "llada2_moe": _Published("llada2", None, 32, 156895, _LLADA2),
+    "sdar": _Published("sdar", "block_size", 4, 151669, _DECODER),
+    "Fast_dLLM_Qwen": _Published("fast-dllm-v2", "bd_size", 32, 151665, {**_DECODER, "attention_bias": (True, None)}),
+}
+BLOCK_TYPES = tuple(_FAMILIES)
+"""Values of ``model_type`` that ``BlockConfig.from_dict`` accepts, spelt as published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts behind a router that is limited to some groups of them (LLaDA2)."""
+
+    num_experts: _Count
+    experts_per_token: _Count
+    num_groups: _Count
+    groups_per_token: _Count
+    scaling: Positive
+    """What the chosen experts' weights sum to."""
+    expert_hidden: Hidden
+    shared_hidden: Hidden
+    """Hidden width of the expert every token gets."""
+    dense_layers: Annotated[int, Range(0, 1024)]
+    """The first so many layers have an MLP of ``mlp_hidden_size`` instead."""
+
+    def __post_init__(self) -> None:
+        experts, groups = self.num_experts, self.num_groups
+        require(
+            experts % groups == 0 and experts // groups >= 2,
+            f"config.json: n_group={groups} must divide num_experts={experts} into groups of two at least",
+        )
+        require(
+            self.groups_per_token <= groups and self.experts_per_token <= self.groups_per_token * (experts // groups),
+            f"config.json: topk_group={self.groups_per_token} of n_group={groups} hold fewer experts than "
+            f"num_experts_per_tok={self.experts_per_token}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    o_bias: ClassVar[bool] = False
+    mlp_bias: ClassVar[bool] = False
+
+    family: BlockFamily
+    d_model: Width
+    n_layers: Layers
+    n_heads: Heads
+    n_kv_heads: Heads
+    head_dim: Width
+    rotary_dim: Width
+    """Dimensions of a head that are rotated, its first."""
+    mlp_hidden_size: Hidden
+    vocab_size: Rows
+    """Rows of the embedding and of the head, padding rows included."""
+    max_sequence_length: Rows
+    rope: Rope
+    rms_norm_eps: Positive
+    mask_token_id: int
+    """The id a place without a token is computed with."""
+    eos_token_id: int
+    block_length: BlockLength
+    """What it was trained with."""
+    experts: ExpertsConfig | None = None
+    weight_tying: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            self.n_heads % self.n_kv_heads == 0,
+            f"config.json: num_attention_heads={self.n_heads} must be a multiple of num_key_value_heads={self.n_kv_heads}",
+        )
+        require(
+            self.rotary_dim % 2 == 0 and self.rotary_dim <= self.head_dim,
+            f"config.json: {self.rotary_dim} of head_dim={self.head_dim} are rotated, which must be an even part of it",
+        )
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Row i of the logits predicts the token at i + 1, not at i."""
+        return self.family == "fast-dllm-v2"
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.family == "fast-dllm-v2"
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family != "fast-dllm-v2"
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> BlockConfig:
+        """Unknown keys are ignored, unsupported values refused."""
+        published = _FAMILIES.get(raw.get("model_type"))  # type: ignore[arg-type]
+        if published is None:
+            raise UserError(
+                f"config.json has model_type={raw.get('model_type')!r}: give a checkpoint of type {' or '.join(BLOCK_TYPES)}"
+            )
+        end = "pad_token_id" if raw.get("eos_token_id") is None else "eos_token_id"
+        require_fields(raw, (*DECODER_SIZES.values(), "rms_norm_eps", "rope_theta", end))
+        refuse_unsupported(raw, published.implemented)
+        fields = decoder_fields(BlockConfig, raw)
+        d_model, n_heads, vocab_size = fields["d_model"], fields["n_heads"], fields["vocab_size"]
+        require(
+            raw.get("head_dim") is not None or d_model % n_heads == 0,
+            f"config.json: num_attention_heads={n_heads} must divide hidden_size={d_model}, or give head_dim",
+        )
+        sizes: dict[str, Any] = {
+            "n_kv_heads": n_heads,
+            "head_dim": d_model // n_heads,
+            "block_length": published.block_length,
+        }
+        names = {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "block_length": published.block_field}
+        sizes |= read_numbers(BlockConfig, raw, {ours: name for ours, name in names.items() if name is not None})
+        special = {
+            "mask_token_id": published.mask_token_id if raw.get("mask_token_id") is None else raw["mask_token_id"],
+            "eos_token_id": raw[end],
+        }
+        is_moe = published.family == "llada2"
+        return BlockConfig(
+            **fields,
+            **sizes,
+            mask_token_id=token_id(special, "mask_token_id", vocab_size),
+            eos_token_id=token_id(special, "eos_token_id", vocab_size),
+            family=published.family,
+            rotary_dim=_rotary_dim(raw, sizes["head_dim"]) if is_moe else sizes["head_dim"],
+            rope=Rope(**read_numbers(Rope, raw, {"theta": "rope_theta"})),
+            experts=_read_experts(raw) if is_moe else None,
+        )
+
+
+def _rotary_dim(raw: Mapping[str, Any], head_dim: int) -> int:
+    share = raw.get("partial_rotary_factor", 1.0)
+    require(
+        type(share) in (int, float) and 0 < share <= 1,
+        f"config.json has partial_rotary_factor={share!r}: give a share of the head, above 0 and at most 1",
+    )
+    found = int(head_dim * share)
+    require(
+        raw.get("rotary_dim") in (None, found),
+        f"config.json has rotary_dim={raw.get('rotary_dim')!r} and partial_rotary_factor={share!r} of head_dim={head_dim}: "
+        "correct one of them",
+    )
+    return found
+
+
+_EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "num_groups": "n_group",
+    "groups_per_token": "topk_group",
+    "scaling": "routed_scaling_factor",
+    "expert_hidden": "moe_intermediate_size",
+    "dense_layers": "first_k_dense_replace",
+}
+
+
+def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig:
+    require_fields(raw, (*_EXPERTS.values(), "num_shared_experts"))
+    numbers = read_numbers(ExpertsConfig, raw, _EXPERTS)
+    shared = raw["num_shared_experts"]
+    require(
+        type(shared) is int and shared >= 1,
+        f"config.json has num_shared_experts={shared!r}; only one or more are implemented",
+    )
+    return ExpertsConfig(**numbers, shared_hidden=shared * numbers["expert_hidden"])
+
+
+def read_block_config(directory: Path) -> BlockConfig:
+    path = directory / "config.json"
+    require(
+        path.is_file(),
+        f"model directory {directory} has no config.json: give a LLaDA2, SDAR or Fast-dLLM v2 checkpoint",
+    )
+    return BlockConfig.from_dict(read_json(path))
+
+
+LLADA2_MINI = BlockConfig(
+    family="llada2",
+    d_model=2048,
+    n_layers=20,
+    n_heads=16,
+    n_kv_heads=4,
+    head_dim=128,
+    rotary_dim=64,
+    mlp_hidden_size=5120,
+    vocab_size=157184,
+    max_sequence_length=32768,
+    rope=Rope(theta=6e5),
+    rms_norm_eps=1e-6,
+    mask_token_id=156895,
+    eos_token_id=156892,
+    block_length=32,
+    experts=ExpertsConfig(
+        num_experts=256,
+        experts_per_token=8,
+        num_groups=8,
+        groups_per_token=4,
+        scaling=2.5,
+        expert_hidden=512,
+        shared_hidden=512,
+        dense_layers=1,
+    ),
+)
+"""LLaDA2.0-mini and LLaDA2.1-mini (16,255,643,392 parameters)."""
+LLADA2_FLASH = BlockConfig(
+    family="llada2",
+    d_model=4096,
+    n_layers=32,
+    n_heads=32,
+    n_kv_heads=4,
+    head_dim=128,
+    rotary_dim=64,
+    mlp_hidden_size=9216,
+    vocab_size=157184,
+    max_sequence_length=32768,
+    rope=Rope(theta=6e5),
+    rms_norm_eps=1e-6,
+    mask_token_id=156895,
+    eos_token_id=156892,
+    block_length=32,
+    experts=ExpertsConfig(
+        num_experts=256,
+        experts_per_token=8,
+        num_groups=8,
+        groups_per_token=4,
+        scaling=2.5,
+        expert_hidden=1024,
+        shared_hidden=1024,
+        dense_layers=1,
+    ),
+)
+"""LLaDA2.0-flash and LLaDA2.1-flash (102,889,705,216 parameters)."""
+SDAR_8B = BlockConfig(
+    family="sdar",
+    d_model=4096,
+    n_layers=36,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=128,
+    rotary_dim=128,
+    mlp_hidden_size=12288,
+    vocab_size=151936,
+    max_sequence_length=32768,
+    rope=Rope(theta=1e6),
+    rms_norm_eps=1e-6,
+    mask_token_id=151669,
+    eos_token_id=151643,
+    block_length=4,
+)
+"""SDAR-8B (8,190,735,360 parameters)."""
+FAST_DLLM_V2_7B = BlockConfig(
+    family="fast-dllm-v2",
+    d_model=3584,
+    n_layers=28,
+    n_heads=28,
+    n_kv_heads=4,
+    head_dim=128,
+    rotary_dim=128,
+    mlp_hidden_size=18944,
+    vocab_size=152064,
+    max_sequence_length=32768,
+    rope=Rope(theta=1e6),
+    rms_norm_eps=1e-6,
+    mask_token_id=151665,
+    eos_token_id=151645,
+    block_length=32,
+)
+"""Fast-dLLM v2 7B (7,615,616,512 parameters)."""
+
+BLOCK_SHAPES: Mapping[str, BlockConfig] = {
+    "llada2-mini": LLADA2_MINI,
+    "llada2-flash": LLADA2_FLASH,
+    "sdar-8b": SDAR_8B,
+    "fast-dllm-v2-7b": FAST_DLLM_V2_7B,
+}
+"""Full-size shapes that need no download with random weights."""
+
+
+def block_config(model: str) -> BlockConfig:
+    """The config of a shape's name (``BLOCK_SHAPES``), a directory or a hub id."""
+    found = BLOCK_SHAPES.get(model.lower())
+    return read_block_config(checkpoint_dir(model, weights=False)) if found is None else found

@@ -1,0 +1,47 @@
+"""The engine of a deployment on a real device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import lru_cache
+from typing import Any
+
+from engines.blockdiffusion.engine import BlockEngine
+from engines.blockdiffusion.executor import TorchBlockExecutor
+from engines.blockdiffusion.request import BlockRequest
+from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.models.block_config import BlockConfig
+from engines.models.loader import check_device, load_block, parse_dtype
+from engines.models.packed import PackedModel
+from repro.systems.block.settings import Settings
+
+
+def check_machine(settings: Settings) -> None:
+    check_device(settings.knobs.device)
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
+    knobs = settings.knobs
+    model = _load(settings.config if settings.is_random else knobs.model, knobs.dtype, knobs.device)
+    executor = TorchBlockExecutor(
+        model,
+        num_slots=knobs.max_num_seqs,
+        max_len=knobs.max_model_len,
+        num_tokens=knobs.num_tokens,
+        block=settings.block,
+        prefix_cache=knobs.prefix_cache,
+    )
+    config = BlockEngineConfig(max_num_batched_tokens=knobs.max_num_batched_tokens)
+    with closing(executor):
+        # What is made once, and caches that fill, are in no measured time.
+        warm = BlockRequest(request_id=0, prompt_ids=(0,), gen_length=2 * settings.block, rule=settings.rule)
+        BlockEngine(executor, config).run([warm])
+        yield BlockEngine(executor, config), {"attention": executor.attention.name}
+
+
+@lru_cache(maxsize=1)
+def _load(model: str | BlockConfig, dtype: str, device: str) -> PackedModel[BlockConfig]:
+    weights = "checkpoint" if isinstance(model, str) else "random"
+    return load_block(model, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]

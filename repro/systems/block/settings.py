@@ -1,0 +1,199 @@
+"""What a cell asks of a block-diffusion system; light, for the command line's options are read off it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
+
+from engines.blockdiffusion.request import BlockSampling
+from engines.blockdiffusion.rules import (
+    DecodeRule,
+    Dynamic,
+    JointThreshold,
+    Level,
+    LowConfidence,
+    Sequential,
+    Static,
+    Steps,
+    SubBlocks,
+)
+from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.errors import require
+from engines.knobs import Only, Proportion, Range, Tokens, check_given, given_to
+from engines.models.block_config import (
+    BLOCK_SHAPES,
+    FAST_DLLM_V2_7B,
+    LLADA2_MINI,
+    SDAR_8B,
+    BlockConfig,
+    BlockLength,
+    block_config,
+)
+from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
+from repro.runs.cell import Cell
+from repro.systems.platforms import platform
+from repro.workloads.knobs import ArrivalKnobs
+
+RULES: Mapping[str, type[DecodeRule]] = {
+    "low-confidence": LowConfidence,
+    "joint-threshold": JointThreshold,
+    "static": Static,
+    "dynamic": Dynamic,
+    "sequential": Sequential,
+    "sub-blocks": SubBlocks,
+}
+RuleName = Literal["low-confidence", "joint-threshold", "static", "dynamic", "sequential", "sub-blocks"]
+_SMALL: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 4,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 16,
+    "mlp_hidden_size": 192,
+    "vocab_size": 512,
+    "max_sequence_length": 4096,
+    "mask_token_id": 511,
+    "eos_token_id": 510,
+}
+assert LLADA2_MINI.experts is not None
+TINY: Mapping[str, BlockConfig] = {
+    "tiny-llada2": replace(
+        LLADA2_MINI,
+        **_SMALL,
+        rotary_dim=8,
+        experts=replace(
+            LLADA2_MINI.experts,
+            num_experts=16,
+            experts_per_token=4,
+            num_groups=4,
+            groups_per_token=2,
+            expert_hidden=32,
+            shared_hidden=32,
+        ),
+    ),
+    "tiny-sdar": replace(SDAR_8B, **_SMALL, rotary_dim=16),
+    "tiny-fast-dllm-v2": replace(FAST_DLLM_V2_7B, **_SMALL, rotary_dim=16),
+}
+"""Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
+
+_HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockKnobs(ArrivalKnobs):
+    model: str = "tiny-llada2"
+    """tiny-llada2, tiny-sdar, tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights, or a
+    checkpoint's directory or hub id."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Dtype of the weights."""
+    num_prompts: Annotated[int, Range(1, 10**5)] = 16
+    """Requests."""
+    input_len: Tokens | None = None
+    """Fix every prompt to this many tokens."""
+    length_scale: Annotated[float, Range(above=0, most=1e3)] = 0.25
+    """Prompt lengths of the data set are multiplied by it."""
+    gen_length: Tokens = 64
+    """Tokens to generate."""
+    block_length: BlockLength | None = None
+    """Tokens per block; the checkpoint's own unless given."""
+    rule: RuleName = "low-confidence"
+    """Which places of a block take their tokens."""
+    threshold: Level | None = None
+    """Confidence above which a token is taken; the rule's own default unless given."""
+    edit_threshold: Annotated[Level, Only(rule="joint-threshold")] = 0.0
+    """Confidence above which a written token is replaced."""
+    max_post_steps: Annotated[int, Range(0, 4096), Only(rule="joint-threshold")] = 16
+    """Forwards a full block is edited by, at most."""
+    steps: Annotated[Steps, _HAS_STEPS] | None = None
+    """Forwards per block; one a token unless given."""
+    sub_block: Annotated[int, Range(1, 4096), Only(rule="sub-blocks")] = 8
+    """Tokens of a sub-block."""
+    dual_cache: Annotated[bool, Only(rule="sub-blocks")] = False
+    """Compute a sub-block alone against stale K/V of the rest: an approximation."""
+    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    """0 is greedy."""
+    top_p: Proportion = 1.0
+    """Sample from the fewest likely tokens that hold this probability."""
+    top_k: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    """Sample from this many tokens at most, before top_p."""
+    max_num_batched_tokens: Tokens = BlockEngineConfig().max_num_batched_tokens
+    """Rows of a packed step."""
+    max_num_seqs: Annotated[int, Range(1, 2**14)] = 64
+    """Requests running at once."""
+    max_model_len: Annotated[int, Range(1, 2**20)] = 2048
+    """Tokens of the longest request, its last block whole."""
+    num_tokens: Tokens = 32768
+    """Tokens of K/V."""
+    prefix_cache: bool = True
+    """Keep K/V of whole final blocks for requests that begin alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    knobs: BlockKnobs
+    config: BlockConfig
+    rule: DecodeRule
+    basis: str
+    """A digest of the model."""
+
+    @property
+    def block(self) -> int:
+        return self.knobs.block_length or self.config.block_length
+
+    @property
+    def is_random(self) -> bool:
+        return self.knobs.model in TINY or self.knobs.model.lower() in BLOCK_SHAPES
+
+    def sampling(self, seed: int) -> BlockSampling:
+        knobs = self.knobs
+        return BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k, seed=seed)
+
+
+def resolve(cell: Cell) -> Settings:
+    """Everything a user can get wrong is refused here."""
+    where = platform(cell.platform)
+    require(
+        cell.executor == "torch",
+        f"executor={cell.executor!r}: block-diffusion runs its model, use --executor torch on a platform such as cpu-tiny",
+    )
+    require(
+        where.gpu is None,
+        f"platform={where.name!r}: block-diffusion knows no card's defaults, use cpu-tiny, with --device cuda on a GPU",
+    )
+    check_given(cell.asked, BlockKnobs, who="system='block-diffusion'")
+    knobs = given_to(BlockKnobs(), cell.asked)
+    config = TINY[knobs.model] if knobs.model in TINY else block_config(knobs.model)
+    block = knobs.block_length or config.block_length
+    rule = rule_of(knobs, block)
+    rule.check_block(block)
+    knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
+    require(
+        knobs.gen_length + block <= knobs.max_model_len <= config.max_sequence_length,
+        f"max_model_len={knobs.max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
+        f"most the model's {config.max_sequence_length} positions",
+    )
+    settings = Settings(knobs=knobs, config=config, rule=rule, basis="")
+    basis = repr((config, knobs_of_sampling)) if settings.is_random else checkpoint_digest(checkpoint_dir(knobs.model))
+    return replace(settings, basis=hashlib.sha256(basis.encode()).hexdigest()[:12])
+
+
+def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:
+    kind = RULES[knobs.rule]
+    own = {each.name for each in fields(kind)}
+    given: dict[str, Any] = {
+        "threshold": knobs.threshold,
+        "edit_threshold": knobs.edit_threshold,
+        "max_post_steps": knobs.max_post_steps,
+        "steps": knobs.steps or block,
+        "length": min(knobs.sub_block, block),
+        "dual_cache": knobs.dual_cache,
+    }
+    require(
+        knobs.threshold is None or "threshold" in own,
+        f"threshold={knobs.threshold} has no effect with rule={knobs.rule!r}: leave it out",
+    )
+    return kind(**{name: value for name, value in given.items() if name in own and value is not None})

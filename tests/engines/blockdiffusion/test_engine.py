@@ -1,0 +1,401 @@
+"""A request's answer is that of the whole sequence computed anew at every step, alone and in any company.
+
+T1 to T11 name the properties a server of block-diffusion models has to have.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.block_models import END, FAMILIES, MASK, block_model
+from support.block_reference import plain_run
+from support.block_runs import Recorder, alone, engine_for, is_whole, prompt, recorder, request
+
+from engines.blockdiffusion import sequence
+from engines.blockdiffusion.engine import BlockEngine
+from engines.blockdiffusion.request import BlockRequest, BlockSampling
+from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
+from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.errors import UserError
+
+B = 8
+RULES = (
+    LowConfidence(threshold=0.4),
+    LowConfidence(threshold=0.95),
+    JointThreshold(threshold=0.5, edit_threshold=0.0, max_post_steps=3),
+    JointThreshold(threshold=0.7, edit_threshold=0.5, max_post_steps=5),
+    Static(steps=3),
+    Dynamic(steps=8, threshold=0.35),
+    Sequential(steps=5),
+    SubBlocks(length=4, threshold=0.5),
+)
+DUAL = SubBlocks(length=4, threshold=0.5, dual_cache=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tokens", [3, B, B + 1, 2 * B - 1, 3 * B, 3 * B + 5])
+def test_t1_cached_blocks_are_the_whole_sequence_computed_anew(family, tokens):
+    for rule in (RULES[tokens % len(RULES)], RULES[(tokens + 2) % len(RULES)], RULES[2]):
+        asked = request(tokens, tokens, 2 * B + 3, rule)
+        plain = plain_run(block_model(family), list(asked.prompt_ids), asked.gen_length, rule, B)
+        answer, trace = alone(family, asked)
+        assert list(answer.ids) == plain.ids[: asked.gen_length]
+        assert answer.denoised == plain.denoised  # T11
+        for (_, mine), (_, theirs) in zip(trace, plain.trace, strict=True):
+            assert all(min(abs(a - b) for b in theirs) < 1e-4 for a in mine)
+
+
+def test_t2_k_v_of_a_block_with_holes_are_not_the_block_s(monkeypatch):
+    """Without commits the predictions of later blocks are others."""
+    asked = request(1, 5, 3 * B, LowConfidence(threshold=0.4))
+    _, right = alone("llada2", asked)
+    finish = sequence.Sequence.finish_block
+    monkeypatch.setattr(sequence.Sequence, "finish_block", lambda self, has_kv: finish(self, has_kv=True))
+    answer, wrong = alone("llada2", asked)
+    assert answer.committed == 0
+    first = next(i for i, (mine, theirs) in enumerate(zip(right, wrong, strict=False)) if mine != theirs)
+    assert right[first][0] != wrong[first][0] or np.abs(np.subtract(right[first][1], wrong[first][1])).max() > 1e-3
+    assert len(right[first][0]) == B  # where the second block begins
+
+
+def mixed(family):
+    """Requests of every rule and length, some that draw."""
+    rules = (*RULES, DUAL) if family == "fast-dllm-v2" else RULES
+    lengths = (3, B, 20, 41, 17, 33, 1, 24, 9)
+    sampled = BlockSampling(temperature=0.8, top_k=20, top_p=0.9, seed=7)
+    return [
+        request(i, length, (5, B, 17, 30)[i % 4], rule, sampling=sampled if i % 3 == 1 else BlockSampling())
+        for i, (rule, length) in enumerate(zip(rules, lengths, strict=False))
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_t3_company_changes_nothing(family):
+    """Bit for bit, with the phases of many requests in one packed step."""
+    asked = mixed(family)
+    engine = engine_for(family, rows=64, num_slots=len(asked))
+    answers = engine.run(asked)
+    phases = {
+        (bool(work.rows), work.start >= len(asked[work.request_id].prompt_ids) // B * B, work.blocks > 0)
+        for plan, _ in recorder(engine).steps
+        for work in plan.works
+    }
+    assert len(phases) >= 4
+    assert max(len(plan.works) for plan, _ in recorder(engine).steps) > 3
+    for each in asked:
+        answer, trace = alone(family, each)
+        assert answers[each.request_id].ids == answer.ids
+        assert recorder(engine).traces[each.request_id] == trace
+    assert is_whole(engine)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_t4_prefill_in_chunks_is_prefill_at_once(family):
+    asked = request(0, 9 * B + 2, 2 * B, LowConfidence(threshold=0.6))
+    whole, trace = alone(family, asked)
+    for rows in range(2 * B, 11 * B, B):
+        answer, own = alone(family, asked, rows=rows)
+        assert (answer.ids, own) == (whole.ids, trace)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", [None, 2, 16])
+def test_t5_a_prefix_hit_is_a_cold_run_and_ends_with_a_block(family, size):
+    opening = prompt(5 * B, 3)
+    first = BlockRequest(request_id=0, prompt_ids=opening + prompt(3, 4), gen_length=2 * B, rule=RULES[0])
+    cold = {}
+    engine = engine_for(family, block_size=size)
+    answer = engine.run([first])[0]
+    unit = engine.executor.tables.unit
+    assert unit == max(B, size or B)
+    # A conversation that goes on: the answer's whole blocks are reused as the prompt's are, its last block never is.
+    known = first.prompt_ids + answer.ids
+    followers = {
+        1: opening[: 3 * B] + prompt(9, 5),
+        2: known + prompt(6, 6),
+        3: opening,
+        4: opening[: 3 * B - 1] + prompt(9, 7),
+        5: (opening[0] ^ 1, *opening[1:]),
+        6: known[: 6 * B + 3] + prompt(6, 6),
+        7: opening[2 * B :] + prompt(9, 8),  # known blocks, but not behind these
+    }
+    for number, ids in followers.items():
+        asked = BlockRequest(request_id=number, prompt_ids=ids, gen_length=B + 2, rule=RULES[0])
+        cold[number], trace = alone(family, asked, prefix_cache=False)
+        found = engine.run([asked])[number]
+        assert found.ids == cold[number].ids
+        assert recorder(engine).traces[number] == trace
+        saved = (cold[number].prefilled - found.prefilled) * B
+        common = next(
+            (i for i, (a, b) in enumerate(zip(ids, known, strict=False)) if a != b), min(len(ids), len(known))
+        )
+        assert saved % unit == 0
+        assert saved <= common // unit * unit
+        # All whole blocks of both, but for a committed one whose token is still to come, and the last, never committed.
+        least = min(common // B * B, len(ids) // B * B - B * (family == "fast-dllm-v2"), 6 * B) // unit * unit
+        assert saved >= least
+    assert is_whole(engine)
+    assert engine.executor.tables.num_cached > 0
+
+
+def test_t5_a_block_that_was_cut_is_not_reused():
+    """Its K/V saw the tokens behind the cut."""
+    first = request(0, B, B, RULES[0])
+    engine = engine_for("llada2")
+    answer = engine.run([first])[0]
+    kept = first.prompt_ids + answer.ids[:3]
+    again = BlockRequest(request_id=1, prompt_ids=kept + prompt(2 * B, 9), gen_length=B, rule=RULES[0])
+    assert engine.run([again])[1].prefilled == alone("llada2", again)[0].prefilled - 1
+
+
+def test_t6_thresholds_bound_the_forwards():
+    for family in FAMILIES:
+        slow, _ = alone(family, request(0, 2 * B, 2 * B, LowConfidence(threshold=1.0)))
+        quick, _ = alone(family, request(0, 2 * B, 2 * B, LowConfidence(threshold=0.0)))
+        given = 1 if family == "fast-dllm-v2" else 0  # a block's first token comes from the block before
+        assert (slow.denoised, quick.denoised) == (2 * (B - given), 2)
+        assert slow.committed == quick.committed == 1
+
+
+def test_commits_ride_along_and_are_left_out_where_nothing_reads_them():
+    asked = request(0, 2 * B, 3 * B, LowConfidence(threshold=0.0))
+    engine = engine_for("sdar")
+    engine.run([asked])
+    shares = [(work.blocks, work.rows) for plan, _ in recorder(engine).steps for work in plan.works]
+    assert shares == [
+        (2, (0, B)),
+        (1, (0, B)),
+        (1, (0, B)),
+    ]  # prefill or commit and denoise in one step; none at the end
+    # A block whose last forward changed nothing has its K/V.
+    edits = JointThreshold(threshold=0.0, edit_threshold=1.0, max_post_steps=9)
+    answer, _ = alone("sdar", request(0, 2 * B, 3 * B, edits))
+    assert (answer.denoised, answer.committed) == (6, 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_t7_a_request_may_be_aborted_at_every_step(family):
+    asked = mixed(family)[:5]
+    steps = 0
+    while True:
+        engine = engine_for(family, rows=48, prefix_cache=steps % 2 == 0)
+        for each in asked:
+            engine.submit(each)
+        for _ in range(steps):
+            engine.step()
+        victims = [each.request_id for each in asked if each.request_id in engine.sequences]
+        if not victims:
+            break
+        engine.abort(victims[steps % len(victims)])
+        while engine.has_work:
+            assert engine.step() is not None
+        assert is_whole(engine)
+        steps += 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_t7_preempted_requests_end_as_if_they_had_not_been(family, prefix_cache):
+    asked = mixed(family)
+    engine = engine_for(family, rows=64, num_slots=9, num_tokens=10 * B, prefix_cache=prefix_cache)
+    for each in asked:
+        engine.submit(each)
+    preempted = 0
+    while engine.has_work:
+        record = engine.step()
+        assert record is not None
+        preempted += len(record.preempted)
+        assert engine.executor.tables.room <= engine.executor.tables.num_blocks
+    assert preempted > 1
+    assert is_whole(engine)
+    for each in asked:
+        assert engine.take(each.request_id).ids == alone(family, each)[0].ids
+
+
+@pytest.mark.parametrize(("family", "rule"), [("llada2", RULES[2]), ("sdar", RULES[0]), ("fast-dllm-v2", DUAL)])
+def test_t7_a_request_may_be_preempted_at_every_step(family, rule):
+    sampling = BlockSampling(temperature=0.5, seed=1)
+    asked = request(0, 2 * B + 3, 2 * B, rule, sampling=sampling)
+    answer, _ = alone(family, asked)
+    for prefix_cache in (True, False):
+        for step in range(1, answer.denoised + 2):
+            engine = engine_for(family, prefix_cache=prefix_cache)
+            engine.submit(asked)
+            for _ in range(step):
+                engine.step()
+            if not engine.scheduler.running:
+                break
+            engine.scheduler.preempt(engine.sequences[0])
+            assert is_whole(engine)
+            while engine.has_work:
+                assert engine.step() is not None
+            assert engine.take(0).ids == answer.ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_t8_an_answer_ends_with_its_first_stop_token(family):
+    for tokens in (3, B, B + 3):
+        asked = request(tokens, tokens, 3 * B, LowConfidence(threshold=0.5))
+        whole, _ = alone(family, asked)
+        for stop in list(dict.fromkeys(whole.ids))[::2]:
+            ended, _ = alone(family, BlockRequest(**vars(asked) | {"stop_ids": frozenset([stop])}))
+            assert ended.ids == whole.ids[: whole.ids.index(stop) + 1]
+            assert ended.reason == "stop"
+            assert ended.denoised <= whole.denoised
+            early, _ = alone(family, BlockRequest(**vars(asked) | {"stop_ids": frozenset([stop]), "exits_early": True}))
+            assert (early.ids, early.reason) == (ended.ids, "stop")
+            assert early.denoised <= ended.denoised
+        for length in (1, B - 1, B, B + 1, 3 * B - 1):
+            cut, _ = alone(family, BlockRequest(**vars(asked) | {"gen_length": length}))
+            assert (cut.ids, cut.reason) == (whole.ids[:length], "length")
+
+
+def test_t8_a_stop_token_of_the_prompt_stops_nothing():
+    for tokens in (B, B + 3):
+        ids = (END, *prompt(tokens - 2, 1), END)
+        asked = BlockRequest(request_id=0, prompt_ids=ids, gen_length=B, rule=RULES[0])
+        stops = BlockRequest(request_id=0, prompt_ids=ids, gen_length=B, rule=RULES[0], stop_ids=frozenset([END]))
+        for family in FAMILIES:
+            whole = alone(family, asked)[0].ids
+            if END not in whole:
+                assert alone(family, stops)[0].ids == whole
+
+
+def test_t9_the_mask_s_id_in_a_prompt_is_a_token():
+    """And no token of a prompt changes, whatever rule edits or takes more than there are holes."""
+    for rule in (RULES[2], Static(steps=2)):
+        ids = (*prompt(B, 2), MASK, 5, MASK, 7, 8, 9)
+        engine = engine_for("llada2")
+        engine.submit(BlockRequest(request_id=0, prompt_ids=ids, gen_length=B, rule=rule))
+        while engine.has_work:
+            held = engine.sequences[0]
+            assert (*held.final, *held.ids)[: len(ids)] == ids
+            engine.step()
+        assert MASK not in engine.take(0).ids
+
+
+def test_draws_depend_on_the_seed_alone():
+    hot = {seed: BlockSampling(temperature=1.5, seed=seed) for seed in (1, 2)}
+    answers = {seed: alone("sdar", request(0, 9, 24, RULES[0], sampling=each))[0].ids for seed, each in hot.items()}
+    assert answers[1] != answers[2]
+    assert answers[1] == alone("sdar", request(0, 9, 24, RULES[0], sampling=hot[1]), rows=16)[0].ids
+    # One token to choose from: greedy, and as sure as can be.
+    one, trace = alone("sdar", request(0, 9, 24, RULES[0], sampling=BlockSampling(temperature=1.0, top_k=1)))
+    assert {level for _, levels in trace for level in levels} == {1.0}
+    assert one.denoised == 4
+    greedy, _ = alone("sdar", request(0, 9, 24, Sequential(steps=8)))
+    likeliest = BlockSampling(temperature=0.3, top_p=0.5, draws=False)
+    assert alone("sdar", request(0, 9, 24, Sequential(steps=8), sampling=likeliest))[0].ids == greedy.ids
+
+
+def test_a_confidence_is_what_temperature_and_cuts_leave():
+    """The first row's, by hand: top_k before top_p, the mask's id in neither."""
+    from support.block_models import masked_logits
+
+    asked = request(0, B, 1, Static(steps=1), sampling=BlockSampling(temperature=0.7, top_k=5, top_p=0.6, draws=False))
+    _, trace = alone("llada2", asked)
+    row = masked_logits(block_model("llada2"), [*asked.prompt_ids, *[MASK] * B], B)[B].double().numpy().copy()
+    row[MASK] = -np.inf
+    order = np.argsort(-row)[:5]
+    share = np.exp((row[order] - row[order[0]]) / 0.7)
+    share /= share.sum()
+    kept = share[: int(np.argmax(share.cumsum() > 0.6)) + 1]
+    assert trace[0][0][0] == order[0]
+    assert trace[0][1][0] == pytest.approx(kept[0] / kept.sum(), rel=1e-4)
+
+
+class Replay:
+    """An executor without a model: what another predicted, again."""
+
+    def __init__(self, of: Recorder, tables):
+        self._outcomes = iter([outcome for _, outcome in of.steps])
+        self.block, self.shifts, self.tables = of.block, of.shifts, tables
+        self.plans = []
+
+    def open(self, final):
+        return self.tables.open()
+
+    def extend(self, slot, start, ids):
+        return
+
+    def close_slot(self, slot):
+        self.tables.close(slot)
+
+    def run(self, plan, denoised):
+        self.plans.append(plan)
+        return next(self._outcomes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_decisions_without_a_model(family):
+    """Scheduler and rules see plain data: a replayed run makes the same steps."""
+    options = {"rows": 64, "num_slots": 9, "num_tokens": 10 * B}
+    engine = engine_for(family, **options)
+    answers = engine.run(mixed(family))
+    fresh = engine_for(family, **options).executor.tables
+    replay = Replay(recorder(engine), fresh)
+    again = BlockEngine(replay, BlockEngineConfig(max_num_batched_tokens=64)).run(mixed(family))
+    assert again == answers
+    assert replay.plans == [plan for plan, _ in recorder(engine).steps]
+
+
+@st.composite
+def requests(draw):
+    number = draw(st.integers(1, 5))
+    rules = st.sampled_from((*RULES, DUAL))
+    return [
+        request(
+            i,
+            draw(st.integers(1, 40)),
+            draw(st.integers(1, 20)),
+            draw(rules),
+            sampling=draw(st.sampled_from((BlockSampling(), BlockSampling(temperature=0.9, seed=3)))),
+            stop_ids=frozenset(draw(st.sets(st.integers(0, MASK), max_size=10))),
+        )
+        for i in range(number)
+    ]
+
+
+@settings(max_examples=15)
+@given(
+    requests(),
+    st.sampled_from(FAMILIES),
+    st.integers(2 * B, 80),
+    st.sampled_from((8, 16, 40)),
+    st.sampled_from((2, 4, 8, 16)),
+    st.booleans(),
+)
+def test_any_batch_any_budget_any_pool(asked, family, rows, blocks, size, prefix_cache):
+    engine = engine_for(family, rows=rows, num_tokens=max(8, blocks) * B, block_size=size, prefix_cache=prefix_cache)
+    answers = engine.run(asked)
+    assert is_whole(engine)
+    for each in asked:
+        answer, _ = alone(family, each)
+        assert (answers[each.request_id].ids, answers[each.request_id].reason) == (answer.ids, answer.reason)
+        assert answers[each.request_id].denoised >= answer.denoised
+
+
+@pytest.mark.parametrize(
+    ("do", "says"),
+    [
+        (
+            lambda: engine_for("sdar", rows=B),
+            "max_num_batched_tokens=8 holds less than a block of 8 tokens and the one before",
+        ),
+        (
+            lambda: engine_for("sdar", block_size=6),
+            "block_size=6 of the pool must divide the diffusion block of 8 tokens",
+        ),
+        (lambda: engine_for("sdar", max_len=1000), "max_len=1000 exceeds the model's 512 positions"),
+        (lambda: engine_for("sdar", max_num_logits=8), "max_num_logits=8 must be at least 64"),
+        (lambda: engine_for("sdar").submit(request(0, 150, 20, RULES[0])), "grows to 176 tokens in whole blocks of 8"),
+        (lambda: engine_for("sdar").submit(request(0, 3, 9, Static(steps=9))), "steps=9 exceeds the block's 8 tokens"),
+        (
+            lambda: engine_for("sdar").run([request(0, B, 9, RULES[0], prompt_ids=(500,) * B)]),
+            "token ids must lie between 0 and 102",
+        ),
+    ],
+)
+def test_what_the_engine_has_no_room_for_is_refused(do, says):
+    with pytest.raises(UserError, match=says):
+        do()

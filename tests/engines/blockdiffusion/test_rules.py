@@ -1,0 +1,187 @@
+"""Decode rules over plain arrays: against lists, and in closed form."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.block_reference import plain_take
+
+from engines.blockdiffusion.request import BlockRequest, BlockSampling
+from engines.blockdiffusion.rules import (
+    Blocks,
+    Dynamic,
+    JointThreshold,
+    LowConfidence,
+    Sequential,
+    Static,
+    SubBlocks,
+    best,
+    quota,
+)
+from engines.errors import UserError
+
+B = 8
+RULES = (
+    LowConfidence(threshold=0.6),
+    LowConfidence(threshold=1.5),
+    JointThreshold(threshold=0.6, edit_threshold=0.3, max_post_steps=2),
+    Static(steps=3),
+    Dynamic(steps=4, threshold=0.6),
+    Sequential(steps=3),
+    SubBlocks(length=4, threshold=0.6),
+    SubBlocks(length=2, threshold=1.0),
+)
+LEVELS = st.sampled_from((0.1, 0.3, 0.5, 0.6, 0.61, 0.9, 1.0))
+
+
+@st.composite
+def states(draw):
+    """A block before a forward, with at least a hole."""
+    leading = draw(st.integers(0, B - 1))
+    holes = draw(st.lists(st.integers(leading, B - 1), min_size=1, unique=True))
+    ids = draw(st.lists(st.integers(0, 3), min_size=B, max_size=B))
+    tokens = draw(st.lists(st.integers(0, 3), min_size=B, max_size=B))
+    return (
+        ids,
+        sorted(holes),
+        list(range(leading)),
+        tokens,
+        draw(st.lists(LEVELS, min_size=B, max_size=B)),
+        draw(st.integers(0, 2)),
+    )
+
+
+def blocks_of(cases):
+    def mask(places):
+        return np.isin(np.arange(B), places)
+
+    return Blocks(
+        np.array([case[0] for case in cases]),
+        np.stack([mask(case[1]) for case in cases]),
+        np.stack([mask(case[2]) for case in cases]),
+        np.array([case[5] for case in cases]),
+        np.zeros(len(cases), dtype=np.int64),
+    )
+
+
+@given(st.lists(states(), min_size=1, max_size=5), st.sampled_from(RULES))
+def test_a_rule_takes_what_its_text_says(cases, rule):
+    """Many blocks at once as each in lists; only holes and, where the rule edits, tokens that were written are touched."""
+    blocks = blocks_of(cases)
+    tokens = np.array([case[3] for case in cases])
+    confidence = np.array([case[4] for case in cases], dtype=np.float64)
+    verdict = rule.decide(blocks, tokens, confidence)
+    for i, (ids, holes, leading, own, sure, step) in enumerate(cases):
+        expected = plain_take(rule, ids, holes, leading, own, sure, step)
+        assert set(np.flatnonzero(verdict.take[i]).tolist()) == expected
+        assert not verdict.take[i, leading].any()
+        if not rule.edits:
+            assert expected <= set(holes)
+            assert verdict.is_done[i] == (expected == set(holes))
+        assert (expected & set(holes)) or isinstance(rule, Static | Dynamic | Sequential)
+    assert not (verdict.take & ~rule.wanted(blocks)).any()
+
+
+@given(st.lists(states(), min_size=1, max_size=4), st.sampled_from(RULES))
+def test_what_no_rule_asked_for_decides_nothing(cases, rule):
+    blocks = blocks_of(cases)
+    tokens = np.array([case[3] for case in cases])
+    confidence = np.array([case[4] for case in cases])
+    wanted = rule.wanted(blocks)
+    verdict = rule.decide(blocks, tokens, confidence)
+    noise = rule.decide(blocks, np.where(wanted, tokens, 99), np.where(wanted, confidence, 2.0))
+    assert np.array_equal(verdict.take, noise.take)
+    assert np.array_equal(verdict.is_done, noise.is_done)
+
+
+def one_block(*, holes=(), given=(), ids=None, full=0):
+    return Blocks(
+        np.zeros((1, B), dtype=np.int64) if ids is None else np.array([ids]),
+        np.isin(np.arange(B), holes)[None],
+        np.isin(np.arange(B), given)[None],
+        np.array([3]),
+        np.array([full]),
+    )
+
+
+def test_joint_threshold_ends_with_a_forward_that_changes_nothing_or_at_its_limit():
+    rule = JointThreshold(threshold=0.5, edit_threshold=0.2, max_post_steps=2)
+    same, other = np.zeros((1, B), dtype=np.int64), np.ones((1, B), dtype=np.int64)
+    sure = np.full((1, B), 0.9)
+    assert rule.decide(one_block(), same, sure).is_done[0]
+    assert not rule.decide(one_block(full=0), other, sure).is_done[0]
+    limit = rule.decide(one_block(full=1), other, sure)
+    assert limit.is_done[0]
+    assert limit.take.all()  # its changes count
+    filled = rule.decide(one_block(holes=(7,), full=0), same, sure)
+    assert not filled.is_done[0]  # the next forward may edit
+    assert JointThreshold(max_post_steps=0).decide(one_block(holes=(7,)), same, sure).is_done[0]
+    # The prompt's tokens stay whatever the model makes of them.
+    assert np.flatnonzero(rule.decide(one_block(given=(0, 1)), other, sure).take[0]).tolist() == list(range(2, B))
+    # Strictly more than the threshold.
+    assert not rule.decide(one_block(), other, np.full((1, B), 0.2)).take.any()
+
+
+def test_static_takes_no_more_than_the_holes_there_are():
+    """The published script takes the prompt's tokens then."""
+    take = (
+        Static(steps=3)
+        .decide(one_block(holes=(5,), given=(0, 1, 2, 3, 4)), np.ones((1, B), dtype=np.int64), np.ones((1, B)))
+        .take
+    )
+    assert np.flatnonzero(take[0]).tolist() == [5]
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_a_quota_shares_the_block_over_its_steps(steps, length):
+    shares = quota(steps, length, np.arange(steps)).tolist()
+    assert sum(shares) == length
+    assert shares == sorted(shares, reverse=True)
+    assert max(shares) - min(shares) <= 1
+
+
+def test_of_equals_the_first():
+    found = best(np.array([[0.5, 0.9, 0.9, 0.9]]), np.ones((1, 4), dtype=bool), np.array([2]))
+    assert np.flatnonzero(found[0]).tolist() == [1, 2]
+
+
+def test_a_dual_cache_computes_its_part_once_that_has_begun():
+    rule = SubBlocks(length=4, dual_cache=True)
+    holes = np.isin(np.arange(B), (5, 6, 7))
+    assert not rule.is_exact
+    assert rule.span(holes, 0) == (0, B)  # nothing of the block is cached
+    assert rule.span(holes, 1) == (4, 8)
+    holes[4] = True
+    assert rule.span(holes, 3) == (0, B)
+    assert SubBlocks(length=4).span(holes, 3) == (0, B)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (SubBlocks(length=3), "length=3 of a sub-block must divide the block's 8 tokens"),
+        (Static(steps=9), "steps=9 exceeds the block's 8 tokens: lower it"),
+    ],
+)
+def test_a_rule_without_meaning_for_a_block_is_refused(rule, says):
+    with pytest.raises(UserError, match=says):
+        rule.check_block(B)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: LowConfidence(threshold=-1.0), "threshold=-1.0"),
+        (lambda: BlockSampling(top_p=0.5), "top_p=0.5 has no effect at temperature=0"),
+        (lambda: BlockSampling(top_k=5), "top_k=5 has no effect at temperature=0"),
+        (lambda: BlockRequest(request_id=0, prompt_ids=(), gen_length=1), "prompt_ids is empty"),
+        (lambda: BlockRequest(request_id=0, prompt_ids=(1,), gen_length=0), "gen_length=0 must be at least 1"),
+        (
+            lambda: BlockRequest(request_id=0, prompt_ids=(1,), gen_length=1, rule=JointThreshold(), exits_early=True),
+            "exits_early with JointThreshold",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, says):
+    with pytest.raises(UserError, match=says):
+        make()

@@ -1,0 +1,283 @@
+"""LLaDA2, SDAR and Fast-dLLM v2 against a model written plainly, at small sizes and, layer by layer, at published widths."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.block_models import (
+    FAMILIES,
+    RAW,
+    block_model,
+    masked_logits,
+    plain_logits,
+    plain_norm,
+    plain_rotary,
+    plain_router,
+    write_block,
+)
+
+from engines.errors import UserError
+from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
+from engines.models.experts import Experts, Router, _sorted_places
+from engines.models.layers import RMSNorm
+from engines.models.llada2 import LLaDA2Attention
+from engines.models.loader import build_block, load_block
+
+
+def some_ids(n, seed=0):
+    return torch.randint(0, RAW["sdar"]["vocab_size"], (n,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_the_plain_one(family):
+    model = block_model(family)
+    for n, block in ((24, 8), (29, 4), (20, 32)):
+        ids = some_ids(n, seed=n)
+        torch.testing.assert_close(
+            masked_logits(model, ids, block), plain_logits(model, ids, block), rtol=2e-4, atol=2e-4
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_loads(family, dtype, tmp_path):
+    """Routers stay in float32, whatever they are stored in and the model is in."""
+    folder = write_block(tmp_path / family, family)
+    model = load_block(str(folder), dtype=dtype)
+    assert model.config == BlockConfig.from_dict(RAW[family]) == block_config(str(folder))
+    for name, tensor in model.state_dict().items():
+        is_router = name.endswith(("mlp.gate.weight", "expert_bias"))
+        assert tensor.dtype == (torch.float32 if is_router else dtype), name
+        assert torch.equal(tensor.float(), block_model(family).state_dict()[name].to(tensor.dtype).float()), name
+    if dtype == torch.float32:
+        ids = some_ids(16)
+        assert torch.equal(masked_logits(model, ids, 8), masked_logits(block_model(family), ids, 8))
+
+
+def test_random_weights_keep_routers_wide():
+    model = load_block(BlockConfig.from_dict(RAW["llada2"]), weights="random", dtype=torch.bfloat16)
+    assert {p.dtype for n, p in model.named_parameters() if n in model.float32_weights} == {torch.float32}
+    assert masked_logits(model, some_ids(12), 4).isfinite().all()
+
+
+def test_a_router_s_bias_may_be_stored_narrow(tmp_path):
+    """2.0 has it in bfloat16, 2.1 in float32."""
+    folder = write_block(tmp_path / "narrow", "llada2")
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.gate.expert_bias"
+    weights[name] = weights[name].bfloat16()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    found = load_block(str(folder)).state_dict()[name]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, weights[name].float())
+
+
+def test_a_missing_expert_is_named(tmp_path):
+    folder = write_block(tmp_path / "torn", "llada2")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.2.mlp.experts.7.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"1 missing \(model.layers.2.mlp.experts.7.up_proj.weight\)"):
+        load_block(str(folder))
+
+
+PUBLISHED = {
+    "llada2-mini": {
+        "model_type": "llada2_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "vocab_size": 157184,
+        "max_position_embeddings": 32768,
+        "rope_theta": 600000,
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "norm_topk_prob": True,
+        "score_function": "sigmoid",
+        "pad_token_id": 156892,
+        "tie_word_embeddings": False,
+        "use_cache": False,
+    },
+    "sdar-8b": {
+        "model_type": "sdar",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "block_size": 4,
+        "mask_token_id": 151669,
+        "eos_token_id": 151643,
+        "tie_word_embeddings": False,
+    },
+    "fast-dllm-v2-7b": {
+        "model_type": "Fast_dLLM_Qwen",
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "bd_size": 32,
+        "eos_token_id": 151645,
+        "layer_types": ["full_attention"] * 28,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_read(name):
+    """The ids of masks that only tokenizers tell are the families'."""
+    assert BlockConfig.from_dict(PUBLISHED[name]) == BLOCK_SHAPES[name]
+
+
+REFUSED = {
+    "model_type": (
+        "llada2",
+        {"model_type": "sdar_moe"},
+        "has model_type='sdar_moe': give a checkpoint of type llada2_moe or",
+    ),
+    "norm_head": ("llada2", {"norm_head": True}, "has norm_head=True; only False is implemented"),
+    "score": ("llada2", {"score_function": "softmax"}, "has score_function='softmax'; only 'sigmoid' is implemented"),
+    "groups": ("llada2", {"n_group": 3}, "n_group=3 must divide num_experts=16"),
+    "few groups": (
+        "llada2",
+        {"topk_group": 1, "num_experts_per_tok": 6},
+        "hold fewer experts than num_experts_per_tok=6",
+    ),
+    "rotary": ("llada2", {"rotary_dim": 12}, "rotary_dim=12 and partial_rotary_factor=0.5 of head_dim=16"),
+    "shared": ("llada2", {"num_shared_experts": 0}, "only one or more are implemented"),
+    "bias": ("sdar", {"attention_bias": True}, "has attention_bias=True; only False is implemented"),
+    "mask": ("sdar", {"mask_token_id": 500}, "has mask_token_id=500: give one id below the 103"),
+    "published mask": ("fast-dllm-v2", {"mask_token_id": None}, "has mask_token_id=151665: give one id below the 103"),
+    "heads": ("sdar", {"num_attention_heads": 3}, "num_attention_heads=3 must be a multiple of num_key_value_heads=2"),
+    "layers": ("fast-dllm-v2", {"layer_types": ["sliding_attention"]}, "only 'full_attention' is implemented"),
+    "missing": ("llada2", {"n_group": None}, "lacks n_group"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_computed_is_refused(what):
+    family, changes, says = REFUSED[what]
+    with pytest.raises(UserError, match=says.replace("(", r"\(")):
+        BlockConfig.from_dict(RAW[family] | changes)
+
+
+# ---- at published widths -------------------------------------------------------------------------------------------------
+
+
+def drawn(*shape, seed=0, scale=1.0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@torch.inference_mode()
+def test_the_router_at_published_width():
+    config = LLADA2_MINI.experts
+    router = Router(2048, config)
+    router.weight.copy_(drawn(256, 2048, seed=1, scale=0.03))
+    router.expert_bias.copy_(drawn(256, seed=2, scale=0.3))
+    h = drawn(40, 2048, seed=3)
+    chosen, weights = router(h)
+    for row, mine in enumerate(plain_router(h, router.weight, router.expert_bias, config)):
+        assert set(chosen[row].tolist()) == set(mine)
+        for expert, weight in zip(chosen[row].tolist(), weights[row].tolist(), strict=True):
+            assert weight == pytest.approx(mine[expert], rel=1e-4)
+    # In 16 bits rows are routed in float32 all the same.
+    assert router.bfloat16().weight.dtype == torch.float32
+
+
+@torch.inference_mode()
+def test_groups_limit_the_choice_and_the_bias_says_nothing_of_weights():
+    """T10: two experts of moderate score in a group outweigh the single best of another."""
+    config = replace(LLADA2_MINI.experts, num_experts=8, num_groups=4, groups_per_token=1, experts_per_token=2)
+    router = Router(8, config)
+    router.weight.copy_(torch.eye(8))
+    router.expert_bias.zero_()
+    h = torch.tensor([[3.0, -9.0, 1.0, 1.1, -9.0, -9.0, -9.0, 2.0]])
+    chosen, weights = router(h)
+    assert set(chosen[0].tolist()) == {2, 3}  # the two largest are 0 and 7
+    assert set(torch.sigmoid(h).topk(2).indices[0].tolist()) == {0, 7}
+    assert weights.sum().item() == pytest.approx(2.5)
+    router.expert_bias[4:6] = 5.0
+    chosen, weights = router(h)
+    assert set(chosen[0].tolist()) == {4, 5}
+    assert weights[0].tolist() == pytest.approx([1.25, 1.25])
+
+
+@torch.inference_mode()
+def test_rotary_and_norms_at_published_widths():
+    for config in (LLADA2_MINI, SDAR_8B):
+        position = torch.tensor([0, 1, 31, 32, 500, 4000])
+        network = build_block(replace(config, n_layers=1)) if config.experts is None else None
+        q = drawn(6, config.n_heads, config.head_dim, seed=1)
+        k = drawn(6, config.n_kv_heads, config.head_dim, seed=2)
+        if network is None:
+            small = replace(config.experts, num_experts=8, num_groups=2, groups_per_token=2, experts_per_token=2)
+            network = build_block(replace(config, n_layers=1, experts=replace(small, dense_layers=0)))
+            attention = LLaDA2Attention(config)
+            norms = attention.query_layernorm, attention.key_layernorm
+        else:
+            with torch.device("cpu"):
+                attention = type(network.blocks[0].self_attn)(config)
+            norms = attention.q_norm, attention.k_norm
+        for i, norm in enumerate(norms):
+            norm.weight.copy_(1 + drawn(config.head_dim, seed=3 + i, scale=0.2))
+        cos, sin = network.rotary(position)
+        if config.experts is None:
+            found = attention.rotated(norms[0](q), norms[1](k), cos, sin)
+        else:
+            found = attention.rotated(q, k, cos, sin)
+        for mine, x, norm in zip(found, (q, k), norms, strict=True):
+            normed = plain_norm(x, norm.weight, config.rms_norm_eps)
+            plain = plain_rotary(normed, position, config.rotary_dim, config.rope.theta)
+            torch.testing.assert_close(mine, plain, rtol=1e-3, atol=2e-3)  # angles of thousands, in float32
+            torch.testing.assert_close(mine[:3], plain[:3], rtol=1e-4, atol=1e-5)
+    norm = RMSNorm(2048, 1e-6)
+    x = drawn(5, 2048)
+    torch.testing.assert_close(norm(x), plain_norm(x, norm.weight, 1e-6))
+
+
+@torch.inference_mode()
+def test_experts_of_published_widths_do_not_know_the_batch():
+    """Bit for bit, whatever shares an expert's product: one row of a block, alone or among hundreds."""
+    config = replace(LLADA2_MINI.experts, num_experts=8, num_groups=2, groups_per_token=2, experts_per_token=2)
+    experts, router = Experts(2048, config), Router(2048, config)
+    for i, parameter in enumerate((*experts.parameters(), *router.parameters())):
+        parameter.copy_(drawn(*parameter.shape, seed=i, scale=0.05))
+    h = drawn(300, 2048, seed=99)
+    whole = experts(h, *router(h))
+    for rows in (slice(0, 1), slice(3, 7), slice(10, 42), slice(100, 290)):
+        assert torch.equal(experts(h[rows], *router(h[rows])), whole[rows])
+    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(experts(h[shuffled], *router(h[shuffled])), whole[shuffled])
+
+
+def test_places_are_sorted_by_expert():
+    expert = torch.tensor([3, 0, 3, 3, 5, 0])
+    place, ends, size = _sorted_places(expert, 6)
+    assert size == ends[-1] == 3 * 16
+    assert ends.tolist() == [16, 16, 16, 32, 32, 48]
+    assert place.tolist() == [16, 0, 17, 18, 32, 1]
