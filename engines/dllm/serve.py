@@ -20,12 +20,19 @@ class DllmServe(Method):
             own.compat == "paper" or sparsity.refresh_delay > 0,
             "compat='upstream' has no effect with refresh_delay=0, which has no uncached step: leave it out",
         )
+        settling = own.settling
+        require(
+            settling.full_every == 1 or sparsity.refresh_delay == 0 or own.refresh_rule is not None,
+            f"full_every={settling.full_every} needs blocks that begin with the cache's Refresh, and refresh_delay=1 computes them in full "
+            f"before it: add refresh_delay=0",
+        )
         # Dream shifts its logits inside the rows a step computes, so a block's first position is right only in a full forward and
         # is always committed there; upstream does so on LLaDA too, in its first, uncached step.
         always = family == "dream" or own.compat == "upstream"
         return Sampler(
             rule=DelayedCache(delay=sparsity.refresh_delay),
             sparsity=sparsity,
+            settling=settling,
             decode=DecodeConfig(first_step="first_and_ranked" if always else "ranked"),
             exact_steps=False,
             suppress_mask_token=True,

@@ -157,6 +157,7 @@ class DllmSystem:
         config = replace(
             settings.engine,
             sparsity=sampler.sparsity,
+            settling=sampler.settling,
             decode=sampler.decode,
             suppress_mask_token=sampler.suppress_mask_token,
         )
