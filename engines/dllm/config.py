@@ -18,6 +18,7 @@ ConfidenceOf = Literal["model", "sampler"]
 ConfidenceDtype = Literal["native", "float64"]
 AttentionName = Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"]
 Compat = Literal["paper", "upstream"]
+Preset = Literal["exact", "balanced", "fast"]
 Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
@@ -194,6 +195,9 @@ class EngineConfig(Checked):
 class ServeOptions:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     settling: Settling = field(default_factory=Settling)
+    preset: Annotated[Preset, Only(family="llada")] | None = None
+    """Knobs set together, each of which may be given beside it: exact keeps and computes every row after one Refresh a block, balanced
+    leaves rows out, fast also commits by a threshold."""
     compat: Annotated[Compat, Only(family="llada")] = "paper"
     """paper, or upstream for its first-token rule."""
     refresh_rule: str | None = None

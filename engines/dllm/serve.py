@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from engines.dllm.config import DecodeConfig, ServeOptions
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engines.dllm.config import DecodeConfig, GenerationConfig, ServeOptions
 from engines.dllm.method import BLOCKS, Method, Options, Sampler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.errors import require
+
+_EXACT: Options = {"selection": "dense", "refresh_delay": 0}
+_BALANCED: Options = {**_EXACT, "settle_after": 1, "renew_at": 2, "full_every": 4}
+PRESETS: Mapping[str, Options] = {"exact": _EXACT, "balanced": _BALANCED, "fast": {**_BALANCED, "full_every": 8}}
+FAST_THRESHOLD = 0.9
 
 
 class DllmServe(Method):
@@ -13,6 +21,17 @@ class DllmServe(Method):
     title = "dLLM-Serve"
     heeds = dict.fromkeys(("llada", "dream"), BLOCKS | {"threshold", "factor"})
     own = ServeOptions
+
+    def sampler(self, family: str, options: Options) -> Sampler:
+        preset = dict(PRESETS.get(str(options.get("preset")), {}))
+        if "refresh_rule" in options:
+            preset.pop("refresh_delay", None)
+        return super().sampler(family, {**preset, **options})
+
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        if options.get("preset") == "fast" and not generation.is_parallel:
+            return replace(generation, threshold=FAST_THRESHOLD)
+        return generation
 
     def _sampler(self, family: str, own: ServeOptions, options: Options) -> Sampler:
         sparsity = own.sparsity

@@ -24,6 +24,7 @@ from engines.dllm.scheduling.phase import DelayedCache, Phase, RefreshRule
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.scheduling.settling import Settling, check_settling
 from engines.dllm.sequence import Sequence as Live
+from engines.dllm.serve import DLLM_SERVE
 from engines.errors import UserError
 from engines.models.loader import load_model
 from repro.systems.dllm.requests import encode_prompts
@@ -305,3 +306,22 @@ def test_what_the_cache_does_not_allow_is_refused():
         config_of(Settling(settle_after=1), 1, tie_policy="parity")
     with pytest.raises(UserError, match="settle_after=1 needs suppress_mask_token"):
         config_of(Settling(settle_after=1), 1, suppress_mask_token=False)
+
+
+def test_a_preset_sets_knobs_that_may_be_given_beside_it():
+    whole = DLLM_SERVE.sampler("llada", {"preset": "exact"})
+    balanced = DLLM_SERVE.sampler("llada", {"preset": "balanced"})
+    other = DLLM_SERVE.sampler("llada", {"preset": "balanced", "full_every": 2, "settle_after": 3})
+    assert whole == DLLM_SERVE.sampler("llada", {"selection": "dense", "refresh_delay": 0})
+    assert balanced.settling == Settling(settle_after=1, renew_at=2, full_every=4)
+    assert other.settling == Settling(settle_after=3, renew_at=2, full_every=2)
+    assert isinstance(
+        DLLM_SERVE.sampler("llada", {"preset": "fast", "refresh_rule": "support.doubting:OnDoubt"}).rule, OnDoubt
+    )
+    asked = GenerationConfig(gen_length=8, block_length=4, steps=8)
+    assert DLLM_SERVE.generation("llada", {"preset": "fast"}, asked).threshold == 0.9
+    assert DLLM_SERVE.generation("llada", {"preset": "balanced"}, asked) == asked
+    slower = replace(asked, threshold=0.99)
+    assert DLLM_SERVE.generation("llada", {"preset": "fast"}, slower) == slower
+    with pytest.raises(UserError, match="preset='balanced' has no effect with family='dream'"):
+        DLLM_SERVE.sampler("dream", {"preset": "balanced"})
