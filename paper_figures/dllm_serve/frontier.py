@@ -30,7 +30,7 @@ from repro.systems.dllm.family import STEPS
 from repro.systems.platforms import Platform
 
 SOURCE = "ours; whole blocks and whole Refreshes are Fast-dLLM's dual cache (arXiv:2505.22618)"
-NUM_PROBLEMS = 100
+NUM_PROBLEMS = 50
 """A seed's, of each task."""
 CARD_REQUESTS = 64
 ONE_REFRESH: Knobs = (("selection", "dense"), ("refresh_delay", 0))
