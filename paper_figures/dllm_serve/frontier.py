@@ -102,7 +102,7 @@ class Point:
 
     @property
     def speedup(self) -> Interval:
-        """Of seeds' pairs; in processor time where the run has it, which other work on a machine disturbs less."""
+        """Mean over seeds' pairs; in processor time where the run has it, which other work on a machine disturbs less."""
         theirs = {run.cell.seed: run for run in self.against if run.validity.valid}
         pairs = [(run, theirs[run.cell.seed]) for run in self.runs if run.validity.valid and run.cell.seed in theirs]
         return mean_interval([seconds(other) / seconds(run) for run, other in pairs])
