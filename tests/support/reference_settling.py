@@ -4,6 +4,7 @@ were computed last, and each step says which positions it computes.
 Every row of the context is kept and a block's cache is built at its first step. What ``Settling`` and the packed engine are held to.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -15,8 +16,15 @@ from engines.models.protocol import DiffusionModel
 
 class Answer(NamedTuple):
     ids: tuple[int, ...]
-    rows: int
-    """Computed in all steps."""
+    computed: list[list[int]]
+    """Positions, by step."""
+    keys: torch.Tensor
+    values: torch.Tensor
+    """[layers, positions, Hkv, D] in the end."""
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.computed))
 
 
 @torch.inference_mode()
@@ -29,13 +37,14 @@ def generate(
     settling: Settling,
     threshold: float | None = None,
     per_step: int = 1,
+    builds: Collection[int] = (),
 ) -> Answer:
-    """``per_step`` tokens are committed in each step, or all that reach the threshold and the best one."""
+    """The cache is built anew at these steps of a block too. ``per_step`` tokens are committed in each step, or all that reach the threshold and the best one."""
     shape = model.config
     start, total = len(prompt), len(prompt) + gen_length
     ids = torch.tensor([*prompt, *[shape.mask_token_id] * gen_length])
     keys, values = torch.zeros(2, shape.n_layers, total, shape.n_kv_heads, shape.head_dim)
-    rows = 0
+    steps: list[list[int]] = []
 
     def hidden(positions: torch.Tensor) -> torch.Tensor:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -55,6 +64,9 @@ def generate(
             if step == 0:
                 first = 0 if block % settling.full_every == 0 else begin - block_length
                 computed = torch.arange(total) >= first
+            elif step in builds:
+                computed = torch.ones(total, dtype=torch.bool)
+                renewed = renewed or left <= settling.renew_at
             else:
                 computed = (torch.arange(total) >= begin) & (torch.arange(total) < end)
                 renews = left <= settling.renew_at and not renewed
@@ -62,7 +74,7 @@ def generate(
                 if settling.settle_after is not None and not renews:
                     computed &= masked | (committed_in >= step - settling.settle_after)
             positions = computed.nonzero()[:, 0]
-            rows += len(positions)
+            steps.append(positions.tolist())
             states = torch.zeros(total, shape.d_model)
             states[positions] = hidden(positions)
             candidates = masked.nonzero()[:, 0]
@@ -77,4 +89,4 @@ def generate(
             ids[candidates[chosen]] = token[chosen]
             committed_in[candidates[chosen]] = step
             step += 1
-    return Answer(tuple(ids[start:].tolist()), rows)
+    return Answer(tuple(ids[start:].tolist()), steps, keys, values)

@@ -1,9 +1,10 @@
 """Steps that leave settled rows out, and Refreshes that begin at the block before."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.doubting import OnDoubt
@@ -159,6 +160,47 @@ def test_it_is_the_reference_token_by_token(tiny, prompts, name, block_length):
         due = generate(tiny, request.prompt_ids, gen_length=64, block_length=block_length, settling=settling, **how)
         assert own == due.ids
         assert sum(item.query_tokens for item in steps) == due.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(DelayedCache):
+    """Builds the cache anew in the middle of a block."""
+
+    delay: int = 0
+
+    def phase(self, step_in_block: int) -> Phase:
+        return Phase.BUILD if step_in_block in (0, 5) else Phase.REUSE
+
+
+@pytest.mark.parametrize(("rule", "builds"), [(ONCE, ()), (Again(), (5,))])
+@pytest.mark.parametrize("name", ["settled", "renewed", "settled later", "two a step", "threshold"])
+def test_the_very_rows_are_computed_and_their_k_and_v_are_the_reference_s(tiny, prompts, name, rule, builds):
+    settling, how = CASES[name]
+    settling = replace(settling, full_every=1)
+    generation = GenerationConfig(
+        gen_length=32, block_length=16, steps=32 // how.get("per_step", 1), threshold=how.get("threshold")
+    )
+    for ids in prompts[:2]:
+        request = Request(request_id=0, prompt_len=len(ids), prompt_ids=ids, generation=generation)
+        config = config_of(settling, 1)
+        executor = packed_executor(tiny, config, request.total_len)
+        found: list[list[int]] = []
+        of_device = executor.state.fresh_rows
+
+        def noting(*args: object, **given: object):
+            fresh = of_device(*args, **given)  # noqa: B023
+            found.append(sorted(fresh.position.tolist()))  # noqa: B023
+            return fresh
+
+        executor.state.fresh_rows = noting
+        engine = Engine(PhaseScheduler(config, KvPool(request.total_len), rule), executor)
+        outputs = run_together(engine, [(0, request)])
+        due = generate(tiny, ids, gen_length=32, block_length=16, settling=settling, builds=builds, **how)
+        assert found == [positions for positions in due.computed if len(positions) < 16]
+        assert outputs[0] == due.ids
+        # Behind the last block there is nothing, so that its rows lie in order.
+        torch.testing.assert_close(executor.pool.k, due.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(executor.pool.v, due.values, rtol=1e-4, atol=1e-4)
 
 
 def test_what_settles_no_sooner_than_its_block_ends_changes_nothing(tiny, prompts):
