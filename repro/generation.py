@@ -90,6 +90,7 @@ def _engine(prepared: Prepared, request: Request) -> Engine:
         max_model_len=request.total_len,
         max_num_seqs=1,
         sparsity=sampler.sparsity,
+        settling=sampler.settling,
         decode=sampler.decode,
         tie_policy=options.tie_policy or sampler.tie_policy,  # type: ignore[arg-type]
         suppress_mask_token=sampler.suppress_mask_token,

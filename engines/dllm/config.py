@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from engines.dllm.scheduling.settling import Settling
 from engines.errors import require
 from engines.knobs import Checked, Fixed, Names, Only, Proportion, Range, Seed, Tokens
 
@@ -17,6 +18,7 @@ ConfidenceOf = Literal["model", "sampler"]
 ConfidenceDtype = Literal["native", "float64"]
 AttentionName = Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"]
 Compat = Literal["paper", "upstream"]
+Preset = Literal["exact", "balanced", "fast"]
 Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
@@ -163,6 +165,7 @@ class EngineConfig(Checked):
     scheduler: Annotated[str, PACKED, Names("phase", "request", "lookahead")] = "phase"
     """phase, request, lookahead, or a class of one's own as module:NAME."""
     sparsity: Annotated[SparsityConfig, Fixed] = field(default_factory=SparsityConfig)
+    settling: Annotated[Settling, Fixed] = field(default_factory=Settling)
     decode: Annotated[DecodeConfig, Fixed] = field(default_factory=DecodeConfig)
     tie_policy: Annotated[TiePolicy, MEASURED] = "stable"
     """Among equal confidences: stable, or parity (the library's order of ties)."""
@@ -175,10 +178,26 @@ class EngineConfig(Checked):
     suppress_mask_token: Annotated[bool, Fixed] = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.settling == Settling() or self.tie_policy == "stable",
+            f"tie_policy={self.tie_policy!r} has no effect with settle_after={self.settling.settle_after} and "
+            f"full_every={self.settling.full_every}, which no published sampler has: leave it out",
+        )
+        require(
+            self.suppress_mask_token or not self.settling.settles,
+            f"settle_after={self.settling.settle_after} needs suppress_mask_token: a mask that is committed never settles",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
+    settling: Settling = field(default_factory=Settling)
+    preset: Annotated[Preset, Only(family="llada")] | None = None
+    """Knobs set together, each of which may be given beside it: exact keeps and computes every row after one Refresh a block, balanced
+    leaves rows out, fast also commits by a threshold."""
     compat: Annotated[Compat, Only(family="llada")] = "paper"
     """paper, or upstream for its first-token rule."""
     refresh_rule: str | None = None

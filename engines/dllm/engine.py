@@ -50,7 +50,12 @@ class Ledger:
 
     def submit(self, request: Request) -> None:
         self.open[request.request_id] = Sequence(
-            request, self._rule, self._config.sparsity, decode=self._config.decode, exact_steps=self._exact_steps
+            request,
+            self._rule,
+            self._config.sparsity,
+            decode=self._config.decode,
+            settling=self._config.settling,
+            exact_steps=self._exact_steps,
         )
 
     def drop(self, request_id: int) -> bool:

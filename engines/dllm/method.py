@@ -19,6 +19,7 @@ from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling.settling import Settling, check_settling
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline
@@ -45,6 +46,7 @@ class Sampler:
 
     rule: RefreshRule
     sparsity: SparsityConfig = DENSE
+    settling: Settling = field(default_factory=Settling)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     exact_steps: bool = True
     """Whether every step of a block runs even when nothing is left to commit, as published."""
@@ -54,6 +56,12 @@ class Sampler:
     counts_empty_forward: bool = False
     """Published code spends one more forward on a block that its first forward completed; ours does
     not, and reports the published count."""
+
+    def checked(self) -> Sampler:
+        """Itself; refuses rows to be left out that the rule and the cache do not allow."""
+        rule = self.rule
+        check_settling(self.settling, window=rule.window, selection=self.sparsity.selection, caches=rule.caches)
+        return self
 
     def reduction_bytes_per_value(self, dtype_bytes: int) -> int:
         """Bytes alive per logit while logits are reduced to (token, confidence), beside the logits themselves:
@@ -127,13 +135,14 @@ class Method(ABC):
         given = {name: value for name, value in options.items() if name in own}
         sampler = self._sampler(family, given_to(self.own(), given, family=family), options)
         if (named := options.get("refresh_rule")) is None:
-            return sampler
+            return sampler.checked()
         require(
             "refresh_delay" not in options, f"refresh_delay has no effect with refresh_rule={named!r}: leave it out"
         )
         rule = given_to(asked(rule_class(named)), {name: value for name, value in options.items() if name in plugged})
         tells = "confidences" in getattr(rule, "needs", ())
-        return replace(sampler, rule=rule, decode=replace(sampler.decode, tells_confidences=tells))
+        decode = replace(sampler.decode, tells_confidences=tells)
+        return replace(sampler, rule=rule, decode=decode).checked()
 
     @abstractmethod
     def _sampler(self, family: str, own: Any, options: Options) -> Sampler:

@@ -75,6 +75,11 @@ class PlanItem(NamedTuple):
     step_in_block: int
     commit_probability: float = 0.0
     """Probability that a mask is committed, where chance decides how many are (Dream's ``origin``)."""
+    first_row: int = 0
+    """First position that a PARTIAL step computes; 0 in the others."""
+    settled_rows: int = 0
+    """Rows of the block that a Reuse step leaves out: its tokens committed before step ``settled_before`` of the block."""
+    settled_before: int = 0
 
     @property
     def block_len(self) -> int:
@@ -82,12 +87,14 @@ class PlanItem(NamedTuple):
 
     @property
     def window_len(self) -> int:
-        """Rows a Reuse step computes."""
+        """Rows a Reuse step computes where none has settled."""
         return self.window_end - self.block_start
 
     @property
     def query_tokens(self) -> int:
-        return self.total_len if self.phase.is_refresh else self.window_len
+        if self.phase is Phase.REUSE:
+            return self.window_end - self.block_start - self.settled_rows
+        return self.total_len - self.first_row
 
     @property
     def key_tokens(self) -> int:

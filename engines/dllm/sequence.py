@@ -10,6 +10,7 @@ from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import Phase, RefreshRule, SeeingRule, Seen, Window, check_phase
+from engines.dllm.scheduling.settling import Settling
 from engines.errors import require
 
 
@@ -66,12 +67,14 @@ class Sequence:
         "block_start",
         "decode",
         "exact_steps",
+        "first_row",
         "held",
         "is_idle",
         "is_open_ended",
         "kept_rows",
         "kv_rows",
         "kv_start",
+        "masks",
         "masks_left",
         "num_blocks",
         "num_steps",
@@ -82,6 +85,9 @@ class Sequence:
         "has_cache",
         "runs_all_steps",
         "sees",
+        "settled_before",
+        "settled_rows",
+        "settling",
         "sparsity",
         "step_in_block",
         "stop",
@@ -96,6 +102,7 @@ class Sequence:
         sparsity: SparsityConfig,
         *,
         decode: DecodeConfig | None = None,
+        settling: Settling | None = None,
         exact_steps: bool = False,
     ) -> None:
         self.request = request
@@ -103,6 +110,10 @@ class Sequence:
         self.rule = rule_of(rule, request)
         self.sparsity = sparsity
         self.decode = DecodeConfig() if decode is None else decode
+        self.settling = _NONE_SETTLES if settling is None else settling
+        self.has_cache = False
+        """Whether the block has built a cache; between two blocks, whether the one before has."""
+        self.first_row = self.settled_rows = self.settled_before = 0
         self.exact_steps = exact_steps
         self.is_open_ended = is_open_ended(request.generation, self.decode)
         self.runs_all_steps = exact_steps and not request.generation.is_parallel
@@ -125,13 +136,17 @@ class Sequence:
         self.block = block
         self.block_steps = self.quota_steps[block]
         self.step_in_block = 0
-        self.has_cache = False
-        """Whether the block has built one; kept for rules that decide as they go."""
+        had_cache, self.has_cache = self.has_cache, False
         self.phase: Phase = self._next_phase()
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
         self.window_end = self.block_end if self.rule.window == "block" else self.total_len
         self.masks_left = self.block_end - self.block_start
+        self.masks: tuple[int, ...] = (self.masks_left,)
+        """In the block at the start of each of its steps so far, where settling asks."""
+        self.first_row = self.settled_rows = self.settled_before = 0
+        if self.phase is Phase.BUILD and had_cache and self.settling.is_partial(block):
+            self.phase, self.first_row = Phase.PARTIAL, self.block_start - generation.block_length
         context = self.total_len - (self.window_end - self.block_start)
         self.kept_rows = self.sparsity.kept_rows(context) if self.rule.caches else 0
 
@@ -146,7 +161,9 @@ class Sequence:
 
     @property
     def query_tokens(self) -> int:
-        return self.total_len if self.phase.is_refresh else self.window_end - self.block_start
+        if self.phase is Phase.REUSE:
+            return self.window_end - self.block_start - self.settled_rows
+        return self.total_len - self.first_row
 
     @property
     def quota(self) -> int:
@@ -186,8 +203,17 @@ class Sequence:
         phase = self.rule.phase(self.step_in_block)
         if self.sees:
             check_phase(self.rule, phase, has_cache=self.has_cache)
-            self.has_cache = self.has_cache or phase is Phase.BUILD
+        self.has_cache = self.has_cache or phase is Phase.BUILD
         return phase
+
+    def _settle(self) -> None:
+        """Before a step behind the first of a block: which of its rows are left out."""
+        self.first_row = self.settled_rows = self.settled_before = 0
+        if self.settling.settles:
+            self.masks = (*self.masks, self.masks_left)
+            if self.phase is Phase.REUSE:
+                self.settled_before = self.settling.settled_before(self.masks)
+                self.settled_rows = self.masks[0] - self.masks[self.settled_before]
 
     def advance(self, committed: int, stop: int | None = None, confidences: tuple[float, ...] = ()) -> None:
         """Book one executed step; moves on to the next block when this one is complete, or to the end if
@@ -203,6 +229,7 @@ class Sequence:
             block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
                 self.phase = self._next_phase()
+                self._settle()
                 return
             self.stop = stop
             if stop is None and self.block + 1 < self.num_blocks:
@@ -215,6 +242,9 @@ class Sequence:
             self.phase = self.held[self.num_steps]
         else:
             self.block = self.num_blocks
+
+
+_NONE_SETTLES = Settling()
 
 
 def hold_together(members: Collection[Sequence]) -> None:

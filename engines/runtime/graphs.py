@@ -95,10 +95,13 @@ class Graphs(Generic[Key]):
         self._staging.fill(numbers, nothing)
         self._graphs[key] = numbers, self._recorder.record(partial(forward, numbers))
 
-    def replay(self, key: Key, metadata: Sequence[Ints]) -> Tensor:
-        """What the forward returns of a step; overwritten by the next step of this size."""
+    def replay(self, key: Key, metadata: Sequence[Ints], amend: Callable[[Tensor], None] | None = None) -> Tensor:
+        """What the forward returns of a step; overwritten by the next step of this size. ``amend`` writes to the buffer what the device
+        knows of the metadata."""
         numbers, recording = self._graphs[key]
         self._staging.fill(numbers, metadata)
+        if amend is not None:
+            amend(numbers)
         return recording.replay()
 
     def close(self) -> None:

@@ -26,7 +26,8 @@ class PackedAttend:
         self._pool, self._attention, self._store, self._timer = pool, attention, store, timer
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
-        if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs:
+        is_whole = items[0].query_tokens == items[0].window_len  # then its rows lie side by side in the pool
+        if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs and is_whole:
             return self._alone(rows)
         pool, timer, store = self._pool, self._timer, self._store
         own = slice(rows.num_refresh_rows, rows.num_rows)

@@ -75,11 +75,11 @@ class Commit:
 
         confidence = in_block(confidence, -torch.inf).masked_fill_(found.fixed, -torch.inf)
         token = in_block(token, 0)
-        tokens, tells = self._state.tokens, self._decode.tells_confidences
+        tells = self._decode.tells_confidences
         if self._commits_best(items):
             most, best = confidence.max(dim=1, keepdim=True)  # of equals the first, as documented
             self._state.check_finite(block.slot, most.squeeze(1))
-            tokens.put_(block.flat.gather(1, best), token.gather(1, best))
+            self._state.commit(block, block.flat.gather(1, best), token.gather(1, best))
             committed = self._read_back(items, block, None, [1] * len(items))
             return committed._replace(confidences=[tuple(own) for own in most.tolist()]) if tells else committed
         self._state.check_finite(block.slot, confidence.amax(dim=1))
@@ -87,7 +87,7 @@ class Commit:
         confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         ranked = confidence.clone() if tells else confidence  # choosing marks places in it
         chosen, known = self._choose(items, confidence, block)
-        tokens.put_(block.flat, torch.where(chosen, token, found.ids))
+        self._state.commit_chosen(block, chosen, token, found)
         committed = self._read_back(items, block, chosen, known)
         return committed._replace(confidences=_told(ranked, chosen)) if tells else committed
 

@@ -71,6 +71,7 @@ class Shared:
             max_len=min(config.max_model_len, shape.max_sequence_length),
             device=device,
             spare=int(recorder is not None),
+            settles=config.settling.settles,
         )
         return cls(
             model=model,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from engines.models.protocol import DiffusionModel
 from engines.runtime.graphs import Graphs, Recorder
 from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.staging import Staging
+
+if TYPE_CHECKING:
+    from engines.dllm.executor.step import Fresh
 
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_ROWS = ROWS[-1]
@@ -112,9 +115,15 @@ class StepGraphs(Graphs[GraphKey]):
         metadata = self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0))
         self.record(key, metadata, partial(self._forward, key))
 
-    def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
+    def run(self, key: GraphKey, table: ItemTable, packed: PackedRows, fresh: Fresh | None = None) -> Tensor:
         """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
-        return self.replay(key, self._metadata(key, table, packed))
+
+        def amend(numbers: Tensor) -> None:
+            if fresh is not None:
+                position, flat, pool_row = numbers[: 3 * key.rows].view(3, key.rows)
+                fresh.write(packed.num_rows, position, flat, pool_row, 0)
+
+        return self.replay(key, self._metadata(key, table, packed), amend)
 
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
         """In the graph's sizes."""
@@ -166,9 +175,14 @@ def mixed_keys(max_num_seqs: int) -> Iterator[GraphKey]:
         yield graph_key(rows, min(max_num_seqs, _MIXED_SEQUENCES), min(rows, MAX_ROWS), has_refresh=True)
 
 
-def reuse_keys(max_num_seqs: int, block_length: int) -> Iterator[GraphKey]:
-    """Keys of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length."""
+def reuse_keys(max_num_seqs: int, block_length: int, *, settles: bool = False) -> Iterator[GraphKey]:
+    """Keys of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length, or with any part
+    of one where rows settle."""
     for sequences in range(1, max_num_seqs + 1):
         if sequences * block_length > MAX_ROWS:
             return
+        if settles:
+            for rows in ROWS[: bisect_left(ROWS, sequences * block_length)]:
+                if rows >= sequences:
+                    yield graph_key(rows, sequences, block_length, has_refresh=False)
         yield graph_key(sequences * block_length, sequences, block_length, has_refresh=False)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from engines.attention import SpanMetadata, Spans
-from engines.dllm.cache.selection import SelectAndPack
+from engines.dllm.cache.selection import Pack, SelectAndPack
 from engines.dllm.executor.candidates import first_places
 from engines.dllm.executor.graphs import StepGraphs
-from engines.dllm.executor.rows import BlockRows, BuildRows, ItemTable, PackedRows
+from engines.dllm.executor.rows import BlockRows, BuildRows, FreshRows, ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import AttendFactory, Block, EagerRows, GraphRows, StepLayout, StepRows
+from engines.dllm.executor.step import AttendFactory, Block, EagerRows, Fresh, GraphRows, StepLayout, StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import DiffusionModel
 from engines.runtime.rows import MIN_ROWS, Ints
@@ -29,8 +29,8 @@ class HostRows(NamedTuple):
 
     packed: PackedRows
     arrays: Sequence[Ints] = ()
-    on_device: Callable[[Sequence[Tensor]], EagerRows | GraphRows | None] = lambda _: None
-    """From ``arrays`` on the device."""
+    on_device: Callable[[Sequence[Tensor], Fresh | None], EagerRows | GraphRows | None] = lambda *_: None
+    """From ``arrays`` on the device, and the rows that it found fresh."""
 
 
 class RowLayout(Protocol):
@@ -67,6 +67,8 @@ class Layouts:
             self._timer.detailed,
             slots,
             [(i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start) for i in items],
+            # Rows settle from step to step, and the device is told the step in which a token was committed.
+            [i[_FROM:] for i in items] if self._state.settles else None,
         )
         if self._last is None or self._last[0] != key:
             self._last = key, self._new(items, ItemTable.of(items, slots), pad_to)
@@ -80,11 +82,20 @@ class Layouts:
         host = self._rows.of(items, table, pad_to)
         places = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
         arrays = [places.position, places.packed, places.flat, table.slot]
+        if self._state.settles:
+            arrays.append(table.step_in_block[:, None])
         if places.inside is not None:
             arrays.append((~places.inside).astype(np.int64))
-        sent = self._staging.send(*arrays, *host.arrays)
-        positions, block_packed, flat, slot, *padding = sent[: len(arrays)]
-        block = Block(positions, block_packed, flat, padding[0] != 0 if padding else None, slot)
+        fresh_rows = FreshRows.of(table, host.packed.base)
+        told = () if fresh_rows is None else fresh_rows.arrays()
+        sent = self._staging.send(*arrays, *host.arrays, *told)
+        positions, block_packed, flat, slot, *others = sent[: len(arrays)]
+        step = others.pop(0) if self._state.settles else None
+        block = Block(positions, block_packed, flat, others[0] != 0 if others else None, slot, step)
+        fresh = None
+        if told:
+            fresh = self._state.fresh_rows(block, sent[-len(told) :])
+            block = block._replace(packed=fresh.packed)
         every = None
         if self._wants_every_place:
             row = places.packed.ravel()
@@ -92,8 +103,11 @@ class Layouts:
             every = first_places(table.block_end - table.block_start, block, None, self._staging)
             every = every._replace(is_every_row=is_every_row)
         return StepLayout(
-            num_rows=host.packed.num_rows, rows=host.on_device(sent[len(arrays) :]), block=block, every=every
+            num_rows=host.packed.num_rows, rows=host.on_device(sent[len(arrays) :], fresh), block=block, every=every
         )
+
+
+_FROM = PlanItem._fields.index("step_in_block")
 
 
 RowLengths = Callable[[Sequence[PlanItem], int | None], Ints | None]
@@ -132,7 +146,7 @@ class PackedLayout:
             key = self._graphs.key_of(table, packed)
             if key is not None:
                 graph = GraphRows(key, table, packed)
-                return HostRows(packed, on_device=lambda _: graph)
+                return HostRows(packed, on_device=lambda _, fresh: graph._replace(fresh=fresh))
         arrays = [packed.position, packed.flat, packed.pool_row]
         if self._sends_spans:
             # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
@@ -141,9 +155,13 @@ class PackedLayout:
             arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
         num_own = len(arrays)
         if build is not None:
+            if self._state.settles:
+                arrays += build.kept_blocks()
             arrays += self._selection.arrays(build)
 
-        def on_device(sent: Sequence[Tensor]) -> EagerRows:
+        def on_device(sent: Sequence[Tensor], fresh: Fresh | None) -> EagerRows:
+            if fresh is not None:
+                fresh.write(packed.num_rows, sent[0], sent[1], sent[2], packed.num_refresh_rows)
             runs = list(pairwise(packed.base.tolist()))
             rows = StepRows(
                 num_rows=packed.num_rows,
@@ -155,11 +173,25 @@ class PackedLayout:
                 reuse_q_runs=runs[table.num_refresh :],
                 reuse_k_runs=[(i.kv_start, i.kv_start + i.key_tokens) for i in items[table.num_refresh :]],
                 spans=_spans(sent[3], packed, table) if self._sends_spans else None,
-                pack=None if build is None else self._selection.pack(build, sent[num_own:]),
+                pack=None if build is None else self._pack(build, sent[num_own:]),
             )
             return EagerRows(rows, self._model.rotary(rows.position), self._attend(items, rows, pad_to))
 
         return HostRows(packed, arrays, on_device)
+
+    def _pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        """Where rows may settle, those of the block are kept too: the next step may leave out some."""
+        if not self._state.settles:
+            return self._selection.pack(build, sent)
+        source, target, *others = sent
+        select = self._selection.pack(build, others)
+
+        def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+            select(pool_k, pool_v, q, k, v)
+            pool_k.index_copy_(0, target, k.index_select(0, source))
+            pool_v.index_copy_(0, target, v.index_select(0, source))
+
+        return pack
 
 
 def _spans(sent: Tensor, packed: PackedRows, table: ItemTable) -> tuple[Spans, Spans]:

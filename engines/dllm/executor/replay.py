@@ -18,7 +18,7 @@ from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome
 from engines.dllm.scheduling.phase import Phase, RefreshRule, Seen, Window
 from engines.errors import UserError, require
 
-LETTERS = {"f": Phase.FULL, "b": Phase.BUILD, "r": Phase.REUSE}
+LETTERS = {"f": Phase.FULL, "b": Phase.BUILD, "p": Phase.PARTIAL, "r": Phase.REUSE}
 """How a step's phase is written."""
 
 
@@ -111,7 +111,8 @@ class _OfRequest:
 
     def phase(self, step_in_block: int) -> Phase:
         self._block += step_in_block == 0
-        return self._path[self._block].phases[step_in_block]
+        phase = self._path[self._block].phases[step_in_block]
+        return Phase.BUILD if phase is Phase.PARTIAL else phase  # of which it is made again
 
     def see(self, seen: Seen) -> None:
         return

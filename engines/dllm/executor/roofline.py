@@ -111,17 +111,22 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
     query_rows = pairs = read = written = wanted = 0
     # A padded batch attends over as many keys for every member as the longest has.
     padded_keys = 0 if plan.pad_to is None else max([item.key_tokens for item in plan.items])
+    settles = config.settling.settles
     for item in plan.items:
-        window = item.window_end - item.block_start
         if item.phase is Phase.REUSE:
-            rows, keys = window, padded_keys or item.kept_rows + window
+            window = item.window_end - item.block_start
+            rows, keys = window - item.settled_rows, padded_keys or item.kept_rows + window
             read += keys
-            written += window
+            written += rows
+        elif item.phase is Phase.PARTIAL:
+            rows, keys = item.total_len - item.first_row, item.total_len
+            read += keys
+            written += rows
         else:
             rows = keys = plan.pad_to or item.total_len
             read += keys
             if item.phase is Phase.BUILD:
-                written += item.kept_rows
+                written += item.kept_rows + (item.block_end - item.block_start if settles else 0)
         query_rows += rows
         pairs += rows * keys
         wanted += item.masks_left if config.suppress_mask_token else item.block_end - item.block_start

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,18 @@ from engines.dllm.plan import PlanItem
 from engines.dllm.scheduling.phase import Phase
 from engines.runtime.rows import Ints, ranks
 
-_FIRST, _LAST = PlanItem._fields.index("total_len"), PlanItem._fields.index("step_in_block")
+_NUMBERS = (
+    "total_len",
+    "block_start",
+    "block_end",
+    "window_end",
+    "masks_left",
+    "kept_rows",
+    "kv_start",
+    "step_in_block",
+)
+_ASKED = (*_NUMBERS, "settled_rows", "settled_before", "first_row")
+_numbers = attrgetter(*_ASKED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +43,31 @@ class ItemTable:
     masks_left: Ints
     kept: Ints
     kv_start: Ints
+    step_in_block: Ints
+    first: Ints
+    """Position of its first row, where none has settled."""
+    num_rows: Ints
+    """Query tokens."""
+    settled_before: Ints
+    num_settling: int = 0
+    """The last items, whose steps leave out settled rows: which ones, the device knows."""
 
     @staticmethod
     def of(items: Sequence[PlanItem], slots: Sequence[int]) -> ItemTable:
-        """``items`` with those in a Refresh first."""
-        numbers = np.array([item[_FIRST : _LAST + 1] for item in items], dtype=np.int64)
-        columns = numbers.reshape(-1, _LAST + 1 - _FIRST).T
-        total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, _ = columns
+        """``items`` with those in a Refresh first and those with settled rows last."""
+        numbers = np.array([_numbers(item) for item in items], dtype=np.int64)
+        columns = numbers.reshape(-1, len(_ASKED)).T
+        total_len, block_start, block_end, window_end, masks_left, kept, kv_start, step, settled, before, first = (
+            columns
+        )
+        num_refresh = sum([item.phase.is_refresh for item in items])
+        is_reuse = np.arange(len(items)) >= num_refresh
+        if first.any():  # a PARTIAL is computed to the end
+            is_reuse &= first == 0
+        first = np.where(is_reuse, block_start, first)
         return ItemTable(
             slot=np.array(slots, dtype=np.int64),
-            num_refresh=sum([item.phase.is_refresh for item in items]),
+            num_refresh=num_refresh,
             total_len=total_len,
             block_start=block_start,
             block_end=block_end,
@@ -48,7 +75,18 @@ class ItemTable:
             masks_left=masks_left,
             kept=kept,
             kv_start=kv_start,
+            step_in_block=step,
+            first=first,
+            num_rows=np.where(is_reuse, window_end, total_len) - first - settled,
+            settled_before=before,
+            num_settling=int(np.count_nonzero(settled)),
         )
+
+    def pool_rows(self, item: int, position: Ints) -> Ints:
+        """Where K and V of an item's positions lie that keeps every row of its context: prefix, suffix, window."""
+        start, end, kv_start = self.block_start[item], self.window_end[item], self.kv_start[item]
+        place = np.where(position < start, position, self.kept[item] + position - start)
+        return kv_start + np.where(position < end, place, position - (end - start))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +102,16 @@ class PackedRows:
     flat: Ints
     """[max(N, least)] index into the token store, ``width`` columns a slot."""
     pool_row: Ints
-    """[N - num_refresh_rows] where a Reuse row's K and V go: right behind the retained rows."""
+    """[N - num_refresh_rows] where a Reuse row's K and V go: right behind the retained rows. Where rows have settled, those of other
+    rows of the block stand here and in ``position`` and ``flat``, until the device says which are computed (``FreshRows``)."""
     key_len: Ints
     """[n - num_refresh] rows of the pool that each Reuse attends to, from its ``kv_start``."""
 
     @staticmethod
     def of(table: ItemTable, lengths: Ints | None, *, width: int, least: int) -> PackedRows:
         """``lengths`` are the packed rows of each item; None packs query tokens without padding."""
-        num_refresh = table.num_refresh
-        first = table.block_start.copy()
-        first[:num_refresh] = 0
-        if lengths is None:
-            lengths = table.window_end - table.block_start
-            lengths[:num_refresh] = table.total_len[:num_refresh]
+        num_refresh, first = table.num_refresh, table.first
+        lengths = table.num_rows if lengths is None else lengths
         base = np.zeros(len(lengths) + 1, dtype=np.int64)
         lengths.cumsum(out=base[1:])
         num_rows, num_refresh_rows = int(base[-1]), int(base[num_refresh])
@@ -85,13 +120,18 @@ class PackedRows:
         np.add(rows, (first - base[:-1]).repeat(lengths), out=packed[0, :num_rows])
         np.add(packed[0, :num_rows], (table.slot * width).repeat(lengths), out=packed[1, :num_rows])
         behind = table.kv_start[num_refresh:] + table.kept[num_refresh:]
+        pool_row = rows[num_refresh_rows:] + (behind - base[num_refresh:-1]).repeat(lengths[num_refresh:])
+        is_partial = table.num_rows > table.window_end - table.block_start
+        for item in (np.flatnonzero(is_partial[num_refresh:]) + num_refresh).tolist():
+            own = slice(base[item] - num_refresh_rows, base[item + 1] - num_refresh_rows)
+            pool_row[own] = table.pool_rows(item, packed[0, base[item] : base[item + 1]])
         return PackedRows(
             num_rows=num_rows,
             num_refresh_rows=num_refresh_rows,
             base=base,
             position=packed[0],
             flat=packed[1],
-            pool_row=rows[num_refresh_rows:] + (behind - base[num_refresh:-1]).repeat(lengths[num_refresh:]),
+            pool_row=pool_row,
             key_len=(table.kept + table.window_end - table.block_start)[num_refresh:],
         )
 
@@ -114,7 +154,7 @@ class BlockRows:
         length = table.block_end - table.block_start
         offset = np.arange(length.max())
         position = start + offset
-        in_run = np.where(np.arange(len(length))[:, None] < table.num_refresh, position, offset)
+        in_run = position - table.first[:, None]
         if shifts_logits:
             in_run = np.maximum(in_run - 1, 0)
         inside = None
@@ -178,6 +218,12 @@ class BuildRows:
             kv_start=table.kv_start[building],
         )
 
+    def kept_blocks(self) -> tuple[Ints, Ints]:
+        """Packed rows of the blocks end to end, and the rows of the pool behind the retained ones that are theirs."""
+        rank = ranks(self.block_len)
+        source = (self.run_start + self.block_start).repeat(self.block_len) + rank
+        return source, (self.kv_start + self.kept).repeat(self.block_len) + rank
+
     def columns(self) -> Ints:
         """[5, m] run_start, block_start, window_len, kept, kv_start."""
         return np.stack((self.run_start, self.block_start, self.window_len, self.kept, self.kv_start))
@@ -194,3 +240,41 @@ class BuildRows:
         inside = j < self.num_context[:, None]
         position = np.where(j < self.block_start[:, None], j, j + self.window_len[:, None])
         return self.run_start[:, None] + np.where(inside, position, 0), inside
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshRows:
+    """What the device needs to say which rows of the last c items of a step are computed: those that have not settled, in order.
+
+    Their packed rows are the step's last; B is the longest active block of the step.
+    """
+
+    settled_before: Ints
+    """[c, 1]"""
+    base: Ints
+    """[c, 1] first packed row."""
+    behind: Ints
+    """[c, 1] row of the pool of the block's first position."""
+    cell: Ints
+    """[rows] of each packed row, the place of its item's first position in a flattened [c, B] grid ..."""
+    rank: Ints
+    """... and that place plus its rank among the fresh rows of its item."""
+
+    @staticmethod
+    def of(table: ItemTable, base: Ints) -> FreshRows | None:
+        count = table.num_settling
+        if not count:
+            return None
+        width = int((table.block_end - table.block_start).max())
+        counts = table.num_rows[-count:]
+        cell = (np.arange(count) * width).repeat(counts)
+        return FreshRows(
+            settled_before=table.settled_before[-count:, None],
+            base=base[-count - 1 : -1, None],
+            behind=(table.kv_start + table.kept)[-count:, None],
+            cell=cell,
+            rank=cell + ranks(counts),
+        )
+
+    def arrays(self) -> tuple[Ints, ...]:
+        return self.settled_before, self.base, self.behind, self.cell, self.rank

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.step import Block, BlockTokens
+from engines.dllm.executor.step import Block, BlockTokens, Fresh
 from engines.dllm.plan import ExecutorError, PlanItem, Request
 from engines.models.config import ModelConfig
 from engines.runtime.staging import Staging
@@ -30,12 +30,15 @@ class RequestState:
         max_len: int,
         device: torch.device,
         spare: int = 0,
+        settles: bool = False,
     ) -> None:
         self.max_len = max_len
         # The last column belongs to no position: padding of a ragged block is read from and written to it.
         self.tokens = torch.full(
             (num_slots + spare, max_len + 1), shape.mask_token_id, dtype=torch.int64, device=device
         )
+        self._committed_in = torch.zeros_like(self.tokens) if settles else None
+        """Step of its block in which a token was committed; of a mask any number."""
         self._taint = torch.zeros(num_slots + spare, dtype=torch.int64, device=device)
         """By slot, the steps in which a row of the request's logits was not finite; read with its ids."""
         self._mask_id, self._eos_id = shape.mask_token_id, shape.eos_token_id
@@ -56,6 +59,11 @@ class RequestState:
     def width(self) -> int:
         """Columns of a slot."""
         return self.tokens.shape[1]
+
+    @property
+    def settles(self) -> bool:
+        """Whether rows of a block may settle (``Settling``)."""
+        return self._committed_in is not None
 
     @property
     def is_empty(self) -> bool:
@@ -138,6 +146,43 @@ class RequestState:
     def end_with(self, item: PlanItem) -> None:
         """The request ends with its active block."""
         self._ends[item.request_id] = item.block_end
+
+    def commit(self, block: Block, flat: Tensor, tokens: Tensor) -> None:
+        """Write the tokens [n, 1] of a step."""
+        self.tokens.put_(flat, tokens)
+        if self._committed_in is not None:
+            assert block.step is not None
+            self._committed_in.put_(flat, block.step)
+
+    def commit_chosen(self, block: Block, chosen: Tensor, tokens: Tensor, found: BlockTokens) -> None:
+        """Write those of the tokens [n, B] of a step that are chosen."""
+        self.tokens.put_(block.flat, torch.where(chosen, tokens, found.ids))
+        if self._committed_in is not None:
+            assert block.step is not None
+            before = self._committed_in.take(block.flat)
+            self._committed_in.put_(block.flat, torch.where(chosen, block.step, before))
+
+    def fresh_rows(self, block: Block, sent: Sequence[Tensor]) -> Fresh:
+        """The last requests of a step have settled rows; ``sent`` are ``FreshRows.arrays`` of them."""
+        assert self._committed_in is not None
+        settled_before, base, behind, first_cell, rank = sent
+        count = len(base)
+        flat = block.flat[-count:]
+        is_fresh = (self.tokens.take(flat) == self._mask_id) | (self._committed_in.take(flat) >= settled_before)
+        if block.padding is not None:
+            is_fresh &= ~block.padding[-count:]
+        by_place = is_fresh.long()
+        order = (1 - by_place).sort(dim=1, stable=True).indices
+        offset = order.take(rank)
+        cell = first_cell + offset
+        packed = block.packed.clone()
+        packed[-count:] = base + (by_place.cumsum(dim=1) - 1).clamp_(min=0)
+        return Fresh(
+            position=block.positions[-count:].take(cell),
+            flat=flat.take(cell),
+            pool_row=behind.expand(flat.shape).take(cell) + offset,
+            packed=packed,
+        )
 
     def block_tokens(self, block: Block) -> BlockTokens:
         ids = self.tokens.take(block.flat)

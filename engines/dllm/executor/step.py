@@ -48,6 +48,26 @@ class Block(NamedTuple):
     """Places past the end of a block shorter than the longest; None where all are equally long."""
     slot: Tensor
     """[n] of the requests."""
+    step: Tensor | None = None
+    """[n, 1] of the requests in their blocks; None where no row settles."""
+
+
+class Fresh(NamedTuple):
+    """Rows of the blocks that a step computes where others have settled: the last M of the packed rows."""
+
+    position: Tensor
+    """[M]; so the next two."""
+    flat: Tensor
+    pool_row: Tensor
+    packed: Tensor
+    """[n, B] as ``Block.packed``, of all requests of the step; of a settled place any row."""
+
+    def write(self, num_rows: int, position: Tensor, flat: Tensor, pool_row: Tensor, num_refresh_rows: int) -> None:
+        """Into the rows of a step of so many, of which ``pool_row`` lacks those of Refresh requests."""
+        first = num_rows - len(self.position)
+        position[first:num_rows] = self.position
+        flat[first:num_rows] = self.flat
+        pool_row[first - num_refresh_rows : num_rows - num_refresh_rows] = self.pool_row
 
 
 class Candidates(NamedTuple):
@@ -76,6 +96,7 @@ class GraphRows(NamedTuple):
     key: GraphKey
     table: ItemTable
     packed: PackedRows
+    fresh: Fresh | None = None
 
 
 class StepLayout(NamedTuple):

@@ -26,6 +26,7 @@ from engines.dllm.executor.layout import Layouts
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head
 from engines.dllm.plan import ExecutorError, Request, StepOutcome, StepPlan
+from engines.dllm.scheduling.phase import Phase
 from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import StepTimer, StepTimes
 
@@ -103,7 +104,8 @@ class TorchExecutor:
         with torch.inference_mode():
             # The largest first: the others then fit into its memory.
             slots = self.config.max_num_seqs
-            for key in sorted({*reuse_keys(slots, block_length), *mixed_keys(slots)}, reverse=True):
+            keys = reuse_keys(slots, block_length, settles=self.state.settles)
+            for key in sorted({*keys, *mixed_keys(slots)}, reverse=True):
                 self.graphs.capture(key)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -158,7 +160,8 @@ class TorchExecutor:
     def _run(self, plan: StepPlan) -> StepOutcome:
         timer = self.timer
         self.state.admit(plan.admitted)
-        order = sorted(range(len(plan.items)), key=lambda i: not plan.items[i].phase.is_refresh)  # Refreshes first
+        places = range(len(plan.items))  # Refreshes first, settled rows last
+        order = sorted(places, key=lambda i: _PLACE[plan.items[i].phase] + (plan.items[i].settled_rows > 0))
         items = [plan.items[i] for i in order]
         layout = self.layouts.of(items, plan.pad_to)
         timer.lap("metadata")
@@ -190,6 +193,9 @@ class TorchExecutor:
             parts=None if taken is None else taken.parts,
             confidences=None if told is None else tuple(confidences),
         )
+
+
+_PLACE = {phase: 0 if phase.is_refresh else 1 for phase in Phase}
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

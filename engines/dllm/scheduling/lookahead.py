@@ -114,7 +114,12 @@ class LookaheadScheduler(PhaseScheduler):
         """Query tokens of every step, 0 where it is a Refresh: those alone depend on the prompt."""
         request = Request(request_id=0, prompt_len=1, generation=generation)
         sequence = Sequence(
-            request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps
+            request,
+            self.rule,
+            self.config.sparsity,
+            decode=self.config.decode,
+            settling=self.config.settling,
+            exact_steps=self.exact_steps,
         )
         steps = [0 if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
         return np.array(steps, dtype=np.int64)

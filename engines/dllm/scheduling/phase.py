@@ -13,7 +13,8 @@ from engines.named import asked
 
 
 class Phase(Enum):
-    """FULL and BUILD are Refresh (all T positions are query rows); REUSE computes the block only."""
+    """FULL and BUILD are Refresh (all T positions are query rows); REUSE computes the block only. PARTIAL is between the two, and runs
+    as a Reuse does."""
 
     FULL = "full"
     """Full forward; nothing is cached."""
@@ -21,11 +22,14 @@ class Phase(Enum):
     """Full forward; every layer selects and packs its context rows."""
     REUSE = "reuse"
     """Block rows against the packed context and their own fresh keys and values."""
+    PARTIAL = "partial"
+    """A BUILD that begins at the block before: rows ahead of that keep their keys and values (``Settling.full_every``, which makes one
+    of what a rule calls BUILD)."""
 
     is_refresh: bool
 
     def __init__(self, label: str) -> None:
-        self.is_refresh = label != "reuse"
+        self.is_refresh = label in ("full", "build")
 
 
 Window = Literal["block", "suffix"]
@@ -68,6 +72,9 @@ class SeeingRule(RefreshRule, Protocol):
     def see(self, seen: Seen) -> None: ...
 
 
+_OF_RULES = " of FULL, BUILD and REUSE"
+
+
 def check_rule(rule: RefreshRule, num_steps: int) -> None:
     """Raise UserError for one that reuses what was not cached in a block of so many steps. Of one that decides by what a model
     gives (``needs``) nobody knows beforehand."""
@@ -80,8 +87,10 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
     has_cache, copy = False, deepcopy(rule)  # it may count what it is asked
     for step in range(num_steps):
         phase = asked(copy.phase, step)
-        if not isinstance(phase, Phase):
-            raise UserError(f"refresh rule {name} answers {phase!r:.80} for step {step} of a block, which is no Phase")
+        if not isinstance(phase, Phase) or phase is Phase.PARTIAL:
+            raise UserError(
+                f"refresh rule {name} answers {phase!r:.80} for step {step} of a block, which is no Phase{_OF_RULES}"
+            )
         has_cache = has_cache or phase is Phase.BUILD
         if has_cache and not rule.caches:
             raise UserError(f"refresh rule {name} builds a cache in step {step} of a block, and says that it has none")
@@ -92,8 +101,8 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
 def check_phase(rule: RefreshRule, phase: object, *, has_cache: bool) -> None:
     """Raise RunError for what a rule answers in the middle of a run that no step can be."""
     name = type(rule).__name__
-    if not isinstance(phase, Phase):
-        raise RunError(f"refresh rule {name} answers {phase!r:.80}, which is no Phase: correct it")
+    if not isinstance(phase, Phase) or phase is Phase.PARTIAL:
+        raise RunError(f"refresh rule {name} answers {phase!r:.80}, which is no Phase{_OF_RULES}: correct it")
     if phase is Phase.REUSE and not has_cache:
         raise RunError(f"refresh rule {name} reuses a cache before one was built in the block: correct it")
     if phase is Phase.BUILD and not rule.caches:

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import Completion, PlanItem, Request, StepPlan
 from engines.dllm.scheduling.phase import RefreshRule
+from engines.dllm.scheduling.settling import check_settling
 from engines.dllm.sequence import Sequence
 from engines.errors import require
 
@@ -96,6 +97,7 @@ class Scheduler(ABC):
         self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None
     ) -> None:
         """``own`` are its ``knobs``, by default at their defaults."""
+        check_settling(config.settling, window=rule.window, selection=config.sparsity.selection, caches=rule.caches)
         self.own = self.knobs() if own is None else own
         self.config = config
         self.pool = pool
@@ -140,7 +142,12 @@ class Scheduler(ABC):
             f"cfg_scale={guidance} needs a second, uncached forward and this system caches: leave it out",
         )
         sequence = Sequence(
-            request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps
+            request,
+            self.rule,
+            self.config.sparsity,
+            decode=self.config.decode,
+            settling=self.config.settling,
+            exact_steps=self.exact_steps,
         )
         require(
             sequence.kv_rows <= self.pool.num_rows,

@@ -72,7 +72,7 @@ BLOCKS = "blocks"
 BLOCK_COLUMNS: tuple[Column, ...] = (
     Column("request_id", "int", "as in the table of requests"),
     Column("block", "int", "its number in the answer"),
-    Column("phases", "str", "of its steps: f(ull), b(uild), r(euse)"),
+    Column("phases", "str", "of its steps: f(ull), b(uild), p(artial), r(euse)"),
     Column("committed", "str", "tokens that each of its steps committed"),
 )
 """Filled in runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""

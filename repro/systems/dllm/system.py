@@ -111,7 +111,7 @@ class DllmSystem:
         generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
         if settings.is_simulated and settings.followed.replay is None:
             require(
-                not generation.is_parallel and sampler.decode.quota != "origin",
+                not ("alg" in settings.options and generation.is_parallel) and sampler.decode.quota != "origin",
                 f"alg={settings.options.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not "
                 f"known beforehand: use --alg entropy or --executor torch",
             )
@@ -157,6 +157,7 @@ class DllmSystem:
         config = replace(
             settings.engine,
             sparsity=sampler.sparsity,
+            settling=sampler.settling,
             decode=sampler.decode,
             suppress_mask_token=sampler.suppress_mask_token,
         )

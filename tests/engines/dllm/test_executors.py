@@ -22,6 +22,7 @@ from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
+from engines.dllm.scheduling.settling import Settling
 from engines.errors import UserError
 
 MAX_TOTAL = 40
@@ -82,6 +83,12 @@ def cases(draw: st.DrawFn) -> Case:
         request = request_on(GQA, i, prompt_len, generation)
         arrivals.append((draw(st.integers(0, 15)) if is_late else 0, request))
     rows = max(rows_of(request, sparsity) for _, request in arrivals)
+    settling = Settling()
+    if not is_static:
+        settling = Settling(
+            settle_after=draw(st.sampled_from((None, 1, 2))),
+            full_every=draw(st.integers(1, 3)) if sparsity.selection == "dense" else 1,
+        )
     config = EngineConfig(
         max_num_batched_tokens=MAX_TOTAL + draw(st.integers(0, 80)),
         max_num_logits=draw(st.sampled_from((1, 4, 100))),
@@ -89,6 +96,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_model_len=MAX_TOTAL,
         scheduler=draw(st.sampled_from(("phase", "request", "lookahead"))),
         sparsity=sparsity,
+        settling=settling,
         suppress_mask_token=not is_static,
     )
     return Case(

@@ -21,6 +21,7 @@ def items(draw: st.DrawFn) -> list[PlanItem]:
         window_end = draw(st.sampled_from((end, total)))
         phase = draw(st.sampled_from(tuple(Phase)))
         outside = total - (window_end - start)
+        first = draw(st.integers(1, start)) if phase is Phase.PARTIAL else 0
         found.append(
             PlanItem(
                 request_id=i,
@@ -31,16 +32,27 @@ def items(draw: st.DrawFn) -> list[PlanItem]:
                 window_end=window_end,
                 commit=1,
                 masks_left=draw(st.integers(1, end - start)),
-                kept_rows=draw(st.integers(0, outside)),
+                kept_rows=outside if first else draw(st.integers(0, outside)),
                 kv_start=100 * i,
                 step_in_block=0,
+                first_row=first,
             )
         )
     return sorted(found, key=lambda item: not item.phase.is_refresh)
 
 
 def positions(item: PlanItem) -> range:
-    return range(item.total_len) if item.phase.is_refresh else range(item.block_start, item.window_end)
+    if item.phase is Phase.REUSE:
+        return range(item.block_start, item.window_end)
+    return range(item.first_row, item.total_len)
+
+
+def pool_rows(item: PlanItem) -> list[int]:
+    """Behind the retained rows, which in a PARTIAL are all: those ahead of the window, then those behind it."""
+    window = range(item.block_start, item.window_end)
+    outside = [position for position in range(item.total_len) if position not in window]
+    place = {position: rank for rank, position in enumerate([*outside[: item.kept_rows], *window])}
+    return [item.kv_start + place[position] for position in positions(item)]
 
 
 @given(items(), st.booleans())
@@ -57,7 +69,7 @@ def test_rows_are_those_of_the_tokens(found, shifts):
 
     reuse = [item for item in found if not item.phase.is_refresh]
     assert packed.num_refresh_rows == sum(item.total_len for item in found if item.phase.is_refresh)
-    assert packed.pool_row.tolist() == [i.kv_start + i.kept_rows + j for i in reuse for j in range(i.window_len)]
+    assert packed.pool_row.tolist() == [row for item in reuse for row in pool_rows(item)]
     assert packed.key_len.tolist() == [item.key_tokens for item in reuse]
 
     row_of = {token: row for row, token in enumerate(tokens)}
