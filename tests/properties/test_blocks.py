@@ -34,6 +34,10 @@ OUTLINE = "an outline of calls, no code"
 
 NOT_RUN: Mapping[tuple[str, str], str] = {
     (
+        "CONTRIBUTING.md",
+        "[project.entry-points",
+    ): "of a distribution's pyproject: tests/repro/systems/test_own_policies.py has one",
+    (
         "README.md",
         "make reproduce-fig3",
     ): "some minutes, and sets up an environment: tests/properties/test_docs.py knows the target",
