@@ -21,6 +21,9 @@ from engines.models.dream_config import DREAM_7B as _DREAM_7B_CONFIG
 from engines.models.llada_config import LLADA_8B as _LLADA_8B_CONFIG
 
 
+_OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """Pre-norm transformer with rotary positions, grouped-query attention and a gated MLP."""
@@ -148,6 +151,12 @@ class ModelShape:
             qkv_bias=config.qkv_bias,
             dtype_bytes=dtype_bytes,
         )
+
+    def __repr__(self) -> str:
+        """Runs are stored under it: what only mixtures with a shared expert or dense layers have is left out of others."""
+        left_out = {name for name in _OF_MIXTURES if getattr(self, name) in (None, False)}
+        said = [each.name for each in fields(self) if each.repr and each.name not in left_out]
+        return f"ModelShape({', '.join(f'{name}={getattr(self, name)!r}' for name in said)})"
 
     @staticmethod
     def from_block_config(config: BlockConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
