@@ -20,7 +20,6 @@ from engines.models.config import ModelConfig
 from engines.models.dream_config import DREAM_7B as _DREAM_7B_CONFIG
 from engines.models.llada_config import LLADA_8B as _LLADA_8B_CONFIG
 
-
 _OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
 
 
