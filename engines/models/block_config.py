@@ -6,7 +6,7 @@ LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -232,6 +232,16 @@ def read_block_config(directory: Path) -> BlockConfig:
     return BlockConfig.from_dict(read_json(path))
 
 
+_MINI_EXPERTS = ExpertsConfig(
+    num_experts=256,
+    experts_per_token=8,
+    num_groups=8,
+    groups_per_token=4,
+    scaling=2.5,
+    expert_hidden=512,
+    shared_hidden=512,
+    dense_layers=1,
+)
 LLADA2_MINI = BlockConfig(
     family="llada2",
     d_model=2048,
@@ -248,44 +258,16 @@ LLADA2_MINI = BlockConfig(
     mask_token_id=156895,
     eos_token_id=156892,
     block_length=32,
-    experts=ExpertsConfig(
-        num_experts=256,
-        experts_per_token=8,
-        num_groups=8,
-        groups_per_token=4,
-        scaling=2.5,
-        expert_hidden=512,
-        shared_hidden=512,
-        dense_layers=1,
-    ),
+    experts=_MINI_EXPERTS,
 )
 """LLaDA2.0-mini and LLaDA2.1-mini (16,255,643,392 parameters)."""
-LLADA2_FLASH = BlockConfig(
-    family="llada2",
+LLADA2_FLASH = replace(
+    LLADA2_MINI,
     d_model=4096,
     n_layers=32,
     n_heads=32,
-    n_kv_heads=4,
-    head_dim=128,
-    rotary_dim=64,
     mlp_hidden_size=9216,
-    vocab_size=157184,
-    max_sequence_length=32768,
-    rope=Rope(theta=6e5),
-    rms_norm_eps=1e-6,
-    mask_token_id=156895,
-    eos_token_id=156892,
-    block_length=32,
-    experts=ExpertsConfig(
-        num_experts=256,
-        experts_per_token=8,
-        num_groups=8,
-        groups_per_token=4,
-        scaling=2.5,
-        expert_hidden=1024,
-        shared_hidden=1024,
-        dense_layers=1,
-    ),
+    experts=replace(_MINI_EXPERTS, expert_hidden=1024, shared_hidden=1024),
 )
 """LLaDA2.0-flash and LLaDA2.1-flash (102,889,705,216 parameters)."""
 SDAR_8B = BlockConfig(

@@ -85,14 +85,17 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(PackedModel[Config]):
-    EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+    """Subclasses may name the embedding otherwise, have other layers, and rotate a part of each head."""
+
+    EMBED_TOKENS = "embed_tokens"
+    EMBEDDING, HEAD = f"model.{EMBED_TOKENS}.weight", "lm_head.weight"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.model = nn.ModuleDict(
             {
-                "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
-                "layers": nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)),
+                self.EMBED_TOKENS: nn.Embedding(config.vocab_size, config.d_model),
+                "layers": nn.ModuleList(self._layer(index) for index in range(config.n_layers)),
                 "norm": RMSNorm(config.d_model, config.rms_norm_eps),
             }
         )
@@ -100,9 +103,16 @@ class DecoderModel(PackedModel[Config]):
             self.lm_head = Linear(config.d_model, config.vocab_size)
         self._frequencies: Tensor | None = None
 
+    def _layer(self, index: int) -> nn.Module:
+        return DecoderLayer(self.config)
+
+    @property
+    def _rotary_dim(self) -> int:
+        return self.config.head_dim
+
     @property
     def embedding(self) -> nn.Module:
-        return self.model["embed_tokens"]
+        return self.model[self.EMBED_TOKENS]
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -117,9 +127,10 @@ class DecoderModel(PackedModel[Config]):
         return self.lm_head
 
     def rotary(self, positions: Tensor) -> Rotary:
+        """float32 cos, sin [N, 1, rotated dimensions]."""
         # For the rows at hand: a table of all 131,072 positions would be 64 MiB.
         if self._frequencies is None or self._frequencies.device != positions.device:
-            self._frequencies = rope_frequencies(self.config.head_dim, self.config.rope).to(positions.device)
+            self._frequencies = rope_frequencies(self._rotary_dim, self.config.rope).to(positions.device)
         return rotary_tables(positions.float().unsqueeze(1) * self._frequencies)
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig
+from engines.models.decoder import DecoderModel
 from engines.models.experts import DenseMLP, MixtureMLP, Router
-from engines.models.layers import Linear, RMSNorm, RotaryAttention, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.packed import PackedModel
-from engines.models.protocol import Attend, Rotary
+from engines.models.layers import Linear, RMSNorm, RotaryAttention, rotate_halves
+from engines.models.protocol import Attend
 
 
 class LLaDA2Attention(RotaryAttention):
@@ -72,37 +72,16 @@ class LLaDA2Layer(nn.Module):
     __call__ = forward
 
 
-class LLaDA2Model(PackedModel[BlockConfig]):
-    EMBEDDING, HEAD = "model.word_embeddings.weight", "lm_head.weight"
+class LLaDA2Model(DecoderModel[BlockConfig]):
+    EMBED_TOKENS = "word_embeddings"
+    EMBEDDING = f"model.{EMBED_TOKENS}.weight"
 
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__(config)
-        self.model = nn.ModuleDict(
-            {
-                "word_embeddings": nn.Embedding(config.vocab_size, config.d_model),
-                "layers": nn.ModuleList(LLaDA2Layer(config, layer) for layer in range(config.n_layers)),
-                "norm": RMSNorm(config.d_model, config.rms_norm_eps),
-            }
-        )
-        if not config.weight_tying:
-            self.lm_head = Linear(config.d_model, config.vocab_size)
-        self._frequencies: Tensor | None = None
+    def _layer(self, index: int) -> LLaDA2Layer:
+        return LLaDA2Layer(self.config, index)
 
     @property
-    def embedding(self) -> nn.Module:
-        return self.model["word_embeddings"]
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return self.model["layers"]  # type: ignore[return-value]
-
-    @property
-    def final_norm(self) -> RMSNorm:
-        return self.model["norm"]  # type: ignore[return-value]
-
-    @property
-    def head(self) -> nn.Module:
-        return self.lm_head
+    def _rotary_dim(self) -> int:
+        return self.config.rotary_dim
 
     @property
     def float32_weights(self) -> frozenset[str]:
@@ -113,10 +92,3 @@ class LLaDA2Model(PackedModel[BlockConfig]):
             if isinstance(module, Router)
             for own, _ in module.named_parameters()
         )
-
-    def rotary(self, positions: Tensor) -> Rotary:
-        """float32 cos, sin [N, 1, rotary_dim]."""
-        if self._frequencies is None or self._frequencies.device != positions.device:
-            frequencies = inverse_frequencies(self.config.rotary_dim, self.config.rope.theta)
-            self._frequencies = frequencies.to(positions.device)
-        return rotary_tables(positions.float().unsqueeze(1) * self._frequencies)

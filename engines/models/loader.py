@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -127,11 +127,9 @@ def load_causal(
     check_weights(weights)
     check_device(device)
     if weights == "random":
-        config = model if isinstance(model, CausalConfig) else causal_config(model)
+        config = causal_config(model) if isinstance(model, str) else model
         return _drawn(_build_causal(config), dtype, device, seed, {})
-    _check_stored(model, is_shape=isinstance(model, CausalConfig) or model.lower() in CAUSAL_SHAPES)
-    assert isinstance(model, str)
-    directory = checkpoint_dir(model)
+    directory = _stored_in(model, CAUSAL_SHAPES)
     return _stored(_build_causal(read_causal_config(directory)), directory, dtype, device, {})
 
 
@@ -147,11 +145,9 @@ def load_block(
     check_weights(weights)
     check_device(device)
     if weights == "random":
-        config = model if isinstance(model, BlockConfig) else block_config(model)
+        config = block_config(model) if isinstance(model, str) else model
         return _drawn(build_block(config), dtype, device, seed, {})
-    _check_stored(model, is_shape=isinstance(model, BlockConfig) or model.lower() in BLOCK_SHAPES)
-    assert isinstance(model, str)
-    directory = checkpoint_dir(model)
+    directory = _stored_in(model, BLOCK_SHAPES)
     return _stored(build_block(read_block_config(directory)), directory, dtype, device, {})
 
 
@@ -170,6 +166,14 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
 def _build_causal(config: CausalConfig) -> CausalModel:
     with shapes_only():
         return CausalModel(config)
+
+
+def _stored_in(model: object, shapes: Collection[str]) -> Path:
+    """The directory of a model that is neither a config nor the name of a shape, which have no weights."""
+    name = model if isinstance(model, str) else None
+    _check_stored(model, is_shape=name is None or name.lower() in shapes)
+    assert name is not None
+    return checkpoint_dir(name)
 
 
 def _check_stored(model: object, *, is_shape: bool) -> None:

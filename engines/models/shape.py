@@ -137,19 +137,7 @@ class ModelShape:
 
     @staticmethod
     def from_config(config: ModelConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
-        return ModelShape(
-            name=name,
-            d_model=config.d_model,
-            n_layers=config.n_layers,
-            n_heads=config.n_heads,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            mlp_hidden=config.mlp_hidden_size,
-            vocab_rows=config.vocab_size,
-            tied=config.weight_tying,
-            qkv_bias=config.qkv_bias,
-            dtype_bytes=dtype_bytes,
-        )
+        return ModelShape(**_sizes(config), mlp_hidden=config.mlp_hidden_size, name=name, dtype_bytes=dtype_bytes)
 
     def __repr__(self) -> str:
         """Runs are stored under it: what only mixtures with a shared expert or dense layers have is left out of others."""
@@ -171,17 +159,10 @@ class ModelShape:
             if experts.dense_layers:
                 mixture |= {"dense_layers": experts.dense_layers, "dense_hidden": config.mlp_hidden_size}
         return ModelShape(
-            name=name,
-            d_model=config.d_model,
-            n_layers=config.n_layers,
-            n_heads=config.n_heads,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
+            **_sizes(config),
             mlp_hidden=config.mlp_hidden_size if experts is None else experts.expert_hidden,
-            vocab_rows=config.vocab_size,
-            tied=config.weight_tying,
-            qkv_bias=config.qkv_bias,
             qk_norm=config.qk_norm,
+            name=name,
             dtype_bytes=dtype_bytes,
             **mixture,
         )
@@ -214,6 +195,15 @@ class ModelShape:
             dense_hidden=None if self.dense_hidden is None else -(-self.dense_hidden // size),
             vocab_rows=-(-self.vocab_rows // size),
         )
+
+
+def _sizes(config: ModelConfig | BlockConfig) -> dict[str, Any]:
+    """What configs of any family call alike."""
+    names = ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "qkv_bias")
+    return {name: getattr(config, name) for name in names} | {
+        "vocab_rows": config.vocab_size,
+        "tied": config.weight_tying,
+    }
 
 
 LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")
