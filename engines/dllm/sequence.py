@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from copy import copy, deepcopy
 from itertools import pairwise
 
-from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import Phase, RefreshRule, SeeingRule, Seen, Window, check_phase
@@ -113,7 +113,6 @@ class Sequence:
         self.settling = _NONE_SETTLES if settling is None else settling
         self.has_cache = False
         """Whether the block has built a cache; between two blocks, whether the one before has."""
-        self.first_row = self.settled_rows = self.settled_before = 0
         self.exact_steps = exact_steps
         self.is_open_ended = is_open_ended(request.generation, self.decode)
         self.runs_all_steps = exact_steps and not request.generation.is_parallel
@@ -130,6 +129,13 @@ class Sequence:
         """Phases of the static batch that it runs in to the end (``hold_together``)."""
         self.is_idle = False
         """Whether it has all its tokens and runs on with its batch, as padding."""
+
+    @classmethod
+    def of(cls, request: Request, rule: RefreshRule, config: EngineConfig, *, exact_steps: bool) -> Sequence:
+        """As an engine with that config runs it."""
+        return cls(
+            request, rule, config.sparsity, decode=config.decode, settling=config.settling, exact_steps=exact_steps
+        )
 
     def _enter(self, block: int) -> None:
         generation = self.request.generation
@@ -208,12 +214,12 @@ class Sequence:
 
     def _settle(self) -> None:
         """Before a step behind the first of a block: which of its rows are left out."""
-        self.first_row = self.settled_rows = self.settled_before = 0
+        self.first_row = 0
         if self.settling.settles:
             self.masks = (*self.masks, self.masks_left)
-            if self.phase is Phase.REUSE:
-                self.settled_before = self.settling.settled_before(self.masks)
-                self.settled_rows = self.masks[0] - self.masks[self.settled_before]
+            reuses = self.phase is Phase.REUSE
+            self.settled_before = self.settling.settled_before(self.masks) if reuses else 0
+            self.settled_rows = self.masks[0] - self.masks[self.settled_before]
 
     def advance(self, committed: int, stop: int | None = None, confidences: tuple[float, ...] = ()) -> None:
         """Book one executed step; moves on to the next block when this one is complete, or to the end if

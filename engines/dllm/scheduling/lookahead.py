@@ -113,14 +113,7 @@ class LookaheadScheduler(PhaseScheduler):
     def _reuse_tokens(self, generation: GenerationConfig) -> Tokens:
         """Query tokens of every step, 0 where it is a Refresh: those alone depend on the prompt."""
         request = Request(request_id=0, prompt_len=1, generation=generation)
-        sequence = Sequence(
-            request,
-            self.rule,
-            self.config.sparsity,
-            decode=self.config.decode,
-            settling=self.config.settling,
-            exact_steps=self.exact_steps,
-        )
+        sequence = Sequence.of(request, self.rule, self.config, exact_steps=self.exact_steps)
         steps = [0 if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
         return np.array(steps, dtype=np.int64)
 

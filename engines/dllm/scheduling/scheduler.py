@@ -141,14 +141,7 @@ class Scheduler(ABC):
             guidance == 0 or not self.rule.caches,
             f"cfg_scale={guidance} needs a second, uncached forward and this system caches: leave it out",
         )
-        sequence = Sequence(
-            request,
-            self.rule,
-            self.config.sparsity,
-            decode=self.config.decode,
-            settling=self.config.settling,
-            exact_steps=self.exact_steps,
-        )
+        sequence = Sequence.of(request, self.rule, self.config, exact_steps=self.exact_steps)
         require(
             sequence.kv_rows <= self.pool.num_rows,
             f"request needs {sequence.kv_rows} KV rows and the pool has {self.pool.num_rows}: raise the memory "
