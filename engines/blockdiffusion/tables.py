@@ -58,9 +58,7 @@ class SharedTables(BlockTables):
     def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
         """Have a slot without blocks hold the units of the longest known beginning of ``keys``; how many tokens."""
         assert self.held[slot] == 0, f"slot {slot} holds blocks"
-        found = 0
-        while found < len(keys) and keys[found] in self._known:
-            found += 1
+        found = self._num_known(keys)
         for i, key in enumerate(keys[:found]):
             self.table[slot, i * self._width : (i + 1) * self._width] = self._known[key]
             self._users[key] += 1
@@ -70,11 +68,8 @@ class SharedTables(BlockTables):
 
     def cached(self, keys: Sequence[bytes]) -> tuple[int, int]:
         """Tokens of the longest known beginning of ``keys``, and how many pool blocks of it nobody holds."""
-        found = idle = 0
-        while found < len(keys) and keys[found] in self._known:
-            idle += keys[found] in self._idle
-            found += 1
-        return found * self.unit, idle * self._width
+        found = self._num_known(keys)
+        return found * self.unit, sum(key in self._idle for key in keys[:found]) * self._width
 
     def publish(self, slot: int, first: int, keys: Sequence[bytes]) -> None:
         """The slot's units from ``first`` on are final, computed and known by these keys from now on."""
@@ -98,7 +93,7 @@ class SharedTables(BlockTables):
         """Give back the blocks behind the first ``tokens``, a whole number of units; how many."""
         kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
         blocks = self.table[slot, kept:had].tolist()
-        self._free([block for block in blocks if block not in self._key_of])
+        self._free(np.array([block for block in blocks if block not in self._key_of], dtype=np.int32))
         # The last unit is the first to go once room is needed.
         for key in dict.fromkeys(self._key_of[block] for block in reversed(blocks) if block in self._key_of):
             self._users[key] -= 1
@@ -113,8 +108,8 @@ class SharedTables(BlockTables):
         del self._users[key]
         for block in blocks:
             del self._key_of[block]
-        self._free(blocks)
+        self._free(np.array(blocks, dtype=np.int32))
 
-    def _free(self, blocks: list[int]) -> None:
-        self._free_blocks[self._num_free : self._num_free + len(blocks)] = np.array(blocks, dtype=np.int32)
-        self._num_free += len(blocks)
+    def _num_known(self, keys: Sequence[bytes]) -> int:
+        """Units of the longest known beginning."""
+        return next((i for i, key in enumerate(keys) if key not in self._known), len(keys))

@@ -14,7 +14,7 @@ from typing import Annotated
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
 from engines.laps.filling import Filling, WorkModel
-from engines.policies.step import IDLE, Share, Situation, StepPlan
+from engines.policies.step import IDLE, Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillTask
 
 Step = Annotated[float, Range(above=0, most=1e6)]
@@ -117,7 +117,7 @@ class Reserve:
             step.fill(step.begun_of([*late, *on_time]), budget_s)
         for task in step.admitted:
             queue.pull(task)
-        return StepPlan([Share(task, tokens) for task, tokens in step.shares.values()]) if step.shares else IDLE
+        return StepPlan(list(step.shares.values())) if step.shares else IDLE
 
     def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
         """On-time requests by remaining work less aging, late ones by arrival, and all their work."""

@@ -97,8 +97,7 @@ class BlockTables:
         kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
         freed = had - kept
         if freed:
-            self._free_blocks[self._num_free : self._num_free + freed] = self.table[slot, kept:had]
-            self._num_free += freed
+            self._free(self.table[slot, kept:had])
             self.table[slot, kept:had] = NOBODY
             self.held[slot] = kept
         return freed
@@ -108,6 +107,10 @@ class BlockTables:
         block, offset = np.divmod(position, self.block_size)
         inside = np.minimum(block, self.table.shape[1] - 1)
         return self.table[slot, inside].astype(np.int64) * self.block_size + offset
+
+    def _free(self, blocks: np.ndarray) -> None:
+        self._free_blocks[self._num_free : self._num_free + len(blocks)] = blocks
+        self._num_free += len(blocks)
 
     def _deficits(self, slots: Ints, lengths: Ints) -> Ints:
         return np.maximum(-(-lengths // self.block_size) - self.held[slots], 0)

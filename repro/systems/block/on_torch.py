@@ -24,7 +24,7 @@ def check_machine(settings: Settings) -> None:
 @contextmanager
 def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
     knobs = settings.knobs
-    model = _load(settings.config if settings.is_random else knobs.model, knobs.dtype, knobs.device)
+    model = _load(settings.config if knobs.is_random else knobs.model, knobs.dtype, knobs.device)
     executor = TorchBlockExecutor(
         model,
         num_slots=knobs.max_num_seqs,

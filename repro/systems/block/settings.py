@@ -131,6 +131,10 @@ class BlockKnobs(ArrivalKnobs):
     prefix_cache: bool = True
     """Keep K/V of whole final blocks for requests that begin alike."""
 
+    @property
+    def is_random(self) -> bool:
+        return self.model in TINY or self.model.lower() in BLOCK_SHAPES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -143,10 +147,6 @@ class Settings:
     @property
     def block(self) -> int:
         return self.knobs.block_length or self.config.block_length
-
-    @property
-    def is_random(self) -> bool:
-        return self.knobs.model in TINY or self.knobs.model.lower() in BLOCK_SHAPES
 
     def sampling(self, seed: int) -> BlockSampling:
         knobs = self.knobs
@@ -176,9 +176,8 @@ def resolve(cell: Cell) -> Settings:
         f"max_model_len={knobs.max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
         f"most the model's {config.max_sequence_length} positions",
     )
-    settings = Settings(knobs=knobs, config=config, rule=rule, basis="")
-    basis = repr((config, knobs_of_sampling)) if settings.is_random else checkpoint_digest(checkpoint_dir(knobs.model))
-    return replace(settings, basis=hashlib.sha256(basis.encode()).hexdigest()[:12])
+    basis = repr((config, knobs_of_sampling)) if knobs.is_random else checkpoint_digest(checkpoint_dir(knobs.model))
+    return Settings(knobs=knobs, config=config, rule=rule, basis=hashlib.sha256(basis.encode()).hexdigest()[:12])
 
 
 def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:
