@@ -16,7 +16,7 @@ from engines.laps.graphs import shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.step import Batching, Chunk, Situation, StepPlan
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
 
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
 """A millisecond a token and nothing else."""
@@ -41,6 +41,18 @@ def h200_14b(**constants: float) -> tuple[PrefillCost, StepModel]:
 
 def task(task_id: int, tokens: int, ready_s: float = 0.0, history: int = 0) -> PrefillTask:
     return PrefillTask(task_id, task_id, task_id, 0, "initial", history, tokens, ready_s, ready_s)
+
+
+def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(share.task.task_id, share.tokens) for share in plan.shares]
+
+
+def queue_of(*entries: tuple[int, float]) -> OpenQueue:
+    """(tokens, ready_s)."""
+    queue = OpenQueue()
+    for index, (tokens, ready_s) in enumerate(entries):
+        queue.push(task(index, tokens, ready_s=ready_s))
+    return queue
 
 
 def ask(

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, ahead_of, ask, execute, hostile, task, turns
+from support.prefill import LINEAR_MODEL, ahead_of, ask, execute, given_tokens, hostile, queue_of, task, turns
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
@@ -16,26 +16,13 @@ from engines.laps.on_time import OnTime, OnTimeConfig, longest_wait_s
 from engines.laps.step_model import StepModel
 from engines.laps.system import on_time
 from engines.policies.on_time import kept, work_by
-from engines.policies.step import StepPlan
-from engines.policies.task import OpenQueue, PrefillQueue
+from engines.policies.task import PrefillQueue
 
 MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
 
 
 def policy(**config: float | None) -> OnTime:
     return OnTime(LINEAR_MODEL, OnTimeConfig(**config))
-
-
-def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
-    return [(share.task.task_id, share.tokens) for share in plan.shares]
-
-
-def queue_of(*entries: tuple[int, float]) -> OpenQueue:
-    """(tokens, ready_s)."""
-    queue = OpenQueue()
-    for index, (tokens, ready_s) in enumerate(entries):
-        queue.push(task(index, tokens, ready_s=ready_s))
-    return queue
 
 
 # ---- the set --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, ahead_of, ask, chat, execute, h200_14b, hostile, task
+from support.prefill import LINEAR_MODEL, ahead_of, ask, chat, execute, given_tokens, h200_14b, hostile, queue_of, task
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
@@ -13,7 +13,6 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
-from engines.policies.step import StepPlan
 from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
 
 MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
@@ -21,18 +20,6 @@ MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alph
 
 def policy(share: float = 0.2, **config: float) -> Reserve:
     return Reserve(LINEAR_MODEL, ReserveConfig(share=share, aging=0.0, **config))
-
-
-def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
-    return [(share.task.task_id, share.tokens) for share in plan.shares]
-
-
-def queue_of(*entries: tuple[int, float]) -> OpenQueue:
-    """(tokens, ready_s)."""
-    queue = OpenQueue()
-    for index, (tokens, ready_s) in enumerate(entries):
-        queue.push(task(index, tokens, ready_s=ready_s))
-    return queue
 
 
 def test_the_shortest_goes_first_and_the_last_is_cut_to_the_budget():

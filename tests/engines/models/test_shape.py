@@ -208,3 +208,14 @@ def test_lookup_and_bad_dimensions():
         replace(LLADA_8B, n_kv_heads=5)
     with pytest.raises(UserError, match="experts_per_token=9"):
         replace(MIXTRAL_8X7B, experts_per_token=9)
+
+
+def test_runs_are_stored_under_what_a_shape_says_of_itself():
+    """Runs of shapes that are no mixture keep their keys, whatever mixtures have to say; those say all of it."""
+    assert repr(LLADA_8B) == (
+        "ModelShape(name='LLaDA-8B', d_model=4096, n_layers=32, n_heads=32, n_kv_heads=32, head_dim=128, mlp_hidden=12288, "
+        "vocab_rows=126464, tied=False, qkv_bias=False, qk_norm=False, num_experts=1, experts_per_token=1, dtype_bytes=2)"
+    )
+    said = "shared_hidden=512, router_bias=True, dense_layers=1, dense_hidden=5120, dtype_bytes=2)"
+    assert repr(LLADA2_MINI).endswith(said)
+    assert repr(replace(LLADA2_MINI, shared_hidden=None)) != repr(LLADA2_MINI)

@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, what it refuses and how, what it leaves behind."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from tokenizers.pre_tokenizers import Split
 from typer.main import get_command
 
 from engines.models.checkpoint import TINY_DIR
-from repro.cli.main import app
+from repro.cli.main import _settle_environment, app
 from repro.reports.figures import FIGURES
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -131,6 +132,17 @@ def test_the_options_are_these():
         options = [o for p in command.params for o in p.opts if o.startswith("--") and p.param_type_name == "option"]
         found[name] = " ".join(sorted(options))
     assert found == {name: " ".join(sorted(options.split())) for name, options in OPTIONS.items()}
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "expandable_segments:True"), ("max_split_size_mb:64", None)])
+def test_a_cards_memory_grows_in_segments_unless_somebody_says_otherwise(monkeypatch, given, told):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "MPLBACKEND"):
+        monkeypatch.setenv(name, "gone")  # restored afterwards, whatever is set meanwhile
+        monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    _settle_environment()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == told
 
 
 def test_list_names_everything():

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.cells import a_cell
 
 import repro
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -59,16 +60,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, Run]
 
 
 def cell(**knobs: object) -> Cell:
-    own = tuple({"num_prompts": 12, **knobs}.items())
-    return Cell(
-        system="dllm-serve",
-        dataset="osc",
-        platform="rtx4090",
-        executor="roofline",
-        rate=20.0,
-        seed=0,
-        knobs=own,  # type: ignore[arg-type]
-    )
+    return a_cell(platform="rtx4090", executor="roofline", rate=20.0, **{"num_prompts": 12, **knobs})
 
 
 def test_a_class_of_a_cell_decides_a_run_and_is_known_by_its_source(notebook, tmp_path):
@@ -109,15 +101,7 @@ def test_other_processes_are_refused_in_a_sentence(notebook, tmp_path):
 def test_live_workers_are_processes_too(notebook):
     module, run = notebook
     run("from engines.policies.task import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
-    live = Cell(
-        system="ampd-live",
-        dataset="toolbench",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=1.0,
-        seed=0,
-        knobs=(("queue", module.Mine),),
-    )
+    live = a_cell("ampd-live", "toolbench", rate=1.0, queue=module.Mine)
     with pytest.raises(
         UserError, match="queue='cells_of_mine:Mine' is in no file, which the processes that it decides in"
     ):

@@ -7,6 +7,7 @@ from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
+from support.cells import a_cell
 from support.own import Gather, Stay
 
 from engines.dllm.config import EngineConfig
@@ -24,27 +25,12 @@ from repro.testing import check_batcher
 
 def ampd(**knobs: str | int | float) -> Cell:
     own = {"num_prompts": 12, "deployment": "P:TP2x2 D:TP2x2", **knobs}
-    return Cell(
-        system="ampd",
-        dataset="toolbench",
-        platform="h20x32",
-        executor="roofline",
-        rate=2.0,
-        seed=0,
-        knobs=tuple(own.items()),
-    )
+    return a_cell("ampd", "toolbench", "h20x32", "roofline", rate=2.0, **own)
 
 
 def laps(*, executor: str = "roofline", **knobs: str | int | float) -> Cell:
-    return Cell(
-        system="laps",
-        dataset="lmsys-chat-1m",
-        platform="h200" if executor == "roofline" else "cpu-tiny",
-        executor=executor,
-        rate=20.0,
-        seed=0,
-        knobs=tuple({"num_prompts": 60, **knobs}.items()),
-    )
+    where = "h200" if executor == "roofline" else "cpu-tiny"
+    return a_cell("laps", "lmsys-chat-1m", where, executor, rate=20.0, **{"num_prompts": 60, **knobs})
 
 
 def ran(cell: Cell) -> tuple[Experiment, RunRecord]:
@@ -216,10 +202,7 @@ def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dllm(**knobs: str | int | float) -> Cell:
-    own = tuple({"num_prompts": 4, **knobs}.items())
-    return Cell(
-        system="dllm-serve", dataset="osc", platform="rtx4090", executor="roofline", rate=None, seed=0, knobs=own
-    )
+    return a_cell(platform="rtx4090", executor="roofline", **{"num_prompts": 4, **knobs})
 
 
 @pytest.mark.usefixtures("installed_package")

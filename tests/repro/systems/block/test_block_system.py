@@ -2,9 +2,9 @@
 
 import pytest
 from support.block_models import write_block
+from support.cells import a_cell
 
 from engines.errors import UserError
-from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.block.family import BLOCK, STEPS
 from repro.systems.block.settings import RULES, TINY
@@ -12,17 +12,9 @@ from repro.systems.block.settings import RULES, TINY
 SYSTEM = SYSTEMS.get("block-diffusion")
 
 
-def cell(*, rate=None, executor="torch", platform="cpu-tiny", seed=0, **knobs):
-    given = {"num_prompts": 4, "gen_length": 16, "block_length": 8, "input_len": 20, **knobs}
-    return Cell(
-        system="block-diffusion",
-        dataset="osc",
-        platform=platform,
-        executor=executor,
-        rate=rate,
-        seed=seed,
-        knobs=tuple(given.items()),
-    )
+def cell(**asked):
+    given = {"num_prompts": 4, "gen_length": 16, "block_length": 8, "input_len": 20, **asked}
+    return a_cell("block-diffusion", **given)
 
 
 def run(**asked):
