@@ -5,6 +5,7 @@ A draw is a function of (seed, which draw of the request, position) alone. Shape
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -72,27 +73,25 @@ def step_draws(
     if all(each.temperature == 0 for each in denoised.sampling):
         return None
     request, place = np.nonzero(denoised.wanted)
-    of = [denoised.sampling[i] for i in request]
-    num_first = len(wanted) - len(of)
+    sampling, num_first = denoised.sampling, len(wanted) - len(request)
 
-    def column(values: list[float], otherwise: float) -> np.ndarray:
-        return np.array([*values, *[otherwise] * num_first])
+    def column(of_requests: Sequence[float], otherwise: float) -> np.ndarray:
+        """[m] of each row's request; integers stay integers."""
+        return np.append(np.array(of_requests)[request], np.full(num_first, otherwise))
 
-    seeds = column([each.seed for each in of], 0).astype(np.int64)
-    draw = np.append(denoised.draw[request], np.zeros(num_first, dtype=np.int64))
+    seeds = column([each.seed for each in sampling], 0)
+    draw = column(denoised.draw.tolist(), 0)
     where = np.append(rows.block_start[request] + place, np.zeros(num_first, dtype=np.int64))
     keys = row_keys(*staging.send(seeds, draw, where))
-    temperature = staging.floats(column([each.temperature for each in of], 0.0))
-    has_cuts = any(each.top_k is not None or each.top_p < 1 for each in of)
+    cut = [each.top_k is not None or each.top_p < 1 for each in sampling]
+    has_cuts = bool(column(cut, False).any())
     return BlockDraws(
-        temperature=temperature,
+        temperature=staging.floats(column([each.temperature for each in sampling], 0.0)),
         keys=keys,
         random_remasking=torch.zeros_like(keys, dtype=torch.bool),
-        top_p=staging.floats(column([each.top_p for each in of], 1.0)) if has_cuts else None,
-        top_k=staging.ints([*[min(each.top_k or vocab, vocab) for each in of], *[vocab] * num_first])
-        if has_cuts
-        else None,
-        draws=staging.ints(column([each.draws for each in of], False)).bool(),
+        top_p=staging.floats(column([each.top_p for each in sampling], 1.0)) if has_cuts else None,
+        top_k=staging.ints(column([min(each.top_k or vocab, vocab) for each in sampling], vocab)) if has_cuts else None,
+        draws=staging.ints(column([int(each.draws) for each in sampling], 0)).bool(),
     )
 
 
