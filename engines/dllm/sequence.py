@@ -74,6 +74,7 @@ class Sequence:
         "kept_rows",
         "kv_rows",
         "kv_start",
+        "leaves_out",
         "masks",
         "masks_left",
         "num_blocks",
@@ -111,6 +112,8 @@ class Sequence:
         self.sparsity = sparsity
         self.decode = DecodeConfig() if decode is None else decode
         self.settling = _NONE_SETTLES if settling is None else settling
+        self.leaves_out = self.settling.settles or self.settling.full_every > 1
+        """Whether its steps may leave rows out."""
         self.has_cache = False
         """Whether the block has built a cache; between two blocks, whether the one before has."""
         self.exact_steps = exact_steps
@@ -235,7 +238,8 @@ class Sequence:
             block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
                 self.phase = self._next_phase()
-                self._settle()
+                if self.leaves_out:
+                    self._settle()
                 return
             self.stop = stop
             if stop is None and self.block + 1 < self.num_blocks:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +15,7 @@ from engines.dllm.plan import PlanItem
 from engines.dllm.scheduling.phase import Phase
 from engines.runtime.rows import Ints, ranks
 
-_NUMBERS = (
-    "total_len",
-    "block_start",
-    "block_end",
-    "window_end",
-    "masks_left",
-    "kept_rows",
-    "kv_start",
-    "step_in_block",
-)
-_ASKED = (*_NUMBERS, "settled_rows", "settled_before", "first_row")
-_numbers = attrgetter(*_ASKED)
+_FIRST = PlanItem._fields.index("total_len")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +43,10 @@ class ItemTable:
     @staticmethod
     def of(items: Sequence[PlanItem], slots: Sequence[int]) -> ItemTable:
         """``items`` with those in a Refresh first and those with settled rows last."""
-        numbers = np.array([_numbers(item) for item in items], dtype=np.int64)
-        columns = numbers.reshape(-1, len(_ASKED)).T
-        total_len, block_start, block_end, window_end, masks_left, kept, kv_start, step, settled, before, first = (
-            columns
-        )
+        numbers = np.array([item[_FIRST:] for item in items], dtype=np.int64)
+        columns = numbers.reshape(-1, len(PlanItem._fields) - _FIRST).T
+        total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, step, _, *left_out = columns
+        first, settled, before = left_out
         num_refresh = sum([item.phase.is_refresh for item in items])
         is_reuse = np.arange(len(items)) >= num_refresh
         if first.any():  # a PARTIAL is computed to the end
