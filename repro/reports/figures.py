@@ -245,7 +245,7 @@ DLLM_SERVE = Paper(
         "baselines": "baselines: every sampler alone and batched",
         "accuracy": "accuracy: problems solved in every configuration that is compared",
         "growth": "growth: throughput and memory by concurrency, length, retention and logit budget",
-        "frontier": "frontier: accuracy against throughput of what leaves rows out",
+        "frontier": "frontier: what leaving rows out saves",
     },
     claims=CLAIMS / "dllm_serve" / "claims.yaml",
 )
