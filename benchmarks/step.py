@@ -42,7 +42,7 @@ from engines.runtime.step_timer import StepTimes
 KINDS = ("refresh", "reuse", "mixed")
 REFRESHES = 2
 """A block's first steps: without and with building the cache."""
-NUM_REFRESH_STEPS = 8
+NUM_REFRESH_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import GB, Platform, platform
 
-STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 256), 256
+STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256
 """Requests of the steps that are timed, and tokens of each."""
 
 OURS = "dllm-serve"

@@ -43,5 +43,5 @@ def test_a_measured_run_is_simulated_on_its_own_schedule(committed, file, monkey
 
 
 def test_every_system_served_is_in_the_table(committed):
-    assert len(committed) == 13
+    assert len(committed) == 14
     assert all(0 < float(row["of_card"]) < 1 for row in committed.values())
