@@ -18,6 +18,16 @@ class RecordedRound(NamedTuple):
     delay_s: float | None = None
 
 
+class TracedSession(NamedTuple):
+    """A request is a session of one round."""
+
+    where: str
+    """File and line of its first row."""
+    rounds: tuple[RecordedRound, ...]
+    arrival_s: float | None = None
+    prompt: str | None = None
+
+
 Chat = tuple[RecordedRound, ...]
 """Turns of one conversation, prompts and answers in tokens."""
 MESSAGES = ("conversation", "conversations")

@@ -10,9 +10,9 @@ import numpy as np
 
 from engines.errors import UserError, require
 from repro.workloads.draws import ArrivalConfig, arrival_times, shuffled
-from repro.workloads.rounds import repeats
+from repro.workloads.rounds import TracedSession, repeats
 from repro.workloads.rows import bad_field
-from repro.workloads.table import Trace, TracedSession, TraceFile, read_trace
+from repro.workloads.table import Trace, TraceFile, read_trace
 
 MOST_SERVED = 10**5
 

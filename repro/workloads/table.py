@@ -28,7 +28,7 @@ from engines.errors import UserError, require
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
 from repro.workloads.knobs import TraceKnobs, named_after
-from repro.workloads.rounds import MESSAGES, RecordedRound, chat_of, counted_rounds, text_tokens
+from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_of, counted_rounds, text_tokens
 from repro.workloads.rows import Row, array_rows, csv_rows, first_line, is_array, json_rows, parquet_names, parquet_rows
 from repro.workloads.trace import clock_time
 
@@ -50,16 +50,6 @@ class TraceFile:
 
     path: str
     columns: str | None = None
-
-
-class TracedSession(NamedTuple):
-    """A request is a session of one round."""
-
-    where: str
-    """File and line of its first row."""
-    rounds: tuple[RecordedRound, ...]
-    arrival_s: float | None = None
-    prompt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
