@@ -10,7 +10,7 @@ from typing import Any
 
 from engines.errors import RunError
 from engines.knobs import knobs_of
-from engines.named import POLICIES, installed
+from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
@@ -137,12 +137,12 @@ def _named_code(cell: Cell) -> Told:
 
 
 def _with_places(cell: Cell) -> Cell:
-    """With the policies that it names as an installed package does named by where they are: the run is the same, and is tied to
+    """With what its knobs name as an installed package does named by where it is: the run is the same, and is tied to
     their code."""
     places = {
         name: installed(name)[value]
         for name, value in cell.knobs
-        if name in POLICIES and isinstance(value, str) and value in installed(name)
+        if name in KINDS and isinstance(value, str) and value in installed(name)
     }
     if not places:
         return cell

@@ -27,6 +27,7 @@ SAID = {
     "compare": "no change beyond",
     "eval": "mini-gsm",
     "plan-cluster": "16 x l4",
+    "capacity": "Qwen2.5-32B",
 }
 
 
@@ -43,12 +44,12 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def test_every_file_and_command_of_the_page(own_folder):
-    assert len(FILES) == 14
+    assert len(FILES) == 15
     assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
     for command in COMMANDS:
         program, name, *arguments = [part for word in shlex.split(command) for part in glob(word) or [word]]
         assert program == "repro"
-        has_place = "--result-dir" in arguments or name in ("conformance", "calibrate", "plan-cluster")
+        has_place = "--result-dir" in arguments or name in ("conformance", "calibrate", "plan-cluster", "capacity")
         runs = [] if has_place else ["--result-dir", "runs"]
         ran = CliRunner().invoke(app, [name, *arguments, *runs], catch_exceptions=False)
         assert ran.exit_code == 0, (command, ran.output)

@@ -22,6 +22,7 @@ from repro.systems.ar.own import OwnPolicies, own_policies
 from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.platforms import platform
+from repro.workloads.own import workload_knobs
 from repro.workloads.sessions.workload import SessionWorkloadConfig
 
 TINY = "tiny"
@@ -106,7 +107,8 @@ def resolve(cell: Cell, system: str) -> Settings:
         "cpu-tiny and torch",
     )
     own = own_policies(cell.asked)
-    check_given(cell.asked, LiveKnobs, AmpdConfig, *(each.knobs for each in own.values()), who=f"system={system!r}")
+    plugged = (*(each.knobs for each in own.values()), workload_knobs(cell.asked))
+    check_given(cell.asked, LiveKnobs, AmpdConfig, *plugged, who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
     require(
         policies.queue_order == "window",
