@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from engines.knobs import Checked, Count, Range, Tokens
@@ -68,6 +68,19 @@ class Only:
 
     def bind(self, decodes: Sequence[Any], now: float) -> int:
         return int(decodes[self.worker].worker_id)
+
+
+@dataclass
+class Turns:
+    """A binder that keeps count: every so many sessions one lives on the second worker."""
+
+    every: Annotated[int, Range(1, 100)] = 2
+    """Sessions."""
+    num_bound: int = field(default=0, init=False)
+
+    def bind(self, decodes: Sequence[Any], now: float) -> int:
+        self.num_bound += 1
+        return int(decodes[self.num_bound % self.every == 0].worker_id)
 
 
 class Newest(OpenQueue):

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
+from engines.ampd.performance import PerformanceModel, Piecewise
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
 from engines.errors import require
@@ -28,6 +29,12 @@ from repro.workloads.sessions.workload import SessionWorkloadConfig
 TINY = "tiny"
 _TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
 """A Qwen2 of 8 M parameters, random weights: large enough that a step's work outweighs what surrounds it."""
+_PREFILL, _LINE = (
+    Piecewise(knees=(), pieces=(piece,), mean_error=0.0, max_error=0.0)
+    for piece in ((1e-2, 1e-4, 1e-8, 1e-6), (1e-3, 1e-5))
+)
+_UNMEASURED = PerformanceModel(prefill={1: _PREFILL}, decode={1: _LINE}, transfer={(1, 1): _LINE}, decode_context=1)
+"""Stands for what is measured on the workers: policies of one's own are made once before they are started."""
 MAX_WORKERS = 16
 _NUM_SESSIONS = 20
 
@@ -115,13 +122,13 @@ def resolve(cell: Cell, system: str) -> Settings:
         f"queue_order={policies.queue_order!r}: a live queue keeps nothing but its tasks, and the share of those given up would be "
         "lost with every choice: use window, or system=ampd",
     )
+    told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for each in own.values():
-        # What a model is measured later, on the workers.
         require(
             not is_fileless(each.where.partition(":")[0]) or (each.kind.name != "queue" and knobs.frontend is None),
             f"{each.kind.name}={each.where!r} is in no file, which the processes that it decides in could read: put it into one",
         )
-        require(callable(each.named), f"{each.kind.name}={each.where!r} cannot be called: {each.kind.needed}")
+        each.checked(**{name: told[name] for name in each.kind.offered})
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(
