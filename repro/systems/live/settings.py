@@ -18,7 +18,7 @@ from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_c
 from engines.policies.own import Own
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
-from repro.runs.fileless import is_fileless
+from repro.runs.fileless import why_here
 from repro.systems.ar.own import OwnPolicies, own_policies
 from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
@@ -124,10 +124,10 @@ def resolve(cell: Cell, system: str) -> Settings:
     )
     told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for each in own.values():
-        require(
-            not is_fileless(each.where.partition(":")[0]) or (each.kind.name != "queue" and knobs.frontend is None),
-            f"{each.kind.name}={each.where!r} is in no file, which the processes that it decides in could read: put it into one",
-        )
+        module, _, name = each.where.partition(":")
+        if each.kind.name == "queue" or knobs.frontend is not None:
+            why = why_here(module, name, elsewhere=each.kind.name != "queue")
+            require(why is None, f"{each.kind.name}={each.where!r} {why}")
         each.checked(**{name: told[name] for name in each.kind.offered})
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
