@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,10 @@ _GROUPS = "repro."
 """Entry-point groups are named after a kind: one of these, ``repro.system``, ``repro.platform``, ``repro.gpu``."""
 POLICIES = ("scheduler", "refresh_rule", "router", "batcher", "queue", "binder")
 """Kinds of policies, each the knob that names one."""
+KINDS = (*POLICIES, "workload")
+"""Kinds that a knob names."""
+PLACE = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_]\w*)")
+"""``module:NAME``."""
 
 
 def installed(kind: str) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from engines.errors import UserError, require
 from repro.files import forget
 from repro.paths import LOCAL
-from repro.runs.cell import Cell, Scalar, plain
+from repro.runs.cell import WORKLOAD, Cell, Scalar, knob_value, plain
 from repro.runs.experiment import prepare, prepare_all
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
@@ -40,13 +40,15 @@ def run(
     **knobs: Scalar,
 ) -> StoredRun:
     """One cell's run, made unless it is stored. ``knobs`` have the names of the options of ``repro bench``; the knob ``workload``, a
-    file, takes the place of a data set."""
+    file or a workload of one's own, takes the place of a data set."""
     forget()
     where = platform_of(plain(platform))
     if dataset is None:
-        file = plain(knobs.get("workload"))
-        require(isinstance(file, str), "dataset is missing: name one, or give a file as workload")
-        dataset = named_after(file)
+        named = knob_value(knobs.get(WORKLOAD))
+        require(
+            isinstance(named, str), "dataset is missing: name one, or give a file, or a class of yours, as workload"
+        )
+        dataset = named_after(named)
     cell = Cell(
         system=system,
         dataset=dataset,

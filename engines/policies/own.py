@@ -38,8 +38,8 @@ class Kind:
         what = f"an object with {self.method}({', '.join(self.arguments)})"
         if self.of is not object:
             what = f"an engines.policies.task.{self.of.__name__}"
-        offered = f"{', '.join(self.offered[:-1])} and {self.offered[-1]}" if self.offered[1:] else self.offered[0]
-        return f"name a class, or a function, that called with {offered} gives {what}"
+        offered = " and ".join(filter(None, (", ".join(self.offered[:-1]), *self.offered[-1:])))
+        return f"name a class, or a function, that called {f'with {offered} ' if offered else ''}gives {what}"
 
 
 ROUTER = Kind(

@@ -23,7 +23,7 @@ from repro.systems.laps.settings import part_of
 from repro.systems.laps.system import PrefillSystemEntry
 from repro.systems.platforms import platform
 from repro.workloads.conversations.workload import known_conversation_cards
-from repro.workloads.knobs import named_after
+from repro.workloads.knobs import named_after, place_of
 from repro.workloads.sessions.workload import known_session_cards
 
 _NAMES = "ampd, dynamo-sim, vllm-sim, continuum-sim, or for prefill laps, reserve, srpt, sglang-pd, vllm-pd"
@@ -77,7 +77,7 @@ class Question:
     systems: Sequence[str]
     platforms: Sequence[str]
     workload: str
-    """A file, or a trace or conversations by name."""
+    """A file, a workload of one's own, or a trace or conversations by name."""
     dataset: str | None
     """Whose card says what a file is and lacks, where it has not all itself."""
     columns: str | None = None
@@ -158,11 +158,12 @@ class Question:
     def _data(self, is_cluster: bool) -> tuple[str, dict[str, Scalar]]:
         """The data set by name, and the knobs that say its file where there is one."""
         known = known_session_cards() if is_cluster else known_conversation_cards()
-        name, path = self.workload.lower(), self.path
-        if path is None:
+        name, path, own = self.workload.lower(), self.path, place_of(self.workload)
+        if path is None and own is None:
             require(
                 name in known,
-                f"workload={self.workload!r} is neither a file nor one of {', '.join(known)}: check the path, or name one",
+                f"workload={self.workload!r} is neither a file nor one of {', '.join(known)}: check the path, name one, or give "
+                "module:NAME",
             )
             require(
                 self.dataset in (None, name),
@@ -173,15 +174,28 @@ class Question:
                 f"columns={self.columns!r} has no effect with workload={self.workload!r}, which is no file: leave it out",
             )
             return name, {}
-        require(path.stat().st_size > 0, f"workload={str(path)!r} is empty: give a file with a session a line")
+        if own is None:
+            assert path is not None
+            require(path.stat().st_size > 0, f"workload={str(path)!r} is empty: give a file with a session a line")
+        else:
+            require(
+                self.dataset is None,
+                f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}, which has no format: leave it out",
+            )
         if self.dataset is None:
             columns: dict[str, Scalar] = {} if self.columns is None else {"columns": self.columns}
-            return named_after(str(path)), {"workload": str(path), **columns}
+            workload = own or str(path)
+            return named_after(workload), {"workload": workload, **columns}
         require(
             self.columns is None,
             f"columns={self.columns!r} has no effect with dataset_name={self.dataset!r}, whose card says what is what: leave one out",
         )
         return self.dataset, {"dataset_path": str(path)}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the requests are the user's own."""
+        return self.path is not None or place_of(self.workload) is not None
 
     @property
     def path(self) -> Path | None:

@@ -34,7 +34,8 @@ Plot = Annotated[
 class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     workload: str
-    """Your requests, sessions or conversations, a file as repro bench takes it; or a trace by name: toolbench, gaia, hotpotqa, dureader."""
+    """Your requests, sessions or conversations, a file or module:NAME as repro bench takes it; or a trace by name: toolbench, gaia,
+    hotpotqa, dureader."""
     columns: str | None = None
     """Which of the file's columns is what, as repro bench takes it."""
     slo: str
@@ -102,7 +103,7 @@ def capacity(
     with readable("workload", question.path, [] if asked.dataset_name is None else [asked.dataset_name]):
         sites = question.sites(sizes)
     answers = _answers(question, sites, sizes, asked.rate, searched.resolution)
-    if question.path is not None:
+    if question.is_given:
         say(answers[0].site.provenance.description, file=sys.stderr)
     theirs, remark = _theirs(answers, objectives)
     rows = [_row(answer, objectives, theirs.get(index)) for index, answer in enumerate(answers)]

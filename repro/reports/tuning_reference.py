@@ -16,7 +16,9 @@ What a paper does not print is a free knob. Whoever reproduces it has to choose,
 decides a comparison. So every simulated system has two forms: as printed with our defaults, and tuned (`--knob tune=search`), its
 free knobs set by a search of one size for all.
 
-    repro bench --system laps --system sglang-pd --platform h200 --request-rate 75 --knob transient=true --knob tune=search
+```sh
+repro bench --system laps --system sglang-pd --platform h200 --request-rate 75 --knob transient=true --knob tune=search
+```
 
 The search simulates up to {CANDIDATES} combinations of what is below, the defaults first and the others drawn at random, the same ones in
 every run, in {TRIALS} trials in all: half of the combinations are dropped after each round, by the mean over all samples so far, and what

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from engines.errors import UserError
 from engines.knobs import Range, check_value
-from engines.named import name_of
+from engines.named import PLACE, name_of
 
 Scalar = str | int | float | bool | None
 
@@ -28,6 +28,8 @@ COMPARISON = "comparison"
 makes its own, together. No system sees it."""
 BASIS = "basis"
 """Knob of a prepared cell: a digest of its requests, and of the checkpoint or calibration behind its numbers."""
+WORKLOAD = "workload"
+"""Knob that names what is served in place of a data set, after which the cell's is named."""
 NOTES = (BASIS,)
 """Knobs that say something about a cell and ask nothing of its run."""
 
@@ -37,7 +39,6 @@ _UNHASHED = ("reading", "efficient")
 Rate = Annotated[float, Range(above=0, most=1e6)]
 KEY_LENGTH = 12
 PREFIX_LENGTH = 100
-_NAMED = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +120,9 @@ class Cell:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Names of the policies that it gives as ``module:NAME``."""
-        named = (_NAMED.fullmatch(value) for _, value in self.knobs if isinstance(value, str))
+        """Names of the policies that it gives as ``module:NAME``; a workload names the data set."""
+        knobs = (value for name, value in self.knobs if name != WORKLOAD and isinstance(value, str))
+        named = map(PLACE.fullmatch, knobs)
         return tuple(each[1] for each in named if each is not None)
 
     @property
@@ -186,6 +188,11 @@ def plain(value: Any) -> Any:
     return math.inf if found > 0 else -math.inf
 
 
+def knob_value(value: Any) -> Any:
+    """As ``plain``; of a class or a function its ``module:NAME``."""
+    return name_of(value) if isinstance(value, type | FunctionType) else plain(value)
+
+
 def _check_seed(seed: object) -> None:
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise UserError(f"seed={seed!r} must be an integer of at least 0, and below 2^63")
@@ -201,9 +208,7 @@ def _sorted_knobs(knobs: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Sca
         isinstance(pair, tuple | list) and len(pair) == 2 for pair in knobs
     ):
         raise UserError(f"knobs={knobs!r} must be pairs of a name and a value: write (('num_prompts', 8),)")
-    pairs = tuple(
-        (name, name_of(value) if isinstance(value, type | FunctionType) else plain(value)) for name, value in knobs
-    )
+    pairs = tuple((name, knob_value(value)) for name, value in knobs)
     for name, value in pairs:
         _check_text("knob name", name)
         if value is not None and not isinstance(value, str | int | float | bool):

@@ -10,12 +10,12 @@ from typing import Any
 
 from engines.errors import RunError
 from engines.knobs import knobs_of
-from engines.named import POLICIES, installed
+from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
-from repro.runs.fileless import Told, is_fileless, told_of
+from repro.runs.fileless import Told, is_fileless, told_of, why_here
 from repro.runs.free import TUNE
 from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
@@ -46,10 +46,14 @@ class Experiment:
         named, files = _named_code(self.cell), self.deployment.modules
         return code_of((*filter(lambda name: not is_fileless(name), files), *named.modules)).with_parts(named.parts)
 
-    @property
-    def in_no_file(self) -> str | None:
-        """What no other process can import of what the cell names; None of most."""
-        return next((each for each in _plugged_in(self.cell).values() if is_fileless(each.partition(":")[0])), None)
+    def held_here(self, *, elsewhere: bool) -> str | None:
+        """What no other process can import of what the cell names, or with ``elsewhere`` none on another machine, and why; None of
+        most."""
+        for each in _plugged_in(self.cell).values():
+            module, _, name = each.partition(":")
+            if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
+                return f"{each!r} {why}"
+        return None
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -137,12 +141,12 @@ def _named_code(cell: Cell) -> Told:
 
 
 def _with_places(cell: Cell) -> Cell:
-    """With the policies that it names as an installed package does named by where they are: the run is the same, and is tied to
+    """With what its knobs name as an installed package does named by where it is: the run is the same, and is tied to
     their code."""
     places = {
         name: installed(name)[value]
         for name, value in cell.knobs
-        if name in POLICIES and isinstance(value, str) and value in installed(name)
+        if name in KINDS and isinstance(value, str) and value in installed(name)
     }
     if not places:
         return cell

@@ -1,4 +1,5 @@
-"""Classes that lie in no file: of a notebook's cell, or ``python -c``. They are known by their source, and work in this process.
+"""Classes that lie in no file: of a notebook's cell, or ``python -c``. They are known by their source, and work in this process; and
+those of a script, which other processes of this machine read again, but for what stands under its ``if __name__ == "__main__":``.
 
 A class's identity is that of its own text, of the functions, classes and values of its module that the text names, and of the
 modules that it names, which are in files.
@@ -13,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,6 +29,43 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def is_fileless(module: str) -> bool:
     """Whether it is a module of this process that was read from no file."""
     return module in sys.modules and getattr(sys.modules[module], "__file__", None) is None
+
+
+def why_here(module: str, name: str, *, elsewhere: bool) -> str | None:
+    """Why no other process can import it, or with ``elsewhere`` none on another machine: a clause, with what mends it."""
+    others = "machines" if elsewhere else "processes"
+    if is_fileless(module):
+        return f"is in no file, which other {others} could read: put it into one"
+    if module != "__main__":
+        return None
+    if elsewhere:
+        return "is in the script that is run, which is not what workers elsewhere run: put it into a module, and import that"
+    if _is_guarded(name):
+        return 'stands under if __name__ == "__main__":, which other processes leave out: put it above'
+    return None
+
+
+def _is_guarded(name: str) -> bool:
+    """Whether the script makes it only where it is run."""
+    try:
+        tree = ast.parse(Path(str(sys.modules["__main__"].__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    guards = [each for each in tree.body if isinstance(each, ast.If) and "__name__" in _named(each.test)]
+    within = {found for guard in guards for each in guard.body for found in _made(each)}
+    outside = {found for each in tree.body if each not in guards for found in _made(each)}
+    return name in within - outside
+
+
+def _made(statement: ast.AST) -> Iterator[str]:
+    """Names of classes and functions, and of what is assigned, in a statement and those inside of it."""
+    for each in ast.walk(statement):
+        if isinstance(each, ast.ClassDef | ast.FunctionDef):
+            yield each.name
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id
+        elif isinstance(each, ast.alias):
+            yield each.asname or each.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,11 +133,9 @@ class LocalPool:
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """In processes of their own only where there are enough runs to gain by it."""
-        here = in_no_file(experiments)
+        here = held_here(experiments, elsewhere=False)
         if here is not None and (jobs or 1) > 1:
-            raise UserError(
-                f"jobs={jobs}: {here!r} is in no file, which other processes could read: put it into one, or give jobs=1"
-            )
+            raise UserError(f"jobs={jobs}: {here}, or give jobs=1")
         jobs = 1 if here is not None else jobs
         num = min(jobs or min(usable_cores(), max(1, len(experiments) // CELLS_PER_WORKER)), len(experiments))
         if num == 1:
@@ -154,9 +152,10 @@ class LocalPool:
             run_here(locked, partial(packing.make, sitting=sitting), hooks)
 
 
-def in_no_file(experiments: Iterable[Experiment]) -> str | None:
-    """The first thing that these runs name and no other process can import."""
-    return next((found for each in experiments if (found := each.in_no_file) is not None), None)
+def held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> str | None:
+    """The first thing that these runs name and no other process, or none on another machine, can import; and why."""
+    found = (each.held_here(elsewhere=elsewhere) for each in experiments)
+    return next((each for each in found if each is not None), None)
 
 
 def run_here(

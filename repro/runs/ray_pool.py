@@ -14,7 +14,7 @@ from engines.errors import RunError, UserError, require
 from repro.runs.assignment import Assignment, Lock, by_repeats
 from repro.runs.experiment import Experiment
 from repro.runs.locks import UnitLocks
-from repro.runs.pool import Packing, in_no_file
+from repro.runs.pool import Packing, held_here
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.ray_nodes import Identity, Needs, Node, alike, died, measuring, needs_of, nodes_of
@@ -57,6 +57,7 @@ class RayPool:
         # Refused before anything is started for them.
         if not {needs_of(experiment) for experiment in experiments if experiment.is_measured}:
             return list(experiments)
+        _check_importable(experiments)
         self._connect(experiments)
         return [
             replace(experiment, place=self._machines(needs_of(experiment))[0]) if experiment.is_measured else experiment
@@ -66,8 +67,7 @@ class RayPool:
     def check(self, experiments: Sequence[Experiment]) -> None:
         if not experiments:
             return
-        here = in_no_file(experiments)
-        require(here is None, f"pool='ray': {here!r} is in no file, which other machines could read: put it into one")
+        _check_importable(experiments)
         self._connect(experiments)
         measured: dict[Needs, list[bytes]] = {}
         for experiment in experiments:
@@ -181,6 +181,11 @@ class RayPool:
             yield _Actor(handle, self._pickled, hopeless)
         finally:
             self._ray.kill(handle, no_restart=True)
+
+
+def _check_importable(experiments: Sequence[Experiment]) -> None:
+    here = held_here(experiments, elsewhere=True)
+    require(here is None, f"pool='ray': {here}")
 
 
 class _Actor:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from engines.errors import UserError, require
 from engines.knobs import Range, check_value, knobs_of
 from repro.files import one_line, read_yaml, unreadable_yaml
-from repro.runs.cell import COMPARISON, NOTES, Cell, Scalar, plain
+from repro.runs.cell import COMPARISON, NOTES, WORKLOAD, Cell, Scalar, knob_value, plain
 from repro.runs.sizes import size_of
 from repro.runs.system import SYSTEMS, default_dataset, settings_of
 from repro.systems.platforms import platform as platform_of
@@ -30,7 +30,7 @@ INF = "inf"
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Each field holds values of the cell's field of this name; an empty one stands for what ``repro bench`` takes by default. Without
-    ``dataset`` a cell with the knob ``workload`` is named after that file."""
+    ``dataset`` a cell with the knob ``workload`` is named after that."""
 
     system: tuple[str, ...] = ()
     dataset: tuple[str, ...] = ()
@@ -60,7 +60,9 @@ class Grid:
         own = {name: _values(name, value) for name, value in given.items() if name != "knobs"}
         if "rate" in own:
             own["rate"] = tuple(None if value in (INF, math.inf) else value for value in own["rate"])
-        return cls(**own, knobs={name: _values(f"knob {name}", value) for name, value in knobs.items()})
+        return cls(
+            **own, knobs={name: tuple(map(knob_value, _values(f"knob {name}", value))) for name, value in knobs.items()}
+        )
 
     def repeated(self, num: int | None) -> Grid:
         """With the seeds 0 to ``num`` - 1; itself where that is None."""
@@ -85,16 +87,16 @@ class Grid:
             on = platform_of(where)
             systems = self.system or (on.default_system,)
             settings = [knobs_of_each(systems, chosen) for chosen in self._choices()]
-            is_traced = all(own.get("workload") is not None for each in settings for own in each.values())
+            is_traced = all(own.get(WORKLOAD) is not None for each in settings for own in each.values())
             datasets = self.dataset or ("" if is_traced else default_dataset(systems[0], on),)
             for executor, dataset, rate, knobs in product(
                 self.executor or (on.executor,), datasets, self.rate, settings
             ):
                 for system, own in knobs.items():
-                    file = None if self.dataset else own.get("workload")
+                    named = None if self.dataset else own.get(WORKLOAD)
                     asked = Cell(
                         system=system,
-                        dataset=dataset if file is None else named_after(str(file)),
+                        dataset=dataset if named is None else named_after(str(named)),
                         platform=on.name,
                         executor=executor,
                         rate=rate,

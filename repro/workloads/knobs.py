@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Annotated, Literal
 
 from engines.knobs import Range, Tokens
+from engines.named import PLACE, installed
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
@@ -29,18 +30,25 @@ class ArrivalKnobs:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceKnobs(ArrivalKnobs):
-    """A file of requests or sessions, of any source."""
+    """Requests or sessions of any source."""
 
     workload: str | None = None
-    """File of requests or sessions with lengths and times of their own, in place of a data set: JSON lines, CSV or parquet. The run is
-    named after it."""
+    """File of requests or sessions with lengths and times of their own, in place of a data set: JSON lines, CSV or parquet; or one's own
+    that yields them, as module:NAME. The run is named after it."""
     columns: str | None = None
     """Which of its columns is what: OURS=THEIRS, with commas between, such as prompt_len=ContextTokens; files of Azure, BurstGPT and
     Mooncake, and those with our names, need none."""
 
 
+def place_of(workload: str) -> str | None:
+    """``module:NAME`` of a workload of one's own, or what an installed package names so; None of a file."""
+    return workload if PLACE.fullmatch(workload) else installed("workload").get(workload)
+
+
 def named_after(workload: str) -> str:
-    """The name of a run on a file: the file's, without its endings."""
+    """The name of a run on a workload: a file's without its endings, or what it is called in its module."""
+    if (where := place_of(workload)) is not None:
+        return where.partition(":")[2]
     name = PurePath(workload).name.removesuffix(".gz")
     return PurePath(name).stem or name
 

@@ -16,6 +16,19 @@ class RecordedRound(NamedTuple):
     prefill_tokens: int
     decode_tokens: int | None
     delay_s: float | None = None
+    """From its answer to the next round."""
+
+
+class TracedSession(NamedTuple):
+    """A request is a session of one round."""
+
+    rounds: tuple[RecordedRound, ...]
+    arrival_s: float | None = None
+    """Seconds from any moment on."""
+    prompt: str | None = None
+    """The text of its one prompt."""
+    where: str = ""
+    """File and line of its first row, for what is said of it."""
 
 
 Chat = tuple[RecordedRound, ...]
@@ -25,11 +38,11 @@ _ASKING = frozenset({"user", "human", "system"})
 _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 
 
-def repeats(num: int, num_recorded: int, unit: str) -> str:
-    """Writes a clause where a file's sessions or turns come round again; else nothing."""
+def repeats(num: int, num_recorded: int, unit: str, noun: str = "file") -> str:
+    """Writes a clause where a file's sessions or turns, or a workload's, come round again; else nothing."""
     if num <= num_recorded:
         return ""
-    return f"; {num - num_recorded} of {num} {unit}s repeat one of the file's {num_recorded}"
+    return f"; {num - num_recorded} of {num} {unit}s repeat one of the {noun}'s {num_recorded}"
 
 
 def text_tokens(text: str) -> int:

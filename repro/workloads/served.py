@@ -1,4 +1,4 @@
-"""What of a file of requests or sessions is served, in which order, and when."""
+"""What of a file of requests or sessions, or of a workload of one's own, is served, in which order, and when."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from engines.errors import UserError, require
 from repro.workloads.draws import ArrivalConfig, arrival_times, shuffled
-from repro.workloads.rounds import repeats
+from repro.workloads.own import Traced
+from repro.workloads.rounds import TracedSession, repeats
 from repro.workloads.rows import bad_field
-from repro.workloads.table import Trace, TracedSession, TraceFile, read_trace
+from repro.workloads.table import Trace
 
 MOST_SERVED = 10**5
 
@@ -26,7 +27,7 @@ class Served:
 
 
 def served(
-    file: TraceFile,
+    source: Traced,
     arrivals: ArrivalConfig | None,
     seed: int,
     *,
@@ -37,7 +38,7 @@ def served(
     """Sessions in the file's order at its own times where these are replayed, each once; else in random order, and again where there
     are too few. ``num`` of them, or of their rounds if ``in_rounds``; None for as many as the file has. ``keep`` takes the place of
     the file's. Without ``arrivals`` times are left to who serves them."""
-    trace = read_trace(file)
+    trace = source.trace(seed)
     held = trace.sessions if keep is None else tuple(keep)
     is_replayed = arrivals is not None and arrivals.kind == "trace"
     has = sum(len(each.rounds) for each in held) if in_rounds else len(held)
@@ -49,7 +50,7 @@ def served(
     wanted = has if num is None else num
     require(
         wanted <= MOST_SERVED,
-        f"workload={file.path!r} has {has:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
+        f"workload={source.where!r} has {has:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
     )
     stamps = _stamps(trace, held) if is_replayed else None
     order = range(len(held)) if is_replayed else shuffled(len(held), seed, "rows")
@@ -62,7 +63,8 @@ def served(
         trace=trace,
         sessions=sessions,
         arrival_s=tuple(times),
-        description=_described(trace, arrivals, times) + repeats(num_served, has, "turn" if in_rounds else "row"),
+        description=_described(trace, arrivals, times)
+        + repeats(num_served, has, "turn" if in_rounds else trace.unit, trace.noun),
     )
 
 
@@ -80,6 +82,10 @@ def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> I
 def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
     """The file's own times, which may not fall: a file that is not sorted may be two, or have another unit halfway."""
     column = trace.columns.get("arrival_s") or trace.columns.get("arrival_ms")
+    if column is None and trace.noun == "workload":
+        raise UserError(
+            f"arrivals='trace': {trace.origin.location} yields no arrival_s: give its sessions one, or use other arrivals"
+        )
     if column is None:
         raise UserError(
             f"arrivals='trace': {trace.origin.location} has no column of times among {', '.join(trace.columns.values())}: name one "
@@ -93,22 +99,23 @@ def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
             held[place].where,
             column,
             late,
-            f"earlier than {before} before it: sort the file by it for arrivals='trace'",
+            f"earlier than {before} before it: sort the {trace.noun} by it for arrivals='trace'",
         )
     return stamps
 
 
 def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float]) -> str:
     columns = ", ".join(name if name == column else f"{name}={column}" for name, column in trace.columns.items())
-    said = [f"{trace.origin.location}: {len(trace.sessions)} rows or sessions, columns {columns}"]
+    what = "sessions" if trace.noun == "workload" else f"rows or sessions, columns {columns}"
+    said = [f"{trace.origin.location}: {len(trace.sessions)} {what}"]
     if trace.num_dropped:
         said.append(f"{trace.num_dropped} rows without a prompt or an answer left out")
     is_stamped = bool(trace.columns.keys() & {"arrival_s", "arrival_ms"})
     if arrivals is not None and arrivals.kind == "trace":
-        how = "as recorded" if arrivals.rate is None else f"stretched to {arrivals.rate:g} a second"
+        how = f"as {trace.how}" if arrivals.rate is None else f"stretched to {arrivals.rate:g} a second"
         if arrivals.time_scale not in (None, 1):
             how = f"divided by {arrivals.time_scale:g}"
         said.append(f"times {how}, {len(times)} in {times[-1]:g} s")
     elif is_stamped:
-        said.append("times of the file not used")
+        said.append(f"times of the {trace.noun} not used")
     return "; ".join(said)

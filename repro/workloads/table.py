@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.knobs import TraceKnobs, named_after
-from repro.workloads.rounds import MESSAGES, RecordedRound, chat_of, counted_rounds, text_tokens
+from repro.workloads.knobs import named_after
+from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_of, counted_rounds, text_tokens
 from repro.workloads.rows import Row, array_rows, csv_rows, first_line, is_array, json_rows, parquet_names, parquet_rows
 from repro.workloads.trace import clock_time
 
@@ -48,18 +48,13 @@ _MOONCAKE = {"timestamp", "input_length", "output_length", "hash_ids"}
 class TraceFile:
     """What a user says of a file."""
 
-    path: str
+    where: str
+    """Its path."""
     columns: str | None = None
 
-
-class TracedSession(NamedTuple):
-    """A request is a session of one round."""
-
-    where: str
-    """File and line of its first row."""
-    rounds: tuple[RecordedRound, ...]
-    arrival_s: float | None = None
-    prompt: str | None = None
+    def trace(self, seed: int) -> Trace:
+        """The same of every seed."""
+        return read_trace(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,33 +65,26 @@ class Trace:
     columns: Mapping[str, str]
     num_dropped: int = 0
     """Rows left out, without a prompt or an answer: failed calls."""
+    noun: Literal["file", "workload"] = "file"
+    """What it is of."""
+
+    @property
+    def unit(self) -> str:
+        return "row" if self.noun == "file" else "session"
+
+    @property
+    def how(self) -> str:
+        """Where its numbers are from."""
+        return "recorded" if self.noun == "file" else "yielded"
 
     @property
     def num_rounds(self) -> int:
         return sum(len(each.rounds) for each in self.sessions)
 
 
-def trace_asked(dataset: str, knobs: TraceKnobs) -> TraceFile | None:
-    """The file that a cell serves in place of a data set, if any; the cell is named after it."""
-    path, columns = knobs.workload, knobs.columns
-    if path is None:
-        require(columns is None, f"columns={columns!r} has no effect without a workload: leave it out")
-        return None
-    for name in ("dataset_path", "dataset_source"):
-        given = getattr(knobs, name, None)
-        require(
-            given in (None, "auto"), f"{name}={given!r} has no effect with workload={path!r}: leave one of them out"
-        )
-    require(
-        dataset == named_after(path),
-        f"dataset={dataset!r} has no effect with workload={path!r}, after which the run is named: leave it out",
-    )
-    return TraceFile(path=path, columns=columns)
-
-
 @kept(maxsize=8)
 def read_trace(file: TraceFile) -> Trace:
-    path = Path(file.path)
+    path = Path(file.where)
     names = _names_in(path)
     columns = _guessed(names, path) if file.columns is None else _given(file.columns, names, path)
     rows = [*islice(_read(path, columns), MOST_ROWS + 1)]
@@ -107,7 +95,7 @@ def read_trace(file: TraceFile) -> Trace:
         f"{path.name} has no row with a prompt and an answer ({len(rows)} read): check that it is the whole file",
     )
     return Trace(
-        name=named_after(file.path),
+        name=named_after(file.where),
         origin=Origin(source="local", location=path.name, revision=file_digest(path)),
         sessions=tuple(_sessions(usable)),
         columns=columns,
@@ -254,4 +242,4 @@ def _sessions(entries: list[_Entry]) -> Iterator[TracedSession]:
     for own in groups.values():
         first = own[0]
         rounds = first.rounds if first.round is None else tuple(each.round for each in own if each.round is not None)
-        yield TracedSession(first.row.where, rounds, first.arrival_s, first.prompt if len(own) == 1 else None)
+        yield TracedSession(rounds, first.arrival_s, first.prompt if len(own) == 1 else None, first.row.where)

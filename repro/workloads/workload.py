@@ -23,8 +23,8 @@ from repro.workloads.card import Origin, Provenance, checksum
 from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_source
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
 from repro.workloads.knobs import SourceKind
+from repro.workloads.own import Traced
 from repro.workloads.served import served
-from repro.workloads.table import TraceFile
 from repro.workloads.text import TextStyle, more_text, prompt_text
 from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace
 
@@ -170,7 +170,7 @@ def fixed_workload(
 
 
 def traced_workload(
-    file: TraceFile,
+    file: Traced,
     arrivals: ArrivalConfig,
     seed: int,
     generation_of: Callable[[int], GenerationConfig],

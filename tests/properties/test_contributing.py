@@ -1,21 +1,28 @@
 """What CONTRIBUTING.md shows works as it stands: its files in a folder of one's own, its commands one after the other."""
 
+import json
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from support.documents import files_of, lines_of
 from typer.testing import CliRunner
 
 from repro.cli.main import app
+from repro.paths import REPO
 from repro.reports.figures import View
 from repro.systems.platforms import platform
 
 FILES = files_of("CONTRIBUTING.md")
-COMMANDS = lines_of("CONTRIBUTING.md")
+LINES = lines_of("CONTRIBUTING.md")
+SERVING = [line for line in LINES if line.startswith("repro serve ")]
+COMMANDS = [line for line in LINES if line not in SERVING]
 SAID = {
     "conformance": "7 of 7 properties pass",
     "bench": "VALID",
@@ -27,6 +34,7 @@ SAID = {
     "compare": "no change beyond",
     "eval": "mini-gsm",
     "plan-cluster": "16 x l4",
+    "capacity": "Qwen2.5-32B",
 }
 
 
@@ -43,12 +51,12 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def test_every_file_and_command_of_the_page(own_folder):
-    assert len(FILES) == 14
+    assert len(FILES) == 15
     assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
     for command in COMMANDS:
         program, name, *arguments = [part for word in shlex.split(command) for part in glob(word) or [word]]
         assert program == "repro"
-        has_place = "--result-dir" in arguments or name in ("conformance", "calibrate", "plan-cluster")
+        has_place = "--result-dir" in arguments or name in ("conformance", "calibrate", "plan-cluster", "capacity")
         runs = [] if has_place else ["--result-dir", "runs"]
         ran = CliRunner().invoke(app, [name, *arguments, *runs], catch_exceptions=False)
         assert ran.exit_code == 0, (command, ran.output)
@@ -60,3 +68,33 @@ def test_every_file_and_command_of_the_page(own_folder):
         assert (view.cell(None, "dllm-serve", "livebench").platform, view.stem) == (name, stem)
     refused = CliRunner().invoke(app, ["bench", "--system", "mine.periodic:PERIODIC", "--knob", "period=0"])
     assert str(refused.exception).endswith("period=0 must be at least 1")
+
+
+def test_the_server_of_the_page_serves_with_the_policy(own_folder):
+    """Until it is ended; at a port that is free. The model has no tokenizer, so prompts are ids."""
+    for package in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(package, reason=f"needs the extra server: {package} is not installed")
+    (line,) = SERVING
+    words = shlex.split(line)[1:]
+    refused = CliRunner().invoke(app, [word.replace("0.02", "20") for word in words])
+    assert str(refused.exception).endswith("window_s=20 must be between 0 and 10")
+
+    command = [sys.executable, "-m", "repro", *words, "--port", "0"]
+    path = os.pathsep.join(map(str, (REPO, own_folder)))
+    own = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=own_folder, env=own, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            ready = next(line for line in process.stderr if line.startswith("ready: "))
+            url = ready.split()[1].removesuffix(",")
+            with urlopen(f"{url}/models") as answer:
+                (served,) = json.load(answer)["data"]
+            asked = {"model": served["id"], "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+            request = Request(f"{url}/completions", json.dumps(asked).encode(), {"content-type": "application/json"})
+            with urlopen(request) as answer:
+                usage = json.load(answer)["usage"]
+        finally:
+            process.terminate()
+            process.communicate()
+    assert (served["scheduler"], usage["completion_tokens"]) == ("mine.gather:Gather", 4)
+    assert process.returncode == 0

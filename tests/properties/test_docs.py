@@ -12,7 +12,7 @@ from support.command import commands
 from support.sources import tree
 
 import repro
-from engines.named import POLICIES
+from engines.named import KINDS
 from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.runs.metrics import METRICS
@@ -109,7 +109,7 @@ def resolves(dotted: str) -> bool:
 @page_of
 def test_modules_exist(page):
     named = re.findall(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+", " ".join(quoted(text_of(page))))
-    entry_points = {f"repro.{kind}" for kind in (SYSTEMS.kind, PLATFORMS.kind, "gpu", *POLICIES)}
+    entry_points = {f"repro.{kind}" for kind in (SYSTEMS.kind, PLATFORMS.kind, "gpu", *KINDS)}
     assert [name for name in named if name not in entry_points and not resolves(name)] == []
 
 

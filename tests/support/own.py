@@ -1,15 +1,17 @@
-"""Policies as a user writes them, of every kind that a knob names."""
+"""Policies and workloads as a user writes them, of every kind that a knob names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.policies.routing import Decision
 from engines.policies.step import Share, Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask, Slo
+from repro.workloads.rounds import RecordedRound, TracedSession
 
 
 @dataclass
@@ -68,6 +70,19 @@ class Only:
         return int(decodes[self.worker].worker_id)
 
 
+@dataclass
+class Turns:
+    """A binder that keeps count: every so many sessions one lives on the second worker."""
+
+    every: Annotated[int, Range(1, 100)] = 2
+    """Sessions."""
+    num_bound: int = field(default=0, init=False)
+
+    def bind(self, decodes: Sequence[Any], now: float) -> int:
+        self.num_bound += 1
+        return int(decodes[self.num_bound % self.every == 0].worker_id)
+
+
 class Newest(OpenQueue):
     """Last come, first served."""
 
@@ -88,3 +103,24 @@ class Second:
 
 def plain() -> PrefillQueue:
     return PrefillQueue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialogues:
+    """A workload: sessions of one to ``most`` rounds, one every ``every_s``."""
+
+    num_prompts: Count = 24
+    """Sessions."""
+    most: Annotated[int, Range(1, 9)] = 1
+    """Rounds of the longest."""
+    every_s: Annotated[float, Range(0, 60)] = 0.4
+    """Seconds from one session to the next."""
+
+    def sessions(self, seed: int) -> Iterator[TracedSession]:
+        draw = random.Random(seed)
+        for index in range(self.num_prompts):
+            rounds = [
+                RecordedRound(draw.randint(40, 900), 16 * draw.randint(1, 4), draw.randint(0, 8) / 4)
+                for _ in range(draw.randint(1, self.most))
+            ]
+            yield TracedSession(tuple(rounds), index * self.every_s)

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engines.ampd.live.decisions import bind_line, route_line
-from engines.ampd.live.store import Member, Store, held, texts
+from engines.ampd.live.store import Store, held, texts
 from engines.ar.session import Session
 from engines.ar.window import WINDOW_S
 from engines.errors import RunError, UserError, require
+from engines.named import asked
+from engines.policies.owed import checked_decision
 from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.task import PrefillTask
 
@@ -95,8 +97,12 @@ class Coordinator:
             if not workers:
                 return False
             views = [member.view for member in workers]
-            chosen = self._binder.bind(views, now)
-            member = _of(workers, chosen)
+            chosen = asked(self._binder.bind, views, now)
+            member = next((each for each in workers if each.view.worker_id == chosen), None)
+            if member is None:
+                raise RunError(
+                    f"binder {type(self._binder).__name__} binds a session to {chosen!r}, which is no decode worker"
+                )
             line = bind_line(now, session_id, views, chosen)
             if self.store.call("bind", session_id, chosen, member.incarnation, line, now=now) != b"gone":
                 return True
@@ -116,13 +122,15 @@ class Coordinator:
             prefills = [each for each in there if not each.is_suspended] or there
             task.enqueued_s = now
             try:
-                decision = self._router.route(task, home.view, [each.view for each in prefills], now)
+                decision = asked(self._router.route, task, home.view, [each.view for each in prefills], now)
             except UserError:
                 if prefills:
                     raise
                 return False  # a router that only knows prefill workers waits for one
+            members_of = {each.view.worker_id: each for each in prefills}
+            decision = checked_decision(decision, self._router, home.view.worker_id, members_of)
             line = route_line(now, task, home.view, [each.view for each in prefills], decision)
-            worker = home if decision.is_local else _of(prefills, decision.worker_id)
+            worker = home if decision.is_local else members_of[decision.worker_id]
             estimate_s = 0.0
             if self._estimator is not None:
                 estimate_s = self._estimator.prefill_s(task.history, task.tokens, worker.view.degree)
@@ -139,10 +147,6 @@ class Coordinator:
             )
             if said != b"gone":
                 return True
-
-
-def _of(members: Sequence[Member], worker_id: int) -> Member:
-    return next(member for member in members if member.view.worker_id == worker_id)
 
 
 OnTurn = Callable[[int], None]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from engines.errors import RunError
+from engines.named import asked
 from engines.policies.routing import Binder, Decision, Router
 from engines.policies.task import PrefillQueue, PrefillTask
 from engines.policies.views import WorkerSnapshot
@@ -20,10 +22,14 @@ class Choice(NamedTuple):
 
 
 def choose(queue: PrefillQueue, tasks: Iterable[PrefillTask], now: float) -> Choice:
-    """What an empty ``queue`` that is given ``tasks`` does at ``now``."""
-    for task in tasks:
-        queue.push(task)
-    return Choice(queue.take(now), list(queue))
+    """What an empty ``queue`` that is given ``tasks`` does at ``now``; RunError where it loses one, or fails."""
+    given = list(tasks)
+    for task in given:
+        asked(queue.push, task)
+    choice = Choice(asked(queue.take, now), list(queue))
+    if sorted(task.task_id for task in given) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
+        raise RunError(f"queue {type(queue).__name__} gives back other tasks than it was given: correct it")
+    return choice
 
 
 def bind_line(now: float, session_id: int, workers: Sequence[WorkerSnapshot], chosen: int) -> str:

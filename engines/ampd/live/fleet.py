@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 
 from engines.ampd.live.store import Store
-from engines.ampd.live.worker import WorkerSpec, end_with_parent
+from engines.ampd.live.worker import FAULT, WorkerSpec, end_with_parent
 from engines.errors import RunError
 from engines.runtime.signals import held
 
@@ -79,6 +79,8 @@ class Fleet:
         ended = self.ended
         for worker_id, code in ended.items():
             if code > 0:
+                if fault := self.store.fields("worker", worker_id).get(FAULT):
+                    raise RunError(f"{fault} (worker {worker_id})")
                 raise RunError(f"worker {worker_id} ended with exit code {code}: its output says why")
         now = time.monotonic()
         if now > self._looked_s + LOOK_S:

@@ -10,6 +10,7 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,8 @@ class PrefillProcess:
         self._outgoing: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
         self._is_busy = False
         self._busy_s = 0.0
+        self._fault: BaseException | None = None
+        """What a thread beside this one raised."""
 
     def run(self) -> None:
         worker = self.worker
@@ -53,8 +56,10 @@ class PrefillProcess:
         worker.join(0)
         worker.start_heartbeat()
         for loop in (self._stage, self._send):
-            threading.Thread(target=loop, name=loop.__name__, daemon=True).start()
+            threading.Thread(target=self._beside, args=(loop,), name=loop.__name__, daemon=True).start()
         while not worker.is_stopping.is_set():
+            if self._fault is not None:
+                raise self._fault
             try:
                 staged = self._staged.get(timeout=IDLE_S)
             except queue.Empty:
@@ -71,6 +76,13 @@ class PrefillProcess:
                     self._place.release()
                 self._is_busy = False
         worker.report()
+
+    def _beside(self, loop: Callable[[], None]) -> None:
+        """A thread whose error ends the process: without it a worker would be alive, and do nothing."""
+        try:
+            loop()
+        except BaseException as error:
+            self._fault = error
 
     def _compute(self, staged: _Staged) -> None:
         worker, claimed, have = self.worker, staged.claimed, staged.have

@@ -17,6 +17,7 @@ from engines.ampd.live.decisions import choose, order_line
 from engines.ampd.live.store import Store, held, texts
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
+from engines.errors import RunError
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig
 from engines.policies.task import PrefillQueue, PrefillTask
@@ -56,6 +57,10 @@ class WorkerSpec:
     slowdown: float = 1.0
     """Times its own speed, for trying out what a slow worker does to the others."""
     outage_s: float = 30.0
+
+
+FAULT = "fault"
+"""Field of a worker in the store: why it ended, where that is the policy's."""
 
 
 class LostError(RuntimeError):
@@ -119,7 +124,11 @@ class Worker:
             tasks = [held(PrefillTask, each) for each in fields.values()]
             before = [asdict(task) for task in tasks]
             start_s = max(now, float(until))
-            choice = choose(spec.make_queue(), tasks, start_s)
+            try:
+                choice = choose(spec.make_queue(), tasks, start_s)
+            except RunError as error:
+                self.store.client.hset(self.store.key("worker", spec.worker_id), FAULT, str(error))
+                raise
             taken = choice.taken
             # Twice as long for every time it came back: a worker that is merely slow gets it done in the end.
             allowed_s = max(spec.lease_s, spec.patience * taken.estimate_s)

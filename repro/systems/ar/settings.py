@@ -28,6 +28,7 @@ from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs
+from repro.workloads.own import trace_asked, workload_knobs
 from repro.workloads.sessions.workload import (
     Lengths,
     SessionWorkload,
@@ -36,7 +37,6 @@ from repro.workloads.sessions.workload import (
     build_sessions,
     load_session_card,
 )
-from repro.workloads.table import read_trace, trace_asked
 
 Objective = Annotated[float, Range(1e-6, 1e6)]
 """Seconds."""
@@ -206,7 +206,7 @@ def resolve(
     )
     require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
     assert where.gpu is not None
-    check_given(cell.asked, ClusterKnobs, own, plugged, who=f"system={system!r}")
+    check_given(cell.asked, ClusterKnobs, own, plugged, workload_knobs(cell.asked), who=f"system={system!r}")
     knobs = given_to(ClusterKnobs(), cell.asked)
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
@@ -277,16 +277,16 @@ def sessions_asked(
     counted: Lengths | None = None,
 ) -> SessionWorkloadConfig:
     """The workload of a cell; ``num_sessions`` where it asks for no number."""
-    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs)
+    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.asked)
     if file is not None:
         for name, value in (("meets_totals", meets_totals), ("counted", counted)):
             require(
                 value is None,
-                f"{name}={str(value).lower()} has no effect with workload={file.path!r}, whose lengths stay as they are: leave it out",
+                f"{name}={str(value).lower()} has no effect with workload={file.where!r}, whose lengths stay as they are: leave it out",
             )
         return SessionWorkloadConfig(
             trace=cell.dataset,
-            num_sessions=knobs.num_prompts or len(read_trace(file).sessions),
+            num_sessions=knobs.num_prompts or len(file.trace(cell.seed).sessions),
             seed=cell.seed,
             arrivals=arrivals_asked(cell.rate, knobs),
             meets_totals=False,

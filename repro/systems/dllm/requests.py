@@ -21,7 +21,7 @@ from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.table import TraceFile
+from repro.workloads.own import Traced
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload, traced_workload
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ def _encoding(settings: Settings) -> Callable[[str], list[int]] | None:
 
 
 def traced_requests(
-    cell: Cell, settings: Settings, file: TraceFile, generation_of: Callable[[int], GenerationConfig]
+    cell: Cell, settings: Settings, file: Traced, generation_of: Callable[[int], GenerationConfig]
 ) -> Workload:
     """A request of each row of a file; answers are whole blocks, as published samplers ask."""
     asked, engine = settings.asked, settings.engine
     for name in ("gen_length", "dataset_path"):
         require(
             name not in cell.asked,
-            f"{name}={cell.asked.get(name)!r} has no effect with workload={file.path!r}, whose rows have their own: leave it out",
+            f"{name}={cell.asked.get(name)!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
         )
     most = min(engine.max_model_len, engine.max_num_batched_tokens)
     require(

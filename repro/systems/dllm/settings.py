@@ -27,6 +27,7 @@ from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
+from repro.workloads.own import workload_knobs
 
 Executor = Literal["torch", "roofline"]
 REPLAY = "repro.systems.dllm.replay"
@@ -102,7 +103,8 @@ def resolve(cell: Cell, method: Method) -> Settings:
     )
     own: tuple[type, ...] = (method.own, BaselineKnobs) if isinstance(method, PublishedMethod) else (method.own,)
     scheduler = scheduler_of(str(given.get("scheduler", "phase"))).knobs
-    check_given(given, Settings, *own, scheduler, *method.plugged_in(given), who=f"system={method.name!r}")
+    plugged = method.plugged_in(given)
+    check_given(given, Settings, *own, scheduler, *plugged, workload_knobs(given), who=f"system={method.name!r}")
     # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
     baseline, beside = BaselineKnobs(), {}
     if cell.executor == "roofline":

@@ -27,7 +27,7 @@ from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
 from repro.systems.dllm.settings import REPLAY, Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.table import TraceFile, trace_asked
+from repro.workloads.own import Traced, trace_asked
 from repro.workloads.workload import Workload, generation_of_length
 
 
@@ -60,7 +60,7 @@ class DllmSystem:
         follows = settings.followed
         recorded = None if follows.replay is None else import_module(REPLAY).recorded(follows.replay)
         task = None if recorded is not None else task_of(cell, settings)
-        file = trace_asked(cell.dataset, settings.asked)
+        file = trace_asked(cell.dataset, settings.asked, cell.asked)
         if file is not None:
             require(
                 recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
@@ -80,7 +80,7 @@ class DllmSystem:
             deployment = deployment.following(replayed)
         return replace(deployment, task=task), workload
 
-    def _prepared_trace(self, cell: Cell, settings: Settings, file: TraceFile) -> tuple[Deployment, Workload]:
+    def _prepared_trace(self, cell: Cell, settings: Settings, file: Traced) -> tuple[Deployment, Workload]:
         """Planned for the longest answer; each is denoised as the method denoises one of its length."""
         asked = resolve(cell, self.method)
         of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))

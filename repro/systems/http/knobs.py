@@ -13,6 +13,7 @@ from engines.knobs import Checked, Range, Tokens, check_given, given_to
 from engines.strict_json import json_object
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.workloads.knobs import RequestKnobs
+from repro.workloads.own import workload_knobs
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096
@@ -116,6 +117,6 @@ class HttpKnobs(RequestKnobs, Checked):
 
 
 def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
-    check_given(given, HttpKnobs, who=f"system={system!r}")
+    check_given(given, HttpKnobs, workload_knobs(given), who=f"system={system!r}")
     require("url" in given, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
     return given_to(HttpKnobs(endpoint=Endpoint(url=given["url"])), given)

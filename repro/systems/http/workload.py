@@ -21,9 +21,9 @@ from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
 from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
+from repro.workloads.own import Traced, trace_asked
 from repro.workloads.rows import MOST_TOKENS
 from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, known_session_cards
-from repro.workloads.table import TraceFile, read_trace, trace_asked
 from repro.workloads.text import more_text
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload
 
@@ -165,12 +165,12 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
         decode=tokenizer.decode,
         encode=tokenizer.encode,
     )
-    file = trace_asked(cell.dataset, knobs)
+    file = trace_asked(cell.dataset, knobs, cell.asked)
     if file is not None:
         require(
             "gen_length" not in cell.asked, f"gen_length={knobs.gen_length} has no effect with a workload: leave it out"
         )
-        if max(len(each.rounds) for each in read_trace(file).sessions) == 1:
+        if max(len(each.rounds) for each in file.trace(cell.seed).sessions) == 1:
             return _traced(cell, knobs, file, context, tokenizer, make)
     if file is not None or cell.dataset.lower() in known_session_cards():
         return _sessions(cell, knobs, file, tokenizer, make)
@@ -227,7 +227,7 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make
 
 
 def _traced(
-    cell: Cell, knobs: HttpKnobs, file: TraceFile, context: int | None, tokenizer: TextTokenizer, make: Make
+    cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tokenizer: TextTokenizer, make: Make
 ) -> HttpWorkload:
     """Requests of a file's rows, with their own lengths, in what the model is known to take."""
     require(
@@ -265,16 +265,14 @@ def _asked_once(workload: Workload, make: Make) -> HttpWorkload:
     return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
 
 
-def _sessions(
-    cell: Cell, knobs: HttpKnobs, file: TraceFile | None, tokenizer: TextTokenizer, make: Make
-) -> HttpWorkload:
+def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
     require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
     workload = build_sessions(
         SessionWorkloadConfig(
             trace=cell.dataset,
             num_sessions=knobs.num_prompts
             if file is None or "num_prompts" in cell.asked
-            else len(read_trace(file).sessions),
+            else len(file.trace(cell.seed).sessions),
             seed=cell.seed,
             arrivals=_arrivals(cell, knobs),
             source="embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local",

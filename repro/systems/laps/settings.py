@@ -30,8 +30,8 @@ from repro.systems.simulated import autoregressive_shape
 from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import TraceKnobs
+from repro.workloads.own import trace_asked, workload_knobs
 from repro.workloads.sessions.workload import Source
-from repro.workloads.table import read_trace, trace_asked
 
 if TYPE_CHECKING:
     from repro.prefill.instance import MeasuredInstance
@@ -223,7 +223,7 @@ def resolve(
         f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
         f"platform={where.name!r}, leave it out or use {wanted}",
     )
-    check_given(cell.asked, InstanceKnobs, own, plugged, who=f"system={system!r}")
+    check_given(cell.asked, InstanceKnobs, own, plugged, workload_knobs(cell.asked), who=f"system={system!r}")
     knobs = given_to(InstanceKnobs(), cell.asked, executor=cell.executor)
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
@@ -263,7 +263,7 @@ def resolve(
 
 def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
     """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
-    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs)
+    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.asked)
     if cell.rate is not None or knobs.arrivals is not None:
         require(
             knobs.arrivals != "burst" and (knobs.arrivals != "trace" or file is not None),
@@ -276,7 +276,7 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
             require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
     asked = cell.asked
-    usual = part.num_turns if file is None else read_trace(file).num_rounds
+    usual = part.num_turns if file is None else file.trace(cell.seed).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
     when = "the times of a file" if is_replayed else "a request rate"
     whole = ConversationConfig(

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
+from engines.ampd.performance import PerformanceModel, Piecewise
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
 from engines.errors import require
@@ -17,16 +18,23 @@ from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_c
 from engines.policies.own import Own
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
-from repro.runs.fileless import is_fileless
+from repro.runs.fileless import why_here
 from repro.systems.ar.own import OwnPolicies, own_policies
 from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.platforms import platform
+from repro.workloads.own import workload_knobs
 from repro.workloads.sessions.workload import SessionWorkloadConfig
 
 TINY = "tiny"
 _TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
 """A Qwen2 of 8 M parameters, random weights: large enough that a step's work outweighs what surrounds it."""
+_PREFILL, _LINE = (
+    Piecewise(knees=(), pieces=(piece,), mean_error=0.0, max_error=0.0)
+    for piece in ((1e-2, 1e-4, 1e-8, 1e-6), (1e-3, 1e-5))
+)
+_UNMEASURED = PerformanceModel(prefill={1: _PREFILL}, decode={1: _LINE}, transfer={(1, 1): _LINE}, decode_context=1)
+"""Stands for what is measured on the workers: policies of one's own are made once before they are started."""
 MAX_WORKERS = 16
 _NUM_SESSIONS = 20
 
@@ -106,20 +114,21 @@ def resolve(cell: Cell, system: str) -> Settings:
         "cpu-tiny and torch",
     )
     own = own_policies(cell.asked)
-    check_given(cell.asked, LiveKnobs, AmpdConfig, *(each.knobs for each in own.values()), who=f"system={system!r}")
+    plugged = (*(each.knobs for each in own.values()), workload_knobs(cell.asked))
+    check_given(cell.asked, LiveKnobs, AmpdConfig, *plugged, who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
     require(
         policies.queue_order == "window",
         f"queue_order={policies.queue_order!r}: a live queue keeps nothing but its tasks, and the share of those given up would be "
         "lost with every choice: use window, or system=ampd",
     )
+    told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for each in own.values():
-        # What a model is measured later, on the workers.
-        require(
-            not is_fileless(each.where.partition(":")[0]) or (each.kind.name != "queue" and knobs.frontend is None),
-            f"{each.kind.name}={each.where!r} is in no file, which the processes that it decides in could read: put it into one",
-        )
-        require(callable(each.named), f"{each.kind.name}={each.where!r} cannot be called: {each.kind.needed}")
+        module, _, name = each.where.partition(":")
+        if each.kind.name == "queue" or knobs.frontend is not None:
+            why = why_here(module, name, elsewhere=each.kind.name != "queue")
+            require(why is None, f"{each.kind.name}={each.where!r} {why}")
+        each.checked(**{name: told[name] for name in each.kind.offered})
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(

@@ -24,6 +24,7 @@ from repro.systems.http.knobs import HttpKnobs, resolve
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached
 from repro.systems.http.workload import HttpWorkload, workload_of
 from repro.systems.platforms import Platform, platform
+from repro.workloads.own import workload_knobs
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class ServerSystem:
 
     def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
         own, of_client, given = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
-        check_given(given, HttpKnobs, self.launch, who=f"system={cell.system!r}")
+        check_given(given, HttpKnobs, self.launch, workload_knobs(given), who=f"system={cell.system!r}")
         if "url" in given:
             for name in sorted(given.keys() & (own.keys() - of_client.keys())):
                 raise UserError(

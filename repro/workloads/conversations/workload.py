@@ -36,10 +36,10 @@ from repro.workloads.draws import (
     fit_quantiles,
     shuffled,
 )
+from repro.workloads.own import Traced
 from repro.workloads.rounds import Chat, RecordedRound, repeats
 from repro.workloads.served import served
 from repro.workloads.sessions.workload import RoundCounts, SessionWorkload, Source, draw_rounds
-from repro.workloads.table import TraceFile, read_trace
 
 CARDS_DIR = DATASETS / "conversations"
 SHORT, LONG = 256, 1000
@@ -129,7 +129,7 @@ class ConversationConfig(Checked):
     high: Tokens | None = None
     source: Source = "embedded"
     path: str | None = None
-    file: TraceFile | None = None
+    file: Traced | None = None
     """Served in place of a data set, without a card: at its own times where ``replayed`` says so, which have 0 as the first."""
     replayed: ArrivalConfig | None = None
 
@@ -269,20 +269,20 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def _served(config: ConversationConfig, file: TraceFile, band: str) -> Conversations:
+def _served(config: ConversationConfig, file: Traced, band: str) -> Conversations:
     """Makes conversations of a file's rows; a last turn without an answer has one of a token, which nobody waits for."""
     keep = None
     if config.is_banded:
         low, high = config.band
         keep = [
             each._replace(rounds=(turn,))
-            for each in read_trace(file).sessions
+            for each in file.trace(config.seed).sessions
             for turn in each.rounds
             if low <= turn.prefill_tokens <= high
         ]
         require(
             bool(keep),
-            f"min_tokens={config.low}, max_tokens={config.high}: {file.path!r} has no such prompts, ask for other lengths",
+            f"min_tokens={config.low}, max_tokens={config.high}: {file.where!r} has no such prompts, ask for other lengths",
         )
     found = served(file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
     sessions = tuple(
@@ -300,7 +300,7 @@ def _served(config: ConversationConfig, file: TraceFile, band: str) -> Conversat
         )
         for index, (each, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True))
     )
-    description = f"{found.description}; recorded conversations{band}"
+    description = f"{found.description}; {found.trace.how} conversations{band}"
     return _workload(found.trace.name, sessions, found.trace.origin, description)
 
 

@@ -37,10 +37,10 @@ from repro.workloads.card import (
     local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
+from repro.workloads.own import Traced
 from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, repeats
 from repro.workloads.served import served
 from repro.workloads.sessions.traces import RecordedSession, SessionFormat, read_sessions
-from repro.workloads.table import TraceFile
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -138,7 +138,7 @@ class SessionWorkloadConfig(Checked):
     meets_totals: bool = True
     counted: Lengths | None = None
     delay_mean_s: Delay | None = None
-    file: TraceFile | None = None
+    file: Traced | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def _workload(
     )
 
 
-def _served(config: SessionWorkloadConfig, file: TraceFile) -> SessionWorkload[SessionProvenance]:
+def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
     """Makes sessions of a file's rows, as they are: nothing is drawn but a delay that is asked for."""
     found = served(file, config.arrivals, config.seed, num=config.num_sessions)
     num = sum(len(each.rounds) for each in found.sessions)
@@ -236,7 +236,8 @@ def _served(config: SessionWorkloadConfig, file: TraceFile) -> SessionWorkload[S
     delays = "" if mean_s is None else f"; delays between rounds drawn, {mean_s:g} s on the mean"
     if mean_s is None and any(entry.delay_s is None for each in found.sessions for entry in each.rounds[:-1]):
         delays = "; rounds without a delay follow at once"
-    description = f"{found.description}; recorded sessions, lengths as recorded{delays}"
+    how = found.trace.how
+    description = f"{found.description}; {how} sessions, lengths as {how}{delays}"
     return _workload(found.trace.name, sessions, found.trace.origin, description)
 
 

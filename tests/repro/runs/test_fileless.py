@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
 
 import pytest
@@ -21,6 +22,7 @@ from engines.named import name_of
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
+from repro.runs.ray_pool import RayPool
 
 CELL = """
 from collections import deque
@@ -102,9 +104,7 @@ def test_live_workers_are_processes_too(notebook):
     module, run = notebook
     run("from engines.policies.task import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
     live = a_cell("ampd-live", "toolbench", rate=1.0, queue=module.Mine)
-    with pytest.raises(
-        UserError, match="queue='cells_of_mine:Mine' is in no file, which the processes that it decides in"
-    ):
+    with pytest.raises(UserError, match="queue='cells_of_mine:Mine' is in no file, which other processes could read"):
         prepare(live)
 
 
@@ -163,3 +163,79 @@ def test_a_class_of_ipython_works_there(tmp_path: Path):
     script.write_text(text)
     ran = started(str(script))
     assert ran.stdout.splitlines()[-1:] == ["dLLM-Serve, Shortest"], ran.stdout + ran.stderr
+
+
+SCRIPT = """
+import sys
+from collections import deque
+
+import repro
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+{above}
+if __name__ == "__main__":
+{within}
+    grid = {{"system": "dllm-serve", "dataset": "osc", "platform": "rtx4090", "rate": 20, "seed": [0, 1]}}
+    grid["knobs"] = {{"num_prompts": 8, "max_num_seqs": 2, "scheduler": Shortest}}
+    print([run.summary["e2el_s"]["mean"] for run in repro.sweep(grid, result_dir=sys.argv[1], jobs=int(sys.argv[2]))])
+"""
+SHORTEST = """
+class Shortest(PhaseScheduler):
+    def schedule(self):
+        self.waiting = deque(sorted(self.waiting, key=lambda each: each.request.total_len))
+        return super().schedule()
+"""
+
+
+def script(folder: Path, *, is_guarded: bool) -> Path:
+    parts = ("", indent(SHORTEST, "    ")) if is_guarded else (SHORTEST, "")
+    (folder / "study.py").write_text(SCRIPT.format(above=parts[0], within=parts[1]))
+    return folder / "study.py"
+
+
+def ran(path: Path, jobs: int) -> subprocess.CompletedProcess[str]:
+    own = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(path), f"runs{jobs}", str(jobs)]
+    return subprocess.run(command, cwd=path.parent, env=own, capture_output=True, text=True, check=False)
+
+
+def test_a_class_of_a_script_is_read_again_by_its_processes(tmp_path):
+    path = script(tmp_path, is_guarded=False)
+    here, there = (ran(path, jobs) for jobs in (1, 2))
+    assert (here.returncode, there.returncode) == (0, 0), (here.stderr, there.stderr)
+    assert here.stdout == there.stdout != ""
+    names = [sorted(each.name for each in (tmp_path / f"runs{jobs}").glob("*.gz")) for jobs in (1, 2)]
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
+
+
+def test_a_class_that_a_script_makes_only_where_it_is_run_is_refused_to_others(tmp_path):
+    path = script(tmp_path, is_guarded=True)
+    done = ran(path, 2)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "engines.errors.UserError: jobs=2: '__main__:Shortest' stands under if __name__ == \"__main__\":, which other processes "
+        "leave out: put it above, or give jobs=1"
+    )
+    assert not [*tmp_path.glob("runs2/*.gz")]
+    assert ran(path, 1).returncode == 0
+
+
+def test_a_script_is_none_of_a_cluster(tmp_path, monkeypatch):
+    main = ModuleType("__main__")
+    main.__file__ = str(script(tmp_path, is_guarded=False))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(
+        f"from collections import deque\nfrom engines.dllm.scheduling.scheduler import PhaseScheduler\n{SHORTEST}",
+        vars(main),
+    )
+    monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
+    monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
+    said = (
+        r"^pool='ray': '__main__:Shortest' is in the script that is run, which is not what workers elsewhere run: put it into a "
+        "module, and import that$"
+    )
+    with pytest.raises(UserError, match=said):
+        RayPool("auto").check([prepare(cell(scheduler="__main__:Shortest"))])
+    measured = a_cell(num_prompts=2, scheduler="__main__:Shortest")
+    with pytest.raises(UserError, match=said):
+        RayPool("auto").placed([prepare(measured)])

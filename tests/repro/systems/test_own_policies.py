@@ -21,6 +21,7 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.systems.platforms import platform
 from repro.testing import check_batcher
+from repro.workbench.grid import Grid
 
 
 def ampd(**knobs: str | int | float) -> Cell:
@@ -179,6 +180,7 @@ def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "[repro.batcher]\ngather = support.own:Gather\n"
         "[repro.queue]\nnewest = support.own:Newest\n"
         "[repro.binder]\nonly = support.own:Only\n"
+        "[repro.workload]\ndialogues = support.own:Dialogues\n"
         "[repro.system]\nthick = shelf:THICK\n"
         "[repro.platform]\nshelf-card = shelf:CARD\n"
         "[repro.gpu]\nshelf-gpu = shelf:GPU\n"
@@ -221,6 +223,19 @@ def test_a_name_of_an_installed_package_is_the_same_run_as_its_place():
         assert named.code == placed.code
         assert module in named.code.modules
         assert named.cell.policies == (where.partition(":")[2],)
+
+
+@pytest.mark.usefixtures("installed_package")
+def test_a_workload_of_an_installed_package_is_the_same_run_too():
+    """It is named after what it is called in its module, whatever the package calls it."""
+    for system in ("dllm-serve", "ampd", "laps"):
+        grid = {"system": system, "platform": {"dllm-serve": "l40s", "ampd": "h20x32", "laps": "h200"}[system]}
+        named, placed = (
+            prepare(*Grid.from_dict({**grid, "knobs": {"workload": name, "arrivals": "trace", "most": 1}}).cells())
+            for name in ("dialogues", "support.own:Dialogues")
+        )
+        assert named.cell == placed.cell
+        assert (named.cell.dataset, named.code) == ("Dialogues", placed.code)
 
 
 @pytest.mark.usefixtures("installed_package")

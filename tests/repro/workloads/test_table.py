@@ -17,9 +17,10 @@ from engines.errors import UserError
 from repro.workloads.conversations.workload import ConversationConfig, draw_conversations
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
+from repro.workloads.own import trace_asked
 from repro.workloads.served import served
 from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions
-from repro.workloads.table import NAMES, TraceFile, read_trace, trace_asked
+from repro.workloads.table import NAMES, TraceFile, read_trace
 from repro.workloads.workload import generation_of_length, traced_workload
 
 TRACE = ArrivalConfig(kind="trace")
@@ -30,7 +31,7 @@ MINE = "arrival_s=when,prompt_len=in,gen_length=out"
 
 def write(path: Path, text: str) -> TraceFile:
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return TraceFile(path=str(path))
+    return TraceFile(where=str(path))
 
 
 def csv_text(header: str, rows: list[tuple]) -> str:
@@ -74,13 +75,13 @@ def test_the_same_rows_in_every_form(tmp_path):
         "a.json": f"[{','.join(lines.splitlines())}]",
     }
     for name, text in forms.items():
-        assert told(TraceFile(path=write(tmp_path / name, text).path, columns=MINE)) == ROWS, name
+        assert told(TraceFile(where=write(tmp_path / name, text).where, columns=MINE)) == ROWS, name
     columns = dict(zip(names, map(list, zip(*ROWS, strict=True)), strict=True))
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    assert told(TraceFile(path=str(tmp_path / "a.parquet"), columns=MINE)) == ROWS
+    assert told(TraceFile(where=str(tmp_path / "a.parquet"), columns=MINE)) == ROWS
     moments = [datetime(2024, 5, 10, tzinfo=UTC) + timedelta(seconds=row[0]) for row in ROWS]
     parquet.write_table(pyarrow.table({**columns, "when": moments}), tmp_path / "b.parquet")
-    found = told(TraceFile(path=str(tmp_path / "b.parquet"), columns=MINE))
+    found = told(TraceFile(where=str(tmp_path / "b.parquet"), columns=MINE))
     assert [row[0] - found[0][0] for row in found] == [row[0] - 3.0 for row in ROWS]
 
 
@@ -99,7 +100,7 @@ def test_public_traces_need_no_columns_and_keep_their_answers(tmp_path):
     mooncake = json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=in_ms)
     assert told(write(tmp_path / "m.jsonl", mooncake)) == ROWS
     told_in_s = TraceFile(
-        path=str(tmp_path / "m.jsonl"), columns="arrival_s=timestamp,prompt_len=input_length,gen_length=output_length"
+        where=str(tmp_path / "m.jsonl"), columns="arrival_s=timestamp,prompt_len=input_length,gen_length=output_length"
     )
     assert "is in milliseconds: write arrival_ms=timestamp" in refusal(told_in_s)
 
@@ -129,7 +130,7 @@ def test_columns_may_have_any_name_and_any_place(rows, order, extra, names, tmp_
         csv.writer(file).writerows([header, *lines])
     said = dict(zip(("arrival_s", "prompt_len", "gen_length"), names, strict=True))
     columns = ", ".join(f"{name} = {column}" for name, column in said.items())
-    assert told(TraceFile(path=str(path), columns=columns)) == rows
+    assert told(TraceFile(where=str(path), columns=columns)) == rows
 
 
 def test_rows_of_one_session_are_its_rounds(tmp_path):
@@ -204,8 +205,8 @@ def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path):
     ],
 )
 def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
-    path = write(tmp_path / "t.csv", csv_text("when,in,out", ROWS)).path
-    assert says in refusal(TraceFile(path=path, columns=columns))
+    path = write(tmp_path / "t.csv", csv_text("when,in,out", ROWS)).where
+    assert says in refusal(TraceFile(where=path, columns=columns))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
 )
 def test_a_file_takes_the_place_of_a_data_set(dataset, knobs, says):
     with pytest.raises(UserError, match=says):
-        trace_asked(dataset, TraceKnobs(**knobs))
+        trace_asked(dataset, TraceKnobs(**knobs), knobs)
 
 
 # ---- what is served when -----------------------------------------------------------------------------------
@@ -229,8 +230,8 @@ def test_a_file_takes_the_place_of_a_data_set(dataset, knobs, says):
 
 @pytest.fixture
 def mine(tmp_path):
-    path = write(tmp_path / "mine.csv", csv_text("when,in,out", ROWS)).path
-    return TraceFile(path=path, columns=MINE)
+    path = write(tmp_path / "mine.csv", csv_text("when,in,out", ROWS)).where
+    return TraceFile(where=path, columns=MINE)
 
 
 def test_times_are_the_file_s_and_two_is_twice_as_fast(mine):
@@ -253,7 +254,7 @@ def test_other_arrivals_have_the_file_s_lengths_in_any_order(mine):
 def test_a_trace_comes_once_and_sorted(mine, tmp_path):
     with pytest.raises(UserError, match=r"num_prompts=5 is more than the 4 of mine.csv, which come once"):
         served(mine, TRACE, 0, num=5)
-    back = TraceFile(path=write(tmp_path / "b.csv", csv_text("when,in,out", ROWS[::-1])).path, columns=MINE)
+    back = TraceFile(where=write(tmp_path / "b.csv", csv_text("when,in,out", ROWS[::-1])).where, columns=MINE)
     with pytest.raises(
         UserError, match=r"b.csv line 3: field 'when' is 4.25: earlier than 10.0 before it: sort the file"
     ):
@@ -336,9 +337,9 @@ def test_chats_are_conversations_too(tmp_path):
 def test_parquet_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    assert refusal(TraceFile(path=str(tmp_path / "t.parquet"))) == (
+    assert refusal(TraceFile(where=str(tmp_path / "t.parquet"))) == (
         "t.parquet: reading parquet needs pyarrow: pip install pyarrow"
     )
     monkeypatch.undo()
     pytest.importorskip("pyarrow.parquet")
-    assert "t.parquet cannot be read as parquet" in refusal(TraceFile(path=str(tmp_path / "t.parquet")))
+    assert "t.parquet cannot be read as parquet" in refusal(TraceFile(where=str(tmp_path / "t.parquet")))

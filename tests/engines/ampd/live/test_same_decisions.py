@@ -6,7 +6,8 @@ windows, it tells Redis what happened and takes what the live coordinator and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.clusters import hardware, session
-from support.live import client_of_any, needs_store
+from support.live import Hand, client_of_any, needs_store
 
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import Choice, Replay, choose, order_line, replay
@@ -29,9 +30,11 @@ from engines.ar.cluster.worker import Live, PrefillWorker
 from engines.ar.deployment import Deployment
 from engines.ar.record import ClusterRun
 from engines.ar.session import EventLoop, OpenLoop, Session
+from engines.errors import RunError
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.routing import Decision, LeastKvMemory
-from engines.policies.task import PrefillTask, Slo
+from engines.policies.own import BINDER, QUEUE, Own
+from engines.policies.routing import Binder, Decision, LeastKvMemory, RemoteOnly, Router
+from engines.policies.task import PrefillQueue, PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView
 
 pytestmark = needs_store
@@ -40,6 +43,7 @@ HARDWARE = hardware()
 MODEL = profile_hardware(HARDWARE, num_gpus=8, decode_context=512)
 DEPLOYMENT = Deployment.disaggregated(2, 2, 2, 2)
 FOREVER = 1e9
+_OWN = ((BINDER, "Turns"), (QUEUE, "Newest"))
 
 
 class LoopClock:
@@ -50,21 +54,19 @@ class LoopClock:
         return self._loop.now
 
 
-class LiveQueue(ReorderingQueue):
+class LiveQueue(PrefillQueue):
     """Takes what a live worker would claim: the policy's choice among the tasks that Redis holds."""
 
+    make: Callable[[], PrefillQueue]
     mirror: Mirror
     worker: PrefillWorker | DecodeWorker
-
-    def peek(self, now: float) -> PrefillTask:
-        return self._tasks[0]
 
     def take(self, now: float) -> PrefillTask:
         store, worker_id = self.mirror.store, self.worker.worker_id
         version, _, found = store.call("queue", worker_id, "a")
         tasks = [held(PrefillTask, texts(fields)) for fields in found]
         before = [{**_plain(task)} for task in tasks]
-        choice = choose(ReorderingQueue(ttft_s=self.ttft_s, w=self.w), tasks, now)
+        choice = choose(self.make(), tasks, now)
         rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
         staged = isinstance(self.worker, PrefillWorker) and self.worker.is_busy
         line = order_line(now, worker_id, before, choice)
@@ -136,17 +138,18 @@ class MirroredHome(DecodeWorker):
 class Mirror(Simulation):
     """Tells Redis what workers would."""
 
-    def __init__(self, client: Any, prefix: str, slo: Slo, config: RoutingConfig, *, seed: int) -> None:
+    def __init__(
+        self, client: Any, prefix: str, router: Router, *, binder: Binder, make_queue: Callable[[], PrefillQueue]
+    ) -> None:
         policies = LivePolicies(self)
         super().__init__(binder=policies, router=policies, estimator=MODEL, links=HARDWARE.links)
         self.store = Store(client, prefix, clock=LoopClock(self.loop))
-        router = AdaptiveRouter(MODEL, slo, config, seed=seed)
-        self.coordinator = Coordinator(self.store, binder=LeastKvMemory(), router=router, estimator=MODEL)
+        self.coordinator = Coordinator(self.store, binder=binder, router=router, estimator=MODEL)
+        self.make_queue = make_queue
         self.fence: dict[int, str] = {}
         self.num_steps = 0
-        make_queue = partial(LiveQueue, ttft_s=slo.ttft_s)
         for number in range(2):
-            home_queue = make_queue()
+            home_queue = LiveQueue()
             home = MirroredHome(
                 self,
                 worker_id=number,
@@ -161,7 +164,7 @@ class Mirror(Simulation):
             self._meet(home, home_queue, "decode")
             self.add(home)
         for number in (2, 3):
-            queue = make_queue()
+            queue = LiveQueue()
             worker = PrefillWorker(
                 self,
                 worker_id=number,
@@ -174,7 +177,7 @@ class Mirror(Simulation):
             self.add(worker)
 
     def _meet(self, worker: DecodeWorker | PrefillWorker, queue: LiveQueue, role: str) -> None:
-        queue.mirror, queue.worker = self, worker
+        queue.mirror, queue.worker, queue.make = self, worker, self.make_queue
         self.store.call("register", worker.worker_id, "a", role, worker.degree, "", 10**9, FOREVER)
 
     def report(self, homes: Sequence[DecodeView]) -> None:
@@ -261,7 +264,13 @@ def test_live_coordinator_makes_the_simulators_run(client, seed, config):
     simulated = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, own).simulate(
         OpenLoop(sessions=arrivals), seed=seed, max_run_steps=1
     )
-    mirror = Mirror(client, f"{{same{seed}{config.window}}}", SLO, config, seed=seed)
+    mirror = Mirror(
+        client,
+        f"{{same{seed}{config.window}}}",
+        AdaptiveRouter(MODEL, SLO, config, seed=seed),
+        binder=LeastKvMemory(),
+        make_queue=partial(ReorderingQueue, ttft_s=SLO.ttft_s),
+    )
     same(simulated, mirror.run(OpenLoop(sessions=arrivals)))
     if config.window == "done":  # as printed: every rule of Algorithm 1 decided some, Algorithm 2 changed an order
         assert len(set(simulated.tasks["reason"])) == 3
@@ -277,6 +286,88 @@ def test_live_coordinator_makes_the_simulators_run(client, seed, config):
     assert {each.kind for each in other.mismatches} == {"route"}
     if any(simulated.tasks["postponed"]):
         assert {each.kind for each in made_again(lines, config, seed, w=1).mismatches} == {"order"}
+
+
+def test_a_binder_and_a_queue_of_one_s_own_make_the_simulators_run(client):
+    """Made as a run makes them; the binder keeps state, from one session to the next."""
+    binder, queue = (Own(kind=kind, where=f"support.own:{name}", given=(("every", 3),)) for kind, name in _OWN)
+    arrivals = sessions(4)
+    cluster = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, AmpdConfig(adaptive_routing=False))
+    made = {
+        "make_binder": partial(binder.made, model=MODEL, slo=SLO, seed=0),
+        "make_prefill_queue": partial(queue.made, slo=SLO),
+        "make_local_queue": partial(queue.made, slo=SLO),
+    }
+    cluster = replace(cluster, policies=replace(cluster.policies, **made))
+    simulated = cluster.simulate(OpenLoop(sessions=arrivals), max_run_steps=1)
+    mirror = Mirror(client, "{own}", RemoteOnly(), binder=made["make_binder"](), make_queue=made["make_prefill_queue"])
+    same(simulated, mirror.run(OpenLoop(sessions=arrivals)))
+    assert simulated.sessions["worker_id"] == [int(index % 3 == 2) for index in range(len(arrivals))]
+    orders = [entry for entry in map(json.loads, (line[1:] for line in mirror.store.log())) if entry["kind"] == "order"]
+    assert any(len(entry["queue"]) > 2 for entry in orders)
+    for entry in orders:
+        assert entry["outcome"][0][0] == entry["queue"][-1]["task_id"]
+    found = replay(
+        mirror.store.log(),
+        binder=made["make_binder"](),
+        router=RemoteOnly(),
+        make_queue=lambda worker: made["make_prefill_queue"](),
+    )
+    assert (found.mismatches, found.decisions["bind"]) == ([], len(arrivals))
+
+
+class Stray:
+    """A binder and a router that say what they are told to say."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> Any:
+        return self.answer() if callable(self.answer) else self.answer
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Any:
+        return self.answer() if callable(self.answer) else self.answer
+
+
+def sulk() -> None:
+    raise LookupError("no")
+
+
+@pytest.mark.parametrize(
+    ("binder", "router", "said"),
+    [
+        (Stray(77), RemoteOnly(), "binder Stray binds a session to 77, which is no decode worker"),
+        (Stray(sulk), RemoteOnly(), r"policy Stray.bind fails \(LookupError: no\): correct it"),
+        (LeastKvMemory(), Stray(sulk), r"policy Stray.route fails \(LookupError: no\): correct it"),
+        (
+            LeastKvMemory(),
+            Stray(Decision(0, False, "x")),
+            "router Stray sends a prefill to worker 0, prefill workers are 1",
+        ),
+        (LeastKvMemory(), Stray(None), "router Stray answers None, which is no Decision"),
+    ],
+)
+def test_a_policy_that_fails_or_leads_nowhere_ends_the_run_with_a_sentence(client, binder, router, said):
+    store = Store(client, f"{{stray {said}}}")
+    coordinator = Coordinator(store, binder=binder, router=router, estimator=None)
+    for number, role in enumerate(("decode", "prefill")):
+        Hand(store=store, worker_id=number, role=role, lease_s=FOREVER).register()
+    coordinator.open(5)
+    with pytest.raises(RunError, match=said):
+        coordinator.begin(5, 0, [1, 2, 3], decode_tokens=2, is_last=True)
+
+
+def test_a_queue_that_loses_a_task_is_told_of():
+    class Loses(PrefillQueue):
+        def take(self, now: float) -> PrefillTask:
+            self._tasks.pop()
+            return super().take(now)
+
+    one = PrefillTask(0, 0, 0, 0, "initial", 0, 8, 0.0)
+    tasks = [one, replace(one, task_id=1)]
+    assert choose(PrefillQueue(), tasks, 0.0) == (tasks[0], [tasks[1]])
+    with pytest.raises(RunError, match="queue Loses gives back other tasks than it was given: correct it"):
+        choose(Loses(), tasks, 0.0)
 
 
 def made_again(lines: Sequence[str], config: RoutingConfig, seed: int, w: int = 3) -> Replay:

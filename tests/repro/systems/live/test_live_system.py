@@ -1,8 +1,12 @@
 """AMPD on live workers, as a system of the harness."""
 
+import importlib
+import json
 import os
 import signal
+import time
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +14,12 @@ from typing import Any
 import pytest
 from support.command import table_of
 from support.live import needs_redis
+from support.own import Newest
 
+from engines.ampd.live.profile import FIRST_ID
 from engines.errors import RunError, UserError
+from engines.models.qwen2_config import tiny_causal
+from engines.policies.task import PrefillTask
 from repro.cli.run_table import print_runs
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
@@ -57,6 +65,9 @@ class Nearby:
     def __init__(self, *, model: object, slo: object, seed: int) -> None:
         self.told = model, slo, seed
 
+    def route(self, task: object, home: object, prefills: object, now: float) -> None:
+        raise NotImplementedError
+
 
 def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
     where = f"{__name__}:Nearby"
@@ -72,11 +83,86 @@ def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
         ({"router": "support.live:needs_redis_not"}, "has no 'needs_redis_not'"),
         ({"router": "repro.systems.live.settings:MAX_WORKERS"}, "cannot be called: name a class, or a function"),
         ({"router": "support.cells:Cell", "alpha": 0.8}, "alpha=0.8 has no effect with router="),
+        ({"binder": "support.own:Second"}, r"makes Second, which has no bind\(\) of two arguments"),
+        ({"binder": "support.own:Only", "worker": 101}, "worker=101 must be between 0 and 100"),
+        ({"queue": "support.own:Stay"}, "queue='support.own:Stay' fails when called"),
+        ({"queue": "support.own:plain", "w": 2}, "w=2 has no effect with queue='support.own:plain': keep one"),
+        ({"workload": "support.own:Shelf"}, "has no 'Shelf'"),
     ],
 )
-def test_what_is_no_router_is_refused_before_work(knobs, said):
+def test_what_is_no_policy_is_refused_before_work(knobs, said):
     with pytest.raises(UserError, match=said):
         SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, **knobs))
+
+
+class Latest(Newest):
+    """Marks what it takes, and lets the first prompts gather, so that there is an order to choose."""
+
+    def take(self, now: float) -> PrefillTask:
+        first = self.peek(now)
+        if first.session_id < FIRST_ID and first.round_index == 0:
+            time.sleep(0.1)
+        task = super().take(now)
+        task.postponed = MARK
+        return task
+
+
+class Sulks(Newest):
+    """Takes what a profile asks, and no more."""
+
+    def take(self, now: float) -> PrefillTask:
+        if self.peek(now).session_id < FIRST_ID:
+            raise LookupError("enough")
+        return super().take(now)
+
+
+MARK = 7
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A model and a profile of a test's size."""
+    profile = importlib.import_module("engines.ampd.live.profile")
+    grid = profile.ProfileGrid(
+        tokens=(8, 32, 64, 128, 256), histories=(0, 64), batches=(1, 2), contexts=(32, 64), steps=3, repeats=1
+    )
+    monkeypatch.setattr(profile, "profile_live", partial(profile.profile_live, grid=grid))
+    monkeypatch.setattr("repro.systems.live.settings._TINY_CONFIG", tiny_causal(d_model=32, n_layers=2))
+
+
+def own_cell(**knobs: Any) -> Cell:
+    own = {"workload": "support.own:Dialogues", "num_prompts": 6, "most": 3, "every_s": 0.0, "arrivals": "trace"}
+    where = {"deployment": "P:TP1x1 D:TP1x2", "adaptive_routing": False}
+    return replace(cell(dataset="Dialogues", **own, **where, **knobs), rate=None)
+
+
+@needs_redis
+def test_a_binder_and_a_queue_of_one_s_own_decide_in_real_processes(small, monkeypatch):
+    """Each decision is in the run, is the class's, and is made again by others of it from what the log says was asked."""
+    logs: list[list[str]] = []
+    decisions = importlib.import_module("engines.ampd.live.decisions")
+    again = decisions.replay
+    monkeypatch.setattr(decisions, "replay", lambda lines, **how: logs.append(lines) or again(lines, **how))
+    asked = own_cell(binder="support.own:Turns", every=3, queue=f"{__name__}:Latest")
+    deployment, workload = SYSTEMS.get("ampd-live").prepare(asked)
+    found = deployment.run(workload)
+    num_rounds = sum(len(each.rounds) for each in workload.sessions)
+    assert found.requests["status"] == ["ok"] * 6
+    assert found.requests["worker_id"] == [0, 0, 1, 0, 0, 1]
+    assert found.tables["tasks"]["postponed"] == [MARK] * num_rounds
+    assert found.facts["decisions"] == {"bind": 6, "route": num_rounds, "order": num_rounds, "not_made_again": 0}
+    (lines,) = logs
+    orders = [each for each in (json.loads(line[1:]) for line in lines) if each["kind"] == "order"]
+    assert max(len(each["queue"]) for each in orders) > 1
+    for each in orders:
+        assert each["outcome"][0] == [each["queue"][-1]["task_id"], MARK]
+
+
+@needs_redis
+def test_a_queue_that_fails_in_a_worker_ends_the_run_with_its_sentence(small):
+    deployment, workload = SYSTEMS.get("ampd-live").prepare(own_cell(queue=f"{__name__}:Sulks"))
+    with pytest.raises(RunError, match=r"^policy Sulks\.take fails \(LookupError: enough\): correct it \(worker 2\)$"):
+        deployment.run(workload)
 
 
 def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch):
