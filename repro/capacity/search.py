@@ -126,9 +126,9 @@ def largest(
         step = climb(partial(of_one, plan), near, (lowest, lasts[plan]))
         best = _raced(lasts, begin, lowest, None if step is None else (plan, step), of_one)
     if best is not None:
-        # Of all seeds it may be less, and what lost to it of one seed be more.
+        # Of all seeds it may be a little less, or more, whatever margins say, and what lost to it of one seed be more.
         plan, near = best
-        step = climb(partial(of_all, plan), near, (lowest, lasts[plan]))
+        step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near, (lowest, lasts[plan]))
         best = None if step is None else (plan, step)
     best = _raced(lasts, begin, lowest, best, of_all)
     if best is None:
@@ -141,21 +141,20 @@ def largest(
 def _hopeful(
     lasts: Mapping[P, int], start: int, lowest: int, of_one: Callable[[P, int], float], of_all: Callable[[P, int], float]
 ) -> tuple[tuple[P, int] | None, dict[P, int]]:
-    """The first plan that serves ``start`` or not much less, else the one that comes nearest, and where to look; and the last steps
-    that those which were asked leave of ``lasts``."""
-    left, nearest, most = dict(lasts), None, -math.inf
+    """The first plan that serves ``start`` or not much less, else the first of those that come near it, and where to look; and the
+    last steps that those which were asked leave of ``lasts``."""
+    left, hopes = dict(lasts), dict[P, float]()
     for plan, last in lasts.items():
         at = min(start, last)
         found = of_one(plan, at)
-        hope = min(max(at + found, lowest), last)
-        if hope >= start - NEAR:
+        hopes[plan] = min(max(at + found, lowest), last)
+        if hopes[plan] >= start - NEAR:
             return (plan, at), left
         # So far beyond its limits with one seed it is mostly lost with all, which then takes no more of them.
         if found < 0 and of_all(plan, at) < 0:
             left[plan] = at - 1
-        if nearest is None or hope > most:
-            nearest, most = (plan, math.floor(hope)), hope
-    return nearest, left
+    near = max(hopes.values(), default=0.0) - NEAR
+    return next(((plan, math.floor(hope)) for plan, hope in hopes.items() if hope >= near), None), left
 
 
 def _raced(
