@@ -139,7 +139,11 @@ def largest(
 
 
 def _hopeful(
-    lasts: Mapping[P, int], start: int, lowest: int, of_one: Callable[[P, int], float], of_all: Callable[[P, int], float]
+    lasts: Mapping[P, int],
+    start: int,
+    lowest: int,
+    of_one: Callable[[P, int], float],
+    of_all: Callable[[P, int], float],
 ) -> tuple[tuple[P, int] | None, dict[P, int]]:
     """The first plan that serves ``start`` or not much less, else the first of those that come near it, and where to look; and the
     last steps that those which were asked leave of ``lasts``."""

@@ -48,8 +48,7 @@ class Experiment:
 
     @property
     def in_no_file(self) -> str | None:
-        """What no other process can import of what the cell names; None of most."""
-        return next((each for each in _plugged_in(self.cell).values() if is_fileless(each.partition(":")[0])), None)
+        return in_no_file(self.cell)
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -108,6 +107,11 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
         return error
     said = " ".join(f"{type(error).__name__}: {error}".split())
     return RunError(f"{', '.join(named)} fails ({said}): correct it")
+
+
+def in_no_file(cell: Cell) -> str | None:
+    """What no other process can import of what the cell names; None of most."""
+    return next((each for each in _plugged_in(cell).values() if is_fileless(each.partition(":")[0])), None)
 
 
 def _plugged_in(cell: Cell) -> dict[str, str]:

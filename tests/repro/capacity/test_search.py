@@ -177,6 +177,18 @@ def test_a_plan_that_only_one_seed_favours_loses():
     assert LATTICE.rate(found.step) <= 15 < LATTICE.rate(found.step + 1)
 
 
+def test_a_plan_that_one_seed_puts_far_below_may_win_with_all():
+    capacities = {("a", False): 2.0, ("b", False): 20.0, ("a", True): 30.0, ("b", True): 20.0}
+    found = largest(
+        ["a", "b"],
+        lambda _: math.inf,
+        lambda plan, step, is_whole: proportional(capacities[plan, is_whole], step),
+        LATTICE,
+        19.0,
+    )
+    assert (found.plan, found.step) == ("a", LATTICE.last(30))
+
+
 def test_a_hole_below_the_answer_is_said():
     found = largest(
         ["a"],
