@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,10 @@ from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
 from engines.policies.task import Slo
 from repro.capacity.objectives import Objective, Sample, Times, tightest
-from repro.capacity.site import Plan, Ranked, alone_s, asked, together
+from repro.capacity.site import Plan, Ranked, alone_s, asked, fields_of, together
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained
+from repro.runs.system import SYSTEMS
 from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import Ground, Settings, resolve, sessions_of
 from repro.systems.ar.system import ArSystem, ClusterDeployment
@@ -49,10 +51,18 @@ _BUSY = 0.7
 class ClusterSite:
     cell: Cell
     """Its rate and seed are not read."""
-    system: ArSystem
     objectives: tuple[Objective, ...]
     num_seeds: int
     unit: str = "sessions/s"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return fields_of(self)
+
+    @cached_property
+    def system(self) -> ArSystem:
+        system = SYSTEMS.get(self.cell.system)
+        assert isinstance(system, ArSystem)
+        return system
 
     @property
     def title(self) -> str:

@@ -6,16 +6,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from engines.ar.session import Session
 from engines.models.shape import ModelShape, model_shape
 from repro.capacity.objectives import Objective, Sample, Times
-from repro.capacity.site import Plan, Ranked, alone_s, asked
+from repro.capacity.site import Plan, Ranked, alone_s, asked, fields_of
 from repro.runs.cell import Cell
 from repro.runs.metrics import column
 from repro.runs.record import Obtained
+from repro.runs.system import SYSTEMS
 from repro.systems.laps.family import PREFILL, busy_share, counted
 from repro.systems.laps.system import PrefillDeployment, PrefillSystemEntry
 from repro.systems.laps.turns import PrefillWorkload
@@ -26,11 +28,19 @@ from repro.workloads.card import Provenance
 class InstanceSite:
     cell: Cell
     """Its seed is not read, its rate where turns are counted."""
-    system: PrefillSystemEntry
     objectives: tuple[Objective, ...]
     num_seeds: int
     unit: str = "turns/s"
     least_gpus: int = 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return fields_of(self)
+
+    @cached_property
+    def system(self) -> PrefillSystemEntry:
+        system = SYSTEMS.get(self.cell.system)
+        assert isinstance(system, PrefillSystemEntry)
+        return system
 
     @property
     def most_gpus(self) -> int:

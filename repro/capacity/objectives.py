@@ -150,8 +150,13 @@ class Verdict:
     """How many times as long as a session arrivals last; the fewest of any seed."""
 
     @property
+    def worst(self) -> float:
+        """How many times its limit is what is nearest to it, or farthest beyond."""
+        return max(self.ratios.values())
+
+    @property
     def serves(self) -> bool:
-        return all(ratio <= 1 for ratio in self.ratios.values())
+        return self.worst <= 1
 
     @property
     def binds(self) -> str:
@@ -182,7 +187,7 @@ SPARE = 1.1
 
 def is_lost(samples: Sequence[Sample], objectives: Sequence[Objective], num_seeds: int) -> bool:
     """Whether the seeds that are left can no longer make up for these: more times are beyond a limit than its percentile allows of
-    all together."""
+    all together. Then these alone do not serve either."""
     if any(sample.load > 1 for sample in samples):
         return True
     for each in objectives:

@@ -149,11 +149,8 @@ class Question:
             seed=0,
             knobs=tuple(knobs.items()),
         )
-        common = {"cell": cell, "objectives": objectives, "num_seeds": self.num_seeds}
-        if isinstance(system, ArSystem):
-            return ClusterSite(system=system, **common)  # type: ignore[arg-type]
-        assert isinstance(system, PrefillSystemEntry)
-        return InstanceSite(system=system, **common)  # type: ignore[arg-type]
+        made = ClusterSite if is_cluster else InstanceSite
+        return made(cell=cell, objectives=objectives, num_seeds=self.num_seeds)
 
     def _data(self, is_cluster: bool) -> tuple[str, dict[str, Scalar]]:
         """The data set by name, and the knobs that say its file where there is one."""

@@ -2,8 +2,8 @@
 
 Whether a plan serves a rate is asked of simulations with the same sessions, in the same pattern of arrivals, at every rate and on every
 plan, and is taken to be monotone in the rate. Then a plan that fails one step above the best so far cannot be better, which takes one
-simulation of one seed in most cases, and only plans that pass are searched further, by doubling and halving steps. The end of each
-bracket is simulated with all seeds.
+simulation of one seed in most cases, and only plans that pass are searched further. How far a run is from its limits says where to look
+next, which is exact of the load; the answer does not hang on it. The end of each bracket is simulated with all seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_RATE, MOST_RATE = 1e-4, 1e6
 HOPELESS = 0.01
 """Share of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
 NEAR = 4
-"""Steps below a failure within which a search need not ask first whether anything is served at all."""
+"""Steps below a failure within which a search need not ask first whether anything is served at all, nor of another plan."""
 GUARD = 0.8
 """Share of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
@@ -46,13 +46,19 @@ class Lattice:
             step -= 1
         return step
 
+    def steps(self, ratio: float) -> float:
+        """About so many lie between rates of which one is ``ratio`` times the other."""
+        if ratio == 0:
+            return -math.inf
+        return math.log(ratio) / math.log1p(self.resolution)
+
     def ends(self, start: float) -> tuple[int, int]:
         """The steps that a search from about this rate looks at."""
         return self.step(max(HOPELESS * start, LEAST_RATE)), self.step(MOST_RATE)
 
 
-Serves = Callable[[P, int, bool], bool]
-"""Whether a plan serves the rate of a step; of all seeds, or of the first alone."""
+Margin = Callable[[P, int, bool], float]
+"""About how many steps higher a plan serves too; negative where it does not serve this one. Of all seeds, or of the first alone."""
 
 
 class Found(NamedTuple, Generic[P]):
@@ -62,77 +68,115 @@ class Found(NamedTuple, Generic[P]):
     is_monotone: bool
 
 
-def climb(serves: Callable[[int], bool], start: int, ends: tuple[int, int]) -> int | None:
-    """The step that is served where the next is not, near ``start``: steps are doubled until they pass it, then halved. The last
-    of ``ends`` where it is served, None where the first is not, which is asked for once ``NEAR`` steps down have failed."""
+def climb(margin: Callable[[int], float], start: int, ends: tuple[int, int]) -> int | None:
+    """The step that is served where the next is not, near ``start``: where margins put it until it is passed, at strides that double,
+    then between the two that are known. The last of ``ends`` where it is served, None where the first is not, which is asked for
+    once ``NEAR`` steps down have failed."""
     lowest, highest = ends
-    if highest < lowest:
-        return None
-    low = high = min(max(start, lowest), highest)
-    stride = 1
-    if serves(low):
-        while high == low:
-            if low == highest:
-                return low
-            high = min(low + stride, highest)
-            if serves(high):
-                low, stride = high, 2 * stride
-    else:
-        is_hopeful = False
-        while high == low:
-            if high == lowest or (stride > NEAR and not is_hopeful and not serves(lowest)):
-                return None
-            is_hopeful = is_hopeful or stride > NEAR
-            low = max(high - stride, lowest)
-            if not (is_hopeful and low == lowest) and not serves(low):
-                high, stride = low, 2 * stride
+    low, high = lowest - 1, highest + 1
+    known: dict[int, float] = {}
+    at, num_moves = min(max(start, lowest), highest), 0
     while high - low > 1:
-        middle = (low + high) // 2
-        if serves(middle):
-            low = middle
+        width = high - low if low in known and high in known else math.inf
+        known[at] = found = margin(at)
+        low, high = (at, high) if found >= 0 else (low, at)
+        if low in known and high in known:
+            at = (low + high) // 2 if 2 * (high - low) > width else _crossing(low, high, known)
         else:
-            high = middle
-    return low
+            stride = 2 ** max(0, num_moves - 1)
+            num_moves += 1
+            # No further than there is: margins may be infinite.
+            far = math.floor(min(max(found, lowest - highest), highest - lowest))
+            if found >= 0:
+                at += max(stride, far)
+            else:
+                at = lowest if stride >= NEAR else at + min(-stride, far)
+        at = min(max(at, low + 1), high - 1)
+    return None if low < lowest else low
+
+
+def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
+    """The last step that is served, were margins between the two on a line."""
+    above, below = known[low], known[high]
+    if not math.isfinite(above - below):
+        return (low + high) // 2
+    return low + math.floor((high - low) * above / (above - below))
 
 
 def largest(
-    plans: Sequence[P], most: Callable[[P], float], serves: Serves[P], lattice: Lattice, start: float
+    plans: Sequence[P], most: Callable[[P], float], margin: Margin[P], lattice: Lattice, start: float
 ) -> Found[P] | None:
     """The plan that serves the largest rate; the first of equals. ``most`` is a rate that no run of a plan exceeds, ``start`` where
     it is looked for first. None where no plan serves any rate."""
-    ends, begin = lattice.ends(start), lattice.step(start)
+    (lowest, highest), begin = lattice.ends(start), lattice.step(start)
     # Rates above a plan's own bound need no simulation.
-    lasts = {plan: min(ends[1], lattice.last(most(plan))) for plan in plans}
-    race = partial(_raced, lasts, begin, ends[0])
-    best = race(None, partial(_asked, serves, False))
+    lasts = {plan: min(highest, lattice.last(most(plan))) for plan in plans}
+    lasts = {plan: last for plan, last in lasts.items() if last >= lowest}
+
+    def of_one(plan: P, step: int) -> float:
+        return margin(plan, step, False)
+
+    def of_all(plan: P, step: int) -> float:
+        return margin(plan, step, True)
+
+    best = None
+    first, lasts = _hopeful(lasts, begin, lowest, of_one, of_all)
+    if first is not None:
+        plan, near = first
+        step = climb(partial(of_one, plan), near, (lowest, lasts[plan]))
+        best = _raced(lasts, begin, lowest, None if step is None else (plan, step), of_one)
     if best is not None:
-        # Of all seeds it may be less, and what lost to it of one seed be more.
+        # Of all seeds it may be a little less, or more, whatever margins say, and what lost to it of one seed be more.
         plan, near = best
-        step = climb(lambda at: serves(plan, at, True), near, (ends[0], lasts[plan]))
+        step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near, (lowest, lasts[plan]))
         best = None if step is None else (plan, step)
-    best = race(best, partial(_asked, serves, True))
+    best = _raced(lasts, begin, lowest, best, of_all)
     if best is None:
         return None
     plan, step = best
     below = lattice.step(GUARD * lattice.rate(step))
-    return Found(plan, step, below < ends[0] or serves(plan, below, False))
+    return Found(plan, step, below < lowest or of_one(plan, below) >= 0)
 
 
-def _asked(serves: Serves[P], is_whole: bool, plan: P, step: int) -> bool:
-    return serves(plan, step, is_whole)
+def _hopeful(
+    lasts: Mapping[P, int],
+    start: int,
+    lowest: int,
+    of_one: Callable[[P, int], float],
+    of_all: Callable[[P, int], float],
+) -> tuple[tuple[P, int] | None, dict[P, int]]:
+    """The first plan that serves ``start`` or not much less, else the first of those that come near it, and where to look; and the
+    last steps that those which were asked leave of ``lasts``."""
+    left, hopes = dict(lasts), dict[P, float]()
+    for plan, last in lasts.items():
+        at = min(start, last)
+        found = of_one(plan, at)
+        hopes[plan] = min(max(at + found, lowest), last)
+        if hopes[plan] >= start - NEAR:
+            return (plan, at), left
+        # So far beyond its limits with one seed it is mostly lost with all, which then takes no more of them.
+        if found < 0 and of_all(plan, at) < 0:
+            left[plan] = at - 1
+    near = max(hopes.values(), default=0.0) - NEAR
+    return next(((plan, math.floor(hope)) for plan, hope in hopes.items() if hope >= near), None), left
 
 
 def _raced(
-    lasts: Mapping[P, int], start: int, lowest: int, best: tuple[P, int] | None, serves: Callable[[P, int], bool]
+    lasts: Mapping[P, int], start: int, lowest: int, best: tuple[P, int] | None, margin: Callable[[P, int], float]
 ) -> tuple[P, int] | None:
-    """The best so far, or a plan that serves a step more. ``lasts`` are the steps of plans above which they serve nothing."""
+    """The best so far, or a plan that serves a step more, or stands before it and serves as much. ``lasts`` are the steps of plans
+    above which they serve nothing."""
+    known, is_before = None if best is None else best[0], True
     for plan, last in lasts.items():
-        above = start if best is None else best[1] + 1
-        if best is not None and (plan is best[0] or above > last or not serves(plan, above)):
+        if plan is known:
+            is_before = False
             continue
-        step = climb(partial(serves, plan), above, (lowest, last))
+        above = start if best is None else best[1] + (0 if is_before else 1)
+        if best is not None and (above > last or margin(plan, above) < 0):
+            continue
+        step = climb(partial(margin, plan), above, (lowest, last))
         if step is not None:
-            best = plan, step
+            best, is_before = (plan, step), False
     return best
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import fsum
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from engines.ar.session import Session
 from engines.errors import UserError
@@ -96,6 +96,11 @@ class Site(Protocol):
         """Plans that use all of so many GPUs; for one rate, or for the largest."""
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample: ...
+
+
+def fields_of(site: Any) -> dict[str, Any]:
+    """What another process has to be told of a site; whatever else it keeps, a system of any kind among it, follows."""
+    return {each.name: getattr(site, each.name) for each in fields(site)}
 
 
 def asked(cell: Cell, plan: Plan, rate: float, seed: int) -> Cell:

@@ -54,15 +54,15 @@ class Trials:
             self._made[key] = self.site.run(plan, rate, seed)
         return self._made[key]
 
-    def serves(self, plan: Plan, rate: float, is_whole: bool) -> bool:
-        """No more seeds are run than it takes to know."""
+    def seen(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
+        """Of all seeds or of the first alone; no more of them are run than it takes to know that the rate is not served."""
         num = self.num_seeds if is_whole else 1
         samples: list[Sample] = []
         for seed in range(num):
             samples.append(self.sample(plan, rate, seed))
-            if len(samples) < num and is_lost(samples, self.objectives, num):
-                return False
-        return judged(samples, self.objectives).serves
+            if is_lost(samples, self.objectives, num):
+                break
+        return judged(samples, self.objectives)
 
     def verdict(self, plan: Plan, rate: float) -> Verdict:
         """Judged by the seeds that were run, at least the first."""
@@ -107,7 +107,7 @@ def largest_rate(
     found = largest(
         ranked.plans,
         lambda plan: plan.most,
-        lambda plan, step, is_whole: trials.serves(plan, lattice.rate(step), is_whole),
+        lambda plan, step, is_whole: -lattice.steps(trials.seen(plan, lattice.rate(step), is_whole).worst),
         lattice,
         begin,
     )
@@ -141,7 +141,7 @@ def fewest_gpus(
     def serving(gpus: int) -> Plan | None:
         ranked = site.ranked(gpus, rate)
         seen[gpus] = ranked.num
-        return next((plan for plan in ranked.plans if trials.serves(plan, rate, True)), None)
+        return next((plan for plan in ranked.plans if trials.seen(plan, rate, True).serves), None)
 
     found = fewest(sizes, serving)
     told = partial(

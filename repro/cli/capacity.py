@@ -13,12 +13,10 @@ import typer
 
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.output import counted, number, print_json, print_table, say
+from repro.cli.output import counted, counting, number, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.capacity.objectives import Objective
-    from repro.capacity.question import Question, Sizes
-    from repro.capacity.site import Site
     from repro.capacity.study import Answer
 
 Plot = Annotated[
@@ -79,6 +77,7 @@ def capacity(
     json: opt.Json = False,
 ) -> None:
     """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
+    from repro.capacity.answers import Search
     from repro.capacity.question import Question, parse_sizes
     from repro.cli.data_file import check_regular, readable
     from repro.cli.plots import check_plot
@@ -102,7 +101,9 @@ def capacity(
     check_regular("workload", Path(asked.workload))
     with readable("workload", question.path, [] if asked.dataset_name is None else [asked.dataset_name]):
         sites = question.sites(sizes)
-    answers = _answers(question, sites, sizes, asked.rate, searched.resolution)
+    search = Search(question=question, sizes=sizes, rate=asked.rate, resolution=searched.resolution)
+    with counting("deployments") as advance:
+        answers = search.answers(sites, advance)
     if question.is_given:
         say(answers[0].site.provenance.description, file=sys.stderr)
     theirs, remark = _theirs(answers, objectives)
@@ -126,35 +127,6 @@ def capacity(
 
         drawn = save_capacity_plot(plot, f"{Path(asked.workload).name}: {about['slo']}", rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
-
-
-def _answers(
-    question: Question, sites: Sequence[Site], sizes: Sizes, rate: float | None, resolution: float
-) -> list[Answer]:
-    """Best first."""
-    from repro.capacity.search import Lattice
-    from repro.capacity.study import fewest_gpus, largest_rate
-    from repro.cli.output import counting
-
-    objectives, num_seeds, found = question.objectives(), question.num_seeds, []
-    with counting("deployments") as advance:
-        for site in sites:
-            if rate is not None:
-                fitting = sizes.fitting(site)
-                sized = question.of_size(site, fitting[-1], rate)
-                found.append(fewest_gpus(sized, fitting, objectives, rate, num_seeds))
-                advance()
-                continue
-            last: Answer | None = None
-            for gpus in sizes.halved(site):
-                start = last.rate * gpus / last.gpus if last is not None and last.rate else None
-                sized = question.of_size(site, gpus, start)
-                last = largest_rate(sized, gpus, objectives, Lattice(resolution=resolution), num_seeds, start)
-                found.append(last)
-                advance()
-    if rate is not None:
-        return sorted(found, key=lambda each: (each.plan is None, each.gpus, -each.at.attainment if each.at else 0.0))
-    return sorted(found, key=lambda each: (-(each.rate or 0.0), each.gpus))
 
 
 def _theirs(answers: Sequence[Answer], objectives: Sequence[Objective]) -> tuple[dict[int, float], str | None]:

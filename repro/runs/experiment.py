@@ -47,13 +47,7 @@ class Experiment:
         return code_of((*filter(lambda name: not is_fileless(name), files), *named.modules)).with_parts(named.parts)
 
     def held_here(self, *, elsewhere: bool) -> str | None:
-        """What no other process can import of what the cell names, or with ``elsewhere`` none on another machine, and why; None of
-        most."""
-        for each in _plugged_in(self.cell).values():
-            module, _, name = each.partition(":")
-            if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
-                return f"{each!r} {why}"
-        return None
+        return held_here(self.cell, elsewhere=elsewhere)
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -112,6 +106,16 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
         return error
     said = " ".join(f"{type(error).__name__}: {error}".split())
     return RunError(f"{', '.join(named)} fails ({said}): correct it")
+
+
+def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
+    """What no other process can import of what the cell names, or with ``elsewhere`` none on another machine, and why; None of
+    most."""
+    for each in _plugged_in(cell).values():
+        module, _, name = each.partition(":")
+        if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
+            return f"{each!r} {why}"
+    return None
 
 
 def _plugged_in(cell: Cell) -> dict[str, str]:

@@ -28,7 +28,7 @@ from repro.runs.record import RunRecord
 from repro.runs.runner import Hooks, WorkerLost, run_by_workers
 from repro.runs.sitting import Sitting
 from repro.runs.store import Packed, pack
-from repro.runs.workers import begin_worker, ending_with_its_workers
+from repro.runs.workers import LOST, worker_processes
 
 _OBJECTS = 100_000
 """That a simulation makes before the collector looks at them (Python's default: 700)."""
@@ -181,10 +181,7 @@ def _leave_unguarded_script() -> None:
 @contextmanager
 def local_process(packing: Packing) -> Iterator[_Process]:
     """A fresh process of this machine, for simulated runs only: measured ones would disturb each other."""
-    # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_worker, initargs=(os.getpid(),))
-    with ending_with_its_workers(pool):
+    with worker_processes(1) as pool:
         yield _Process(pool, packing)
 
 
@@ -231,7 +228,7 @@ class _Process:
                     time.sleep(0.01)
                 if child.exitcode == UNGUARDED:
                     raise UserError(_UNGUARDED_SAID) from None
-            raise WorkerLost("a process of this machine ended (it was killed, for want of memory say)") from error
+            raise WorkerLost(LOST) from error
 
 
 def _begin() -> None:

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import active_children, parent_process
+from multiprocessing import active_children, get_context, parent_process
 
 _PR_SET_PDEATHSIG = 1
+LOST = "a process of this machine ended (it was killed, for want of memory say)"
 
 
 def begin_worker(parent_pid: int) -> None:
@@ -32,6 +33,15 @@ def _end_with_parent(parent_pid: int) -> None:
     if parent is not None and os.getppid() == parent_pid:
         parent.join()
     os._exit(1)
+
+
+@contextmanager
+def worker_processes(num: int) -> Iterator[ProcessPoolExecutor]:
+    """At most so many, which start as they are needed and end with the body."""
+    # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
+    pool = ProcessPoolExecutor(num, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
+    with ending_with_its_workers(pool):
+        yield pool
 
 
 @contextmanager

@@ -6,9 +6,7 @@ import json
 import os
 import platform
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
 from engines.runtime.signals import held
 from repro.files import replace_bytes, replace_text
-from repro.runs.workers import begin_worker, ending_with_its_workers
+from repro.runs.workers import worker_processes
 from repro.tasks.mini import GENERATORS
 from repro.training.config import TrainConfig
 from repro.training.evaluate import measure_accuracy
@@ -90,10 +88,7 @@ def export_checkpoint(
         parts = [evaluate_task(directory, config, task) for task in tasks]
     else:
         # Two single-threaded evaluations do not disturb each other; two threads of one do.
-        pool = ProcessPoolExecutor(
-            len(tasks), mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),)
-        )
-        with ending_with_its_workers(pool):
+        with worker_processes(len(tasks)) as pool:
             with held():
                 made = pool.map(evaluate_task, [directory] * len(tasks), [config] * len(tasks), tasks)
             parts = list(made)

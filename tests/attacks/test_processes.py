@@ -15,24 +15,22 @@ from support.run_files import parts
 
 from repro.cli.endings import Ending
 from repro.cli.main import _say
+from repro.cores import usable_cores
 from repro.files import replace_text, replacing
 from repro.paths import REPO
 from repro.runs.provenance import machine_identity
 
 POOL = """
-import os, sys, time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import time
 from pathlib import Path
-from repro.runs.workers import begin_worker, ending_with_its_workers
+from repro.runs.workers import worker_processes
 
 def work(i):
     Path(__file__).with_name(f"working{i}").touch()
     time.sleep(600)
 
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
-    with ending_with_its_workers(pool):
+    with worker_processes(2) as pool:
         working = [pool.submit(work, i) for i in range(2)]
         print("started", flush=True)
         for each in working:
@@ -152,6 +150,36 @@ def test_sigterm_ends_as_an_interrupt_does(tmp_path):
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("terminated: finished runs are kept")
     assert not list(results.iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(usable_cores() < 2, reason="searches sites one after the other")
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (signal.SIGINT, 130, "interrupted: "),
+        (signal.SIGTERM, 143, "terminated: "),
+        (None, 1, "error: a process of this machine ended (it was killed"),
+    ],
+    ids=["SIGINT", "SIGTERM", "a worker is killed"],
+)
+def test_a_search_of_a_capacity_leaves_no_process(number, code, says):
+    process = call("capacity", "--workload", "gaia", "--slo", "ttft:p95:2000", "--gpus", "64", stdout=subprocess.PIPE)
+    wanted = 3  # two workers, and the tracker of their semaphores
+    while len(workers := children_of(process.pid)) < wanted and process.poll() is None:
+        time.sleep(0.01)
+    if number is None:
+        for pid in workers:
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                break
+    else:
+        process.send_signal(number)
+    out, said = process.communicate(timeout=120)
+    assert (process.returncode, out) == (code, ""), said
+    assert said.count("\n") == 1
+    assert said.startswith(says)
+    assert all(ends(pid, within_s=30) for pid in workers)
 
 
 def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path):

@@ -112,6 +112,7 @@ def test_what_is_lost_early_is_lost_in_the_end(seeds, percentile):
     for num in range(1, len(samples)):
         if is_lost(samples[:num], objectives, len(samples)):
             assert not judged(samples, objectives).serves
+            assert not judged(samples[:num], objectives).serves
 
 
 def test_a_hopeless_first_seed_is_given_up():

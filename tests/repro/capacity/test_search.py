@@ -17,61 +17,131 @@ def test_rates_of_a_lattice_are_a_step_apart():
         assert LATTICE.step(LATTICE.rate(step)) == step
 
 
-@given(st.integers(-200, 250), st.integers(-150, 200))
-def test_a_climb_finds_the_last_step_that_is_served(top, start):
-    ends = (-190, 240)
+def test_steps_are_those_between_rates():
+    for step in range(-100, 100, 7):
+        assert LATTICE.steps(LATTICE.rate(10) / LATTICE.rate(step)) == pytest.approx(10 - step, abs=0.02)
+    assert LATTICE.steps(1.0) == 0
+    assert [LATTICE.steps(ratio) for ratio in (0.0, math.inf)] == [-math.inf, math.inf]
+
+
+def exact(margin: float) -> float:
+    return margin
+
+
+def blind(margin: float) -> float:
+    """Tells no more than whether a step is served."""
+    return 0.0 if margin >= 0 else -1e-3
+
+
+def sure(margin: float) -> float:
+    return math.copysign(math.inf, margin)
+
+
+def bent(margin: float) -> float:
+    """As a latency: flat where little waits, and steep beyond the knee."""
+    return min(margin, 3.0) if margin >= 0 else 40 * margin
+
+
+TOLD = (exact, blind, sure, bent)
+ENDS = (-190, 240)
+
+
+@pytest.mark.parametrize("told", TOLD)
+@given(top=st.integers(-200, 250), start=st.integers(-150, 200))
+def test_a_climb_finds_the_last_step_that_is_served_whatever_margins_tell(told, top, start):
     asked = []
 
-    def serves(step: int) -> bool:
+    def margin(step: int) -> float:
         asked.append(step)
-        return step <= top
+        return told(top + 0.5 - step)
 
-    expected = None if top < ends[0] else min(top, ends[1])
-    assert climb(serves, start, ends) == expected
-    assert all(ends[0] <= step <= ends[1] for step in asked)
-    distance = 1 + abs((ends[0] if expected is None else expected) - start)
-    assert len(asked) <= 4 + 2 * math.log2(distance + 1)
-    if expected is not None and ends[0] < expected < ends[1]:
+    expected = None if top < ENDS[0] else min(top, ENDS[1])
+    assert climb(margin, start, ENDS) == expected
+    assert len(asked) == len({*asked})
+    assert all(ENDS[0] <= step <= ENDS[1] for step in asked)
+    if expected is not None and ENDS[0] < expected < ENDS[1]:
         assert {expected, expected + 1} <= {*asked}
+    # At worst strides that double until the step is passed, and two steps to halve what is between.
+    assert len(asked) <= (3 if told is exact else 3 + 3 * math.log2(ENDS[1] - ENDS[0]))
+
+
+@given(st.integers(-180, 230), st.integers(-150, 200), st.data())
+def test_a_climb_finds_it_with_margins_at_random(top, start, data):
+    def margin(step: int) -> float:
+        size = data.draw(st.floats(0, 1e3))
+        return size if step <= top else -size - 1e-9
+
+    assert climb(margin, start, ENDS) == top
 
 
 plans = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(0.01, 1e4), min_size=1, max_size=8)
 
 
-@given(plans, st.floats(0.02, 50))
-def test_the_best_plan_is_found_wherever_the_search_begins(capacities, off):
-    """Fifty times too high or too low."""
+def proportional(capacity: float, step: int) -> float:
+    return LATTICE.steps(capacity / LATTICE.rate(step))
+
+
+@pytest.mark.parametrize("told", TOLD)
+@given(capacities=plans, off=st.floats(0.02, 50))
+def test_the_best_plan_is_found_wherever_the_search_begins(told, capacities, off):
+    """Fifty times too high or too low; of equals the first."""
     start = off * max(capacities.values())
 
-    def serves(plan: str, step: int, is_whole: bool) -> bool:
-        return LATTICE.rate(step) <= capacities[plan]
+    def margin(plan: str, step: int, is_whole: bool) -> float:
+        return told(proportional(capacities[plan], step))
 
-    found = largest([*capacities], lambda plan: 1.01 * capacities[plan], serves, LATTICE, start)
-    best = max(capacities.values())
+    found = largest([*capacities], lambda plan: 1.01 * capacities[plan], margin, LATTICE, start)
+    tops = {plan: LATTICE.last(capacity) for plan, capacity in capacities.items()}
     assert found is not None
-    assert LATTICE.rate(found.step) <= capacities[found.plan] < LATTICE.rate(found.step + 1)
-    assert LATTICE.rate(found.step) <= best < LATTICE.rate(found.step + 1)
+    assert (found.plan, found.step) == (max(tops, key=lambda plan: tops[plan]), max(tops.values()))
     assert found.is_monotone
+
+
+@given(plans, st.floats(0.5, 2), st.data())
+def test_the_best_of_all_seeds_is_found_whatever_one_says(capacities, off, data):
+    """One seed is off by a tenth."""
+    first = {plan: capacity * data.draw(st.floats(0.9, 1.1)) for plan, capacity in capacities.items()}
+
+    def margin(plan: str, step: int, is_whole: bool) -> float:
+        return proportional(capacities[plan] if is_whole else first[plan], step)
+
+    found = largest([*capacities], lambda _: math.inf, margin, LATTICE, off * max(capacities.values()))
+    assert found is not None
+    assert found.step == max(LATTICE.last(capacity) for capacity in capacities.values())
+    assert LATTICE.last(capacities[found.plan]) == found.step
 
 
 def test_a_plan_whose_bound_is_below_the_best_is_not_simulated():
     asked = []
 
-    def serves(plan: str, step: int, is_whole: bool) -> bool:
+    def margin(plan: str, step: int, is_whole: bool) -> float:
         asked.append(plan)
-        return LATTICE.rate(step) <= 10
+        return proportional(10, step)
 
-    assert largest(["a", "b"], {"a": math.inf, "b": 9.0}.__getitem__, serves, LATTICE, 5.0).plan == "a"
+    assert largest(["a", "b"], {"a": math.inf, "b": 9.0}.__getitem__, margin, LATTICE, 5.0).plan == "a"
     assert {*asked} == {"a"}
+
+
+def test_a_plan_far_from_its_limits_where_another_serves_is_not_searched():
+    """It fails at the start, and is not asked again above."""
+    asked = []
+
+    def margin(plan: str, step: int, is_whole: bool) -> float:
+        asked.append((plan, step))
+        return proportional({"a": 5, "b": 30}[plan], step)
+
+    assert largest(["a", "b"], lambda _: math.inf, margin, LATTICE, 20.0).plan == "b"
+    assert {step for plan, step in asked if plan == "a"} == {LATTICE.step(20)}
+    assert len({*asked}) == 5
 
 
 @given(plans, st.floats(0.02, 50))
 def test_no_rate_above_a_plans_bound_is_simulated(capacities, off):
-    def serves(plan: str, step: int, is_whole: bool) -> bool:
+    def margin(plan: str, step: int, is_whole: bool) -> float:
         assert LATTICE.rate(step) <= capacities[plan]
-        return True
+        return 0.0
 
-    found = largest([*capacities], capacities.__getitem__, serves, LATTICE, off * max(capacities.values()))
+    found = largest([*capacities], capacities.__getitem__, margin, LATTICE, off * max(capacities.values()))
     if found is not None:
         assert LATTICE.rate(found.step) <= max(capacities.values()) < LATTICE.rate(found.step + 1)
 
@@ -79,15 +149,18 @@ def test_no_rate_above_a_plans_bound_is_simulated(capacities, off):
 def test_the_lowest_rate_is_asked_for_where_steps_near_the_start_fail():
     asked = []
 
-    def serves(step: int) -> bool:
+    def margin(step: int) -> float:
         asked.append(step)
-        return step <= -2
+        return blind(-2 - step)
 
-    assert climb(serves, 0, (-100, 100)) == -2
+    assert climb(margin, 0, (-100, 100)) == -2
     assert -100 not in asked
     asked.clear()
-    assert climb(lambda step: serves(step + 20), 0, (-100, 100)) == -22
+    assert climb(lambda step: margin(step + 20), 0, (-100, 100)) == -22
     assert asked.count(-100 + 20) == 1
+    asked.clear()
+    assert climb(lambda step: margin(step + 200), 0, (-100, 100)) is None
+    assert len(asked) == 5
 
 
 def test_a_plan_that_only_one_seed_favours_loses():
@@ -96,7 +169,7 @@ def test_a_plan_that_only_one_seed_favours_loses():
     found = largest(
         ["a", "b"],
         lambda _: math.inf,
-        lambda plan, step, is_whole: LATTICE.rate(step) <= capacities[plan, is_whole],
+        lambda plan, step, is_whole: proportional(capacities[plan, is_whole], step),
         LATTICE,
         5.0,
     )
@@ -104,15 +177,33 @@ def test_a_plan_that_only_one_seed_favours_loses():
     assert LATTICE.rate(found.step) <= 15 < LATTICE.rate(found.step + 1)
 
 
+def test_a_plan_that_one_seed_puts_far_below_may_win_with_all():
+    capacities = {("a", False): 2.0, ("b", False): 20.0, ("a", True): 30.0, ("b", True): 20.0}
+    found = largest(
+        ["a", "b"],
+        lambda _: math.inf,
+        lambda plan, step, is_whole: proportional(capacities[plan, is_whole], step),
+        LATTICE,
+        19.0,
+    )
+    assert (found.plan, found.step) == ("a", LATTICE.last(30))
+
+
 def test_a_hole_below_the_answer_is_said():
-    found = largest(["a"], lambda _: math.inf, lambda plan, step, _: 0.9 * 20 < LATTICE.rate(step) <= 20, LATTICE, 19.0)
+    found = largest(
+        ["a"],
+        lambda _: math.inf,
+        lambda plan, step, _: blind(1 if 0.9 * 20 < LATTICE.rate(step) <= 20 else -1),
+        LATTICE,
+        19.0,
+    )
     assert LATTICE.rate(found.step) <= 20 < LATTICE.rate(found.step + 1)
     assert not found.is_monotone
 
 
 def test_nothing_serves_and_everything_is_served():
-    assert largest(["a"], lambda _: math.inf, lambda *_: False, LATTICE, 5.0) is None
-    found = largest(["a"], lambda _: math.inf, lambda *_: True, LATTICE, 5.0)
+    assert largest(["a"], lambda _: math.inf, lambda *_: -math.inf, LATTICE, 5.0) is None
+    found = largest(["a"], lambda _: math.inf, lambda *_: math.inf, LATTICE, 5.0)
     assert LATTICE.rate(found.step) == pytest.approx(MOST_RATE, rel=0.05)
 
 
