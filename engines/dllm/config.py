@@ -9,7 +9,7 @@ from engines.dllm.scheduling.settling import Settling
 from engines.errors import require
 from engines.knobs import Checked, Fixed, Names, Only, Proportion, Range, Seed, Tokens
 
-Selection = Literal["head", "uniform", "dense"]
+Selection = Literal["head", "uniform", "attended", "dense"]
 LogitRows = Literal["decomposed", "monolithic"]
 TiePolicy = Literal["stable", "parity"]
 Remasking = Literal["low_confidence", "random"]
@@ -31,6 +31,8 @@ MEASURED = Only(executor="torch")
 """What a simulation cannot know: which ids a model gives, on what device."""
 PACKED = Only(reading="policy")
 """What a static batch does not heed: that of a baseline in any other reading."""
+SELECTS = Only(selection=("head", "uniform", "attended"))
+"""What has no effect where every row is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,9 @@ class GenerationConfig(Checked):
 class Retention(Checked):
     """How many context rows survive a Refresh, and by what score."""
 
-    retention_ratio: Annotated[Proportion, Only(selection=("head", "uniform"))] = 0.5
+    retention_ratio: Annotated[Proportion, SELECTS] = 0.5
     """Proportion of context rows kept."""
-    pool_kernel: Annotated[int, Range(1, 2**16 - 1), Only(selection=("head", "uniform"))] = 3
+    pool_kernel: Annotated[int, Range(1, 2**16 - 1), SELECTS] = 3
     """Width of the max-pool over scores; odd, 1 is none."""
 
     def __post_init__(self) -> None:
@@ -114,17 +116,35 @@ class SparsityConfig(Retention):
     """Which context rows survive a Refresh (dLLM-Serve §4.5)."""
 
     selection: Selection = "head"
-    """Which rows are kept: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), dense every row."""
+    """Which rows are kept: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), attended one set too, of
+    the largest attention probabilities (ours), dense every row."""
     refresh_delay: Annotated[int, Range(0, 1)] = 1
     """1: the cache is built at a block's second step (as published); 0: at its first, with a single Refresh a block."""
     min_kept: Annotated[int, Range(0, 1), Fixed] = 1
     """Rows kept at the least; Sparse-dLLM's floor may reach 0."""
+    whole_layer: Annotated[int, Range(0, 2**10), SELECTS] | None = None
+    """A layer, counted from 0, that keeps every row whatever the others keep; the pool then has room for all rows in every layer."""
+
+    def check_layers(self, num_layers: int) -> None:
+        require(
+            self.whole_layer is None or self.whole_layer < num_layers,
+            f"whole_layer={self.whole_layer} is none of the model's layers: give one from 0 to {num_layers - 1}",
+        )
 
     def kept_rows(self, num_outside: int) -> int:
-        """Rows retained of ``num_outside`` context rows: floor(r * N), at least ``min_kept`` of them."""
+        """Rows of the pool for ``num_outside`` context rows, the same in every layer: those selected, or all where one layer keeps them."""
+        return num_outside if self.whole_layer is not None else self.selected_rows(num_outside)
+
+    def selected_rows(self, num_outside: int) -> int:
+        """Rows that a layer which selects retains of N context rows: floor(r * N), at least ``min_kept`` of them."""
         if self.selection == "dense":
             return num_outside
         return min(num_outside, max(self.min_kept, int(num_outside * self.retention_ratio)))
+
+    def mean_rows(self, num_outside: int, num_layers: int) -> int:
+        """Rows of N that a layer retains on average, rounded up."""
+        selected = self.selected_rows(num_outside)
+        return selected if self.whole_layer is None else selected - (selected - num_outside) // num_layers
 
 
 @dataclass(frozen=True, kw_only=True)

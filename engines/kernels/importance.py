@@ -1,16 +1,18 @@
-"""Importance of context rows to a block (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``), in torch.
+"""Importance of context rows to a block (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``; ours for ``attended``), in torch.
 
 Shapes: n requests building their cache in this step, B the longest block, C the longest context
 (all positions outside the block: prefix ++ suffix, as one list), H / Hkv heads, D head width.
 
 score[h, j] = mean over the block's query rows of q[h] . k[j], after rotation, unscaled. ``head``
 ranks each KV head on its own (with GQA the maximum over its query heads) and pools per head;
-``uniform`` averages the heads first, then pools, and all heads share one set. Pooling is a max over
+``uniform`` averages the heads first, then pools, and all heads share one set; so do they of ``attended``, whose
+scores are attention probabilities. Pooling is a max over
 ``kernel`` neighbours of the list, across the gap the block leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,15 +59,19 @@ def importance(
     keys = k[rows.context_rows].unsqueeze(3)
     score = (mean_q.view(n, 1, kv_heads, group, width) * keys).sum(dim=-1)
     score = score.amax(dim=3) if selection == "head" else _mean_of_heads(score.flatten(2), ranks)
-    score = score.transpose(1, 2)
-    padding = None if rows.context_valid is None else ~rows.context_valid.unsqueeze(1)
+    return _pooled(score.transpose(1, 2), rows.context_valid, kernel).reshape(n, -1, context)
+
+
+def _pooled(score: Tensor, valid: Tensor | None, kernel: int) -> Tensor:
+    """[n, heads, C] with -inf where ``valid`` [n, C] is false."""
+    padding = None if valid is None else ~valid.unsqueeze(1)
     if padding is not None:
         score = score.masked_fill(padding, -torch.inf)
     if kernel > 1:
         score = F.max_pool1d(score, kernel, stride=1, padding=kernel // 2)
         if padding is not None:
             score = score.masked_fill(padding, -torch.inf)
-    return score.reshape(n, -1, context)
+    return score
 
 
 def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
@@ -74,3 +80,40 @@ def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
         return score.mean(dim=2, keepdim=True)
     total = ranks.all_reduce(score.sum(dim=2, keepdim=True, dtype=torch.promote_types(score.dtype, torch.float32)))
     return (total / (score.shape[2] * ranks.size)).to(score.dtype)
+
+
+QUERY_ROWS = 32
+"""Query rows whose probabilities are alive at once."""
+
+
+def attended(
+    q: Tensor,
+    k: Tensor,
+    rows: ContextRows,
+    block_len: Sequence[int],
+    num_context: Sequence[int],
+    kernel: int,
+    ranks: Ranks | None = None,
+) -> Tensor:
+    """Pooled scores [n, 1, C] float32 of ``attended``; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
+
+    score[j] = max over heads h and the block's query rows i of softmax_j(q[i, h] . k[j] / sqrt(D)) over context and block: the largest share
+    that any row of the block gives row j where the cache is built. It multiplies the block's B queries with the keys of all T rows once
+    more, B / T of the Refresh's own products, and holds [H, QUERY_ROWS, T] of one request at a time, which no other request changes.
+    """
+    n, context = rows.context_rows.shape
+    group = q.shape[1] // k.shape[1]
+    score = q.new_full((n, context), -torch.inf, dtype=torch.float32)
+    for i, (block, length) in enumerate(zip(block_len, num_context, strict=True)):
+        if length == 0:
+            continue
+        own, around = rows.block_rows[i, :block], rows.context_rows[i, :length]
+        keys = k[torch.cat((around, own))].float().permute(1, 2, 0).repeat_interleave(group, dim=0)
+        best = score[i, :length]
+        for part in own.split(QUERY_ROWS):
+            queries = q[part].float().transpose(0, 1) * q.shape[2] ** -0.5
+            best = torch.maximum(best, (queries @ keys).softmax(dim=-1)[..., :length].amax(dim=(0, 1)))
+        score[i, :length] = best
+    if ranks is not None:
+        score = ranks.all_gather(score.unsqueeze(0)).amax(dim=0)
+    return _pooled(score.unsqueeze(1), rows.context_valid, kernel)

@@ -151,7 +151,8 @@ def _cache(deployment: Deployment) -> str:
         return "the rows before the block"
     if sparsity.selection == "dense":
         return "all context rows"
-    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection})"
+    whole = "" if sparsity.whole_layer is None else f", all of them in layer {sparsity.whole_layer}"
+    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection}){whole}"
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:

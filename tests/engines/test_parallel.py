@@ -34,7 +34,7 @@ from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.errors import UserError
-from engines.kernels.importance import ContextRows, importance
+from engines.kernels.importance import ContextRows, attended, importance
 from engines.models.checkpoint import TINY_DIR, config_of
 from engines.models.dream_config import DREAM_7B
 from engines.models.llada_config import LLADA_8B
@@ -102,7 +102,7 @@ def reductions(group: TensorParallel, _: Path) -> None:
 
 
 def uniform_scores(group: TensorParallel, _: Path) -> None:
-    """``uniform`` averages the heads of all ranks."""
+    """``uniform`` averages the heads of all ranks, and ``attended`` takes their largest."""
     generator = torch.Generator().manual_seed(3)
     heads, kv_heads = 8, 4
     q, k = torch.randn((12, heads, 6), generator=generator), torch.randn((12, kv_heads, 6), generator=generator)
@@ -117,6 +117,9 @@ def uniform_scores(group: TensorParallel, _: Path) -> None:
     torch.testing.assert_close(importance(q[:, own_q], k[:, own_k], rows, "uniform", 3, group), whole)
     by_head = importance(q[:, own_q], k[:, own_k], rows, "head", 3, group)
     torch.testing.assert_close(by_head, importance(q, k, rows, "head", 3)[:, own_k])
+    lengths = [2, 1], [4, 3]
+    shared = attended(q[:, own_q], k[:, own_k], rows, *lengths, 3, group)
+    torch.testing.assert_close(shared, attended(q, k, rows, *lengths, 3))
 
 
 def forwards(group: TensorParallel, folder: Path) -> None:

@@ -65,7 +65,8 @@ def requests(draw: st.DrawFn, model: TinyModel, request_id: int, *, thresholds: 
 
 sparsities = st.builds(
     SparsityConfig,
-    selection=st.sampled_from(("head", "uniform", "dense")),
+    whole_layer=st.sampled_from((None, 0, 1)),
+    selection=st.sampled_from(("head", "uniform", "attended", "dense")),
     retention_ratio=st.sampled_from((0.1, 0.5, 0.8, 1.0)),
     pool_kernel=st.sampled_from((1, 3, 5)),
     refresh_delay=st.sampled_from((0, 1)),
@@ -181,7 +182,7 @@ def test_a_slot_and_its_rows_keep_nothing_of_their_last_user():
     assert outputs == {0: alone(GQA, long, sparsity), 1: alone(GQA, replace(short, request_id=0), sparsity)}
 
 
-@pytest.mark.parametrize("selection", ["head", "uniform"])
+@pytest.mark.parametrize("selection", ["head", "uniform", "attended"])
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_caches_built_in_one_step_keep_to_their_own_rows(selection, kernel):
     """Contexts of different lengths are scored as one padded array; what pads the shorter must never be kept."""
@@ -287,7 +288,7 @@ def test_at_full_retention_every_selection_is_the_same(model, delay):
         request = seeded(model, seed=seed, gen_length=13, block_length=6, steps=13)
         found = {
             alone(model, request, SparsityConfig(selection=selection, retention_ratio=1.0, refresh_delay=delay))
-            for selection in ("head", "uniform", "dense")
+            for selection in ("head", "uniform", "attended", "dense")
         }
         assert len(found) == 1
 

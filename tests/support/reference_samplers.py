@@ -19,7 +19,7 @@ from torch import Tensor
 Weights = Mapping[str, Tensor]
 Ties = Literal["stable", "topk", "last"]
 """Among equals ``stable`` takes the lower index, ``last`` the higher, ``topk`` whatever torch.topk does, as published."""
-Selection = Literal["head", "uniform", "dense"]
+Selection = Literal["head", "uniform", "attended", "dense"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +234,7 @@ def dllm_serve(
     keep_ratio: float = 0.5,
     kernel_size: int = 3,
     selection: Selection = "head",
+    whole_layer: int | None = None,
     delay_step: int = 1,
     first_token_rule: bool = False,
     threshold: float | None = None,
@@ -263,7 +264,19 @@ def dllm_serve(
                 if i == delay_step:
                     outside = total - (e - s)
                     num_kept = outside if selection == "dense" else max(1, int(outside * keep_ratio))
-                    cache = [_select(layer, s, e, num_kept, kernel_size, selection, ties, margins) for layer in seen]
+                    cache = [
+                        _select(
+                            each,
+                            s,
+                            e,
+                            num_kept,
+                            kernel_size,
+                            "dense" if at == whole_layer else selection,
+                            ties,
+                            margins,
+                        )
+                        for at, each in enumerate(seen)
+                    ]
                 offset = 0
             else:
                 logits, _ = forward(weights, dims, x[s:e], torch.arange(s, e), cache)
@@ -610,7 +623,8 @@ def _commit(
 def _select(
     layer: Layer, s: int, e: int, num_kept: int, kernel: int, selection: Selection, ties: Ties, margins: Margins
 ) -> Kept:
-    """Rows outside [s, e) by importance: mean block query times key, pooled over neighbours in the joined list."""
+    """Rows outside [s, e) by importance: mean block query times key, or the largest attention probability, pooled over neighbours in the
+    joined list."""
     heads, total, _ = layer.q.shape
     kv_heads = layer.k.shape[0]
     group = heads // kv_heads
@@ -620,7 +634,11 @@ def _select(
     score = torch.stack(
         [layer.k[head // group][outside] @ layer.q[head, s:e].mean(dim=0) for head in range(heads)]
     )  # [H, N]
-    if selection == "uniform":
+    if selection == "attended":
+        scale = layer.q.shape[2] ** -0.5
+        of_heads = [(scale * layer.q[head, s:e] @ layer.k[head // group].T).softmax(dim=1) for head in range(heads)]
+        rankings = [_pool(torch.stack(of_heads).amax(dim=(0, 1))[outside], kernel)] * kv_heads
+    elif selection == "uniform":
         rankings = [_pool(score.mean(dim=0), kernel)] * kv_heads
     else:
         rankings = [_pool(score[g * group : (g + 1) * group].max(dim=0).values, kernel) for g in range(kv_heads)]

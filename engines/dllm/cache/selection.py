@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.rows import BuildRows
 from engines.kernels.building import Building
-from engines.kernels.importance import ContextRows, importance
+from engines.kernels.importance import ContextRows, attended, importance
 from engines.models.protocol import Ranks
 from engines.runtime.rows import Ints, ranks
 
@@ -53,14 +53,18 @@ class TorchSelectAndPack:
         )
         rows = ContextRows(block_rows=sent[0], block_valid=is_block, context_rows=sent[1], context_valid=is_context)
         write = _Write(rows, *sent[2:6])
-        kept, num_context = build.kept.tolist(), build.num_context.tolist()
+        kept, num_context, block_len = build.kept.tolist(), build.num_context.tolist(), build.block_len.tolist()
+        selection, pool_kernel = self.sparsity.selection, self.sparsity.pool_kernel
 
         def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-            if self.sparsity.selection == "dense":
+            if selection == "dense":
                 pool_k.index_copy_(0, write.pool_row, k[write.in_order])
                 pool_v.index_copy_(0, write.pool_row, v[write.in_order])
                 return
-            score = importance(q, k, write.rows, self.sparsity.selection, self.sparsity.pool_kernel, self.ranks)
+            if selection == "attended":
+                score = attended(q, k, write.rows, block_len, num_context, pool_kernel, self.ranks)
+            else:
+                score = importance(q, k, write.rows, selection, pool_kernel, self.ranks)
             chosen = top_rows_parity(score, kept, num_context) if self.is_parity else top_rows(score, max(kept))
             index = chosen[write.request, :, write.rank]
             source = write.rows.context_rows[write.request.unsqueeze(1), index]
@@ -99,6 +103,7 @@ class TritonSelectAndPack:
         from engines.kernels.scores import scores
 
         selection, kernel = self.sparsity.selection, self.sparsity.pool_kernel
+        assert selection != "attended", "no kernel scores attention probabilities"
         building = Building.of(sent[0])
         max_block, max_context = int(build.block_len.max()), int(build.num_context.max())
         max_kept = int(build.kept.max())

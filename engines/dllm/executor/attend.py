@@ -20,12 +20,28 @@ Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class PackedAttend:
-    """Writes the rows of Reuse requests, and the retained ones of requests that build their cache, to the pool."""
+    """Writes the rows of Reuse requests, and the retained ones of requests that build their cache, to the pool. ``whole_layer``
+    keeps every row where the others select."""
 
-    def __init__(self, pool: PoolTensors, attention: VarlenAttention, store: Store, timer: StepTimer) -> None:
+    def __init__(
+        self,
+        pool: PoolTensors,
+        attention: VarlenAttention,
+        store: Store,
+        timer: StepTimer,
+        whole_layer: int | None = None,
+    ) -> None:
         self._pool, self._attention, self._store, self._timer = pool, attention, store, timer
+        self._whole_layer = whole_layer
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
+        whole = self._layers(items, rows)
+        if rows.selecting is None:
+            return whole
+        selecting, whole_layer = self._layers(items, rows.selecting), self._whole_layer
+        return lambda layer, q, k, v: (whole if layer == whole_layer else selecting)(layer, q, k, v)
+
+    def _layers(self, items: Sequence[PlanItem], rows: StepRows) -> Attend:
         is_whole = items[0].query_tokens == items[0].window_len  # then its rows lie side by side in the pool
         if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs and is_whole:
             return self._alone(rows)

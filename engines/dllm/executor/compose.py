@@ -141,6 +141,7 @@ def packed_executor(
     recorder: Recorder | None = None,
 ) -> TorchExecutor:
     """See ``Shared``; the pool holds ``kv_rows`` rows."""
+    config.sparsity.check_layers(model.config.n_layers)
     shared = Shared.of(model, config, num_slots=num_slots, recorder=recorder)
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
     pool = shared.pool(kv_rows)
@@ -152,7 +153,8 @@ def packed_executor(
         state,
         timer,
         kernels.selection,
-        PackedAttend(pool, kernels.attention, kernels.store, timer),
+        PackedAttend(pool, kernels.attention, kernels.store, timer, config.sparsity.whole_layer),
+        selecting=kernels.selecting,
         sends_spans=not kernels.attention.needs_host_runs,
         graphs=graphs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -9,12 +10,13 @@ from torch import nn
 from engines.attention import VarlenAttention, attention_backend, availability
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.decode.denoise import FusedReduction, Reduction
 from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
+from engines.dllm.executor.layout import SelectingLayers
 from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.layers import FusedOps, fuse
-from engines.models.protocol import DiffusionModel
+from engines.models.protocol import DiffusionModel, Ranks
 from engines.runtime.graphs import CudaRecorder, Recorder
 
 
@@ -44,16 +46,23 @@ class KernelChoice:
             self.reduction, model, is_fused=self.triton.serve("partial")
         )
         """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
-        self.selection = self._select_and_pack(model)
+        sparsity, ranks = config.sparsity, model.tensor_parallel
+        self.selection = self._select_and_pack(config, ranks)
+        self.selecting: SelectingLayers | None = None
+        """How layers select where one keeps every row, which ``selection`` then packs."""
+        if sparsity.whole_layer is not None:
+            self.selecting = SelectingLayers(sparsity, self.selection)
+            dense = SparsityConfig(selection="dense", refresh_delay=sparsity.refresh_delay)
+            self.selection = self._select_and_pack(replace(config, sparsity=dense), ranks)
         self.store = self._host.store(self.triton.store)
 
-    def _select_and_pack(self, model: DiffusionModel) -> SelectAndPack:
-        ranks = model.tensor_parallel
-        # Kernels sum in another order, and of a rank's heads alone.
-        needs_torch = self._config.tie_policy == "parity" or (ranks and self._config.sparsity.selection == "uniform")
+    def _select_and_pack(self, config: EngineConfig, ranks: Ranks | None) -> SelectAndPack:
+        # Kernels sum in another order, and of a rank's heads alone; none scores attention probabilities.
+        selection = config.sparsity.selection
+        needs_torch = config.tie_policy == "parity" or selection == "attended" or (ranks and selection == "uniform")
         if not needs_torch and self.triton.serve("pack", "scores"):
-            return TritonSelectAndPack(self._config)
-        return TorchSelectAndPack(self._config, ranks)
+            return TritonSelectAndPack(config)
+        return TorchSelectAndPack(config, ranks)
 
     def fuse_layers(self, model: DiffusionModel, *, host_norms: bool = True) -> None:
         """Have the model's layers use the kernels that serve; one that another executor used may have others.
@@ -64,7 +73,9 @@ class KernelChoice:
         fuse(model, self.triton.ops(ops if host_norms else ops._replace(rms_norm=None)))
 
     def recorder(self) -> Recorder | None:
-        """How forwards are captured; None where they are not."""
+        """How forwards are captured; None where they are not: a graph's layers all read the same runs."""
+        if self.selecting is not None:
+            return None
         if self._device.type != "cuda" or not self._config.cuda_graphs or not reads_pool_in_place(self.attention):
             return None
         return CudaRecorder(self._device)

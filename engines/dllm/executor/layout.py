@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import NamedTuple, Protocol
+from itertools import accumulate, pairwise
+from typing import NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import SpanMetadata, Spans
+from engines.attention import Run, SpanMetadata, Spans
 from engines.dllm.cache.selection import Pack, SelectAndPack
+from engines.dllm.config import SparsityConfig
 from engines.dllm.executor.candidates import first_places
 from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.rows import BlockRows, BuildRows, FreshRows, ItemTable, PackedRows
@@ -118,6 +119,28 @@ def query_tokens(items: Sequence[PlanItem], pad_to: int | None) -> None:
     """Nothing is padded."""
 
 
+class Keys(TypedDict):
+    """The fields of ``StepRows`` that follow from what layers retain."""
+
+    reuse_k_runs: list[Run]
+    spans: tuple[Spans, Spans] | None
+    pack: Pack | None
+
+
+class HostKeys(NamedTuple):
+    """What layers attend to and pack that retain equally many rows, before it is sent."""
+
+    arrays: Sequence[Ints]
+    on_device: Callable[[Sequence[Tensor]], Keys]
+
+
+class SelectingLayers(NamedTuple):
+    """Layers that select, where one keeps every row."""
+
+    sparsity: SparsityConfig
+    selection: SelectAndPack
+
+
 class PackedLayout:
     """One forward over all requests' rows, those of Refresh requests first; replayed where a graph holds them."""
 
@@ -130,12 +153,13 @@ class PackedLayout:
         attend: AttendFactory,
         *,
         sends_spans: bool,
+        selecting: SelectingLayers | None = None,
         graphs: StepGraphs | None = None,
         row_lengths: RowLengths = query_tokens,
     ) -> None:
         self._model, self._state, self._timer = model, state, timer
         self._selection, self._attend = selection, attend
-        self._sends_spans = sends_spans
+        self._sends_spans, self._selecting = sends_spans, selecting
         self._graphs = graphs
         self._row_lengths = row_lengths
 
@@ -148,21 +172,18 @@ class PackedLayout:
                 graph = GraphRows(key, table, packed)
                 return HostRows(packed, on_device=lambda _, fresh: graph._replace(fresh=fresh))
         arrays = [packed.position, packed.flat, packed.pool_row]
-        if self._sends_spans:
-            # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
-            m, lengths = table.num_refresh, np.diff(packed.base)
-            reuse = SpanMetadata.of_lengths(lengths[m:], table.kv_start[m:], packed.key_len)
-            arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
-        num_own = len(arrays)
-        if build is not None:
-            if self._state.settles:
-                arrays += build.kept_blocks()
-            arrays += self._selection.arrays(build)
+        keys = [self._keys(items, table, packed, self._selection)]
+        if self._selecting is not None:
+            own = table.selecting(self._selecting.sparsity)
+            keys.append(self._keys(items, own, packed, self._selecting.selection))
 
         def on_device(sent: Sequence[Tensor], fresh: Fresh | None) -> EagerRows:
             if fresh is not None:
                 fresh.write(packed.num_rows, sent[0], sent[1], sent[2], packed.num_refresh_rows)
-            runs = list(pairwise(packed.base.tolist()))
+            runs, others = list(pairwise(packed.base.tolist())), sent[len(arrays) :]
+            first, *rest = (
+                each.on_device(others[slice(*places)]) for each, places in zip(keys, _parts(keys), strict=True)
+            )
             rows = StepRows(
                 num_rows=packed.num_rows,
                 num_refresh_rows=packed.num_refresh_rows,
@@ -171,20 +192,44 @@ class PackedLayout:
                 pool_row=sent[2],
                 refresh_runs=runs[: table.num_refresh],
                 reuse_q_runs=runs[table.num_refresh :],
-                reuse_k_runs=[(i.kv_start, i.kv_start + i.key_tokens) for i in items[table.num_refresh :]],
-                spans=_spans(sent[3], packed, table) if self._sends_spans else None,
-                pack=None if build is None else self._pack(build, sent[num_own:]),
+                **first,
             )
+            rows = rows._replace(selecting=rows._replace(**rest[0]) if rest else None)
             return EagerRows(rows, self._model.rotary(rows.position), self._attend(items, rows, pad_to))
 
-        return HostRows(packed, arrays, on_device)
+        return HostRows(packed, [*arrays, *(array for each in keys for array in each.arrays)], on_device)
 
-    def _pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+    def _keys(
+        self, items: Sequence[PlanItem], table: ItemTable, packed: PackedRows, selection: SelectAndPack
+    ) -> HostKeys:
+        m, arrays = table.num_refresh, list[Ints]()
+        start, key_len = table.kv_start[m:], (table.kept + table.window_end - table.block_start)[m:]
+        if self._sends_spans:
+            # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
+            lengths = np.diff(packed.base)
+            reuse = SpanMetadata.of_lengths(lengths[m:], start, key_len)
+            arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
+        num_own, build = len(arrays), BuildRows.of(table, items, packed.base)
+        if build is not None:
+            if self._state.settles:
+                arrays += build.kept_blocks()
+            arrays += selection.arrays(build)
+
+        def on_device(sent: Sequence[Tensor]) -> Keys:
+            return {
+                "reuse_k_runs": list(zip(start.tolist(), (start + key_len).tolist(), strict=True)),
+                "spans": _spans(sent[0], packed, table, key_len) if self._sends_spans else None,
+                "pack": None if build is None else self._pack(build, selection, sent[num_own:]),
+            }
+
+        return HostKeys(arrays, on_device)
+
+    def _pack(self, build: BuildRows, selection: SelectAndPack, sent: Sequence[Tensor]) -> Pack:
         """Where rows may settle, those of the block are kept too: the next step may leave out some."""
         if not self._state.settles:
-            return self._selection.pack(build, sent)
+            return selection.pack(build, sent)
         source, target, *others = sent
-        select = self._selection.pack(build, others)
+        select = selection.pack(build, others)
 
         def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
             select(pool_k, pool_v, q, k, v)
@@ -194,14 +239,17 @@ class PackedLayout:
         return pack
 
 
-def _spans(sent: Tensor, packed: PackedRows, table: ItemTable) -> tuple[Spans, Spans]:
+def _parts(keys: Sequence[HostKeys]) -> list[tuple[int, int]]:
+    """Where the arrays of each stand, end to end."""
+    return list(pairwise(accumulate((len(each.arrays) for each in keys), initial=0)))
+
+
+def _spans(sent: Tensor, packed: PackedRows, table: ItemTable, key_len: Ints) -> tuple[Spans, Spans]:
     m, n = table.num_refresh, len(table.slot) - table.num_refresh
     longest = np.diff(packed.base)
     parts = sent.to(torch.int32).split([m + 1, m + 1, m, n + 1, n + 1, n])
     max_q, max_window = int(longest[:m].max(initial=0)), int(longest[m:].max(initial=0))
     return (
         Spans(cu_q=parts[0], k_start=parts[1], k_len=parts[2], max_q=max_q, max_k=max_q),
-        Spans(
-            cu_q=parts[3], k_start=parts[4], k_len=parts[5], max_q=max_window, max_k=int(packed.key_len.max(initial=0))
-        ),
+        Spans(cu_q=parts[3], k_start=parts[4], k_len=parts[5], max_q=max_window, max_k=int(key_len.max(initial=0))),
     )

@@ -67,7 +67,7 @@ class RooflineExecutor:
 
     def work(self, plan: StepPlan) -> StepWork:
         """Work of one step; to be asked once for every step and in their order, as some methods count them."""
-        return step_work(plan, self.config)
+        return step_work(plan, self.config, self.roofline.shape.n_layers)
 
 
 class StepNotes:
@@ -106,16 +106,19 @@ class BoundedExecutor(DelegatingExecutor):
         return super().release(request_id)
 
 
-def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
-    """What a plan asks of the hardware (dLLM-Serve §2.3): rows, attention pairs, logits, KV traffic."""
+def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> StepWork:
+    """What a plan asks of the hardware (dLLM-Serve §2.3): rows, attention pairs, logits, KV traffic; keys of the mean layer
+    where one of the ``num_layers`` keeps every row and the others select."""
     query_rows = pairs = read = written = wanted = 0
     # A padded batch attends over as many keys for every member as the longest has.
     padded_keys = 0 if plan.pad_to is None else max([item.key_tokens for item in plan.items])
-    settles = config.settling.settles
+    settles, sparsity = config.settling.settles, config.sparsity
+    selects = sparsity.whole_layer is not None
     for item in plan.items:
+        kept = sparsity.mean_rows(item.kept_rows, num_layers) if selects else item.kept_rows
         if item.phase is Phase.REUSE:
             window = item.window_end - item.block_start
-            rows, keys = window - item.settled_rows, padded_keys or item.kept_rows + window
+            rows, keys = window - item.settled_rows, padded_keys or kept + window
             read += keys
             written += rows
         elif item.phase is Phase.PARTIAL:
@@ -126,7 +129,7 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
             rows = keys = plan.pad_to or item.total_len
             read += keys
             if item.phase is Phase.BUILD:
-                written += item.kept_rows + (item.block_end - item.block_start if settles else 0)
+                written += kept + (item.block_end - item.block_start if settles else 0)
         query_rows += rows
         pairs += rows * keys
         wanted += item.masks_left if config.suppress_mask_token else item.block_end - item.block_start

@@ -6,11 +6,12 @@ Shapes: n items, those in a Refresh first; N packed rows; B the longest active b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.dllm.config import SparsityConfig
 from engines.dllm.plan import PlanItem
 from engines.dllm.scheduling.phase import Phase
 from engines.runtime.rows import Ints, ranks
@@ -68,6 +69,12 @@ class ItemTable:
             settled_before=before,
             num_settling=int(np.count_nonzero(settled)),
         )
+
+    def selecting(self, sparsity: SparsityConfig) -> ItemTable:
+        """As layers see it that select where one keeps every row: their retained rows end where its do, right before the block, whose
+        rows are the same in all."""
+        kept = np.array([sparsity.selected_rows(outside) for outside in self.kept.tolist()], dtype=np.int64)
+        return replace(self, kept=kept, kv_start=self.kv_start + self.kept - kept)
 
     def pool_rows(self, item: int, position: Ints) -> Ints:
         """Where K and V of an item's positions lie that keeps every row of its context: prefix, suffix, window."""

@@ -36,6 +36,8 @@ class StepRows(NamedTuple):
     """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
     pack: Pack | None
     """Where some requests build their cache."""
+    selecting: StepRows | None = None
+    """The same rows with the runs of keys of layers that select, where one keeps every row; None where all layers are alike."""
 
 
 class Block(NamedTuple):

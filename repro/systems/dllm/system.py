@@ -154,6 +154,7 @@ class DllmSystem:
             f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
             f"step: use reading='policy'",
         )
+        sampler.sparsity.check_layers(settings.shape.n_layers)
         config = replace(
             settings.engine,
             sparsity=sampler.sparsity,

@@ -69,7 +69,10 @@ def cases(draw: st.DrawFn) -> Case:
     is_late = draw(st.booleans())
     cached = not is_static or draw(st.booleans())
     sparsity = SparsityConfig(
-        selection=draw(st.sampled_from(("head", "uniform"))) if is_static else draw(st.sampled_from(("head", "dense"))),
+        selection=draw(st.sampled_from(("head", "uniform")))
+        if is_static
+        else draw(st.sampled_from(("head", "attended", "dense"))),
+        whole_layer=None if is_static else draw(st.sampled_from((None, 1))),
         retention_ratio=draw(st.sampled_from((0.2, 0.5, 1.0))),
         refresh_delay=1 if is_static else draw(st.sampled_from((0, 1))),
     )
@@ -136,7 +139,11 @@ def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case):
     plans, records = case.run(RooflineExecutor(ROOFLINE, case.config))
     assert (plans, records) == case.run(RooflineExecutor(ROOFLINE, case.config))
     for plan, record in zip(plans, records, strict=True):
-        assert record.duration_s == record.outcome.forward_s == ROOFLINE.step_time(step_work(plan, case.config)).total_s
+        assert (
+            record.duration_s
+            == record.outcome.forward_s
+            == ROOFLINE.step_time(step_work(plan, case.config, GQA.layers)).total_s
+        )
 
 
 def item(
