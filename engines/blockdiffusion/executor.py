@@ -47,11 +47,13 @@ class TorchBlockExecutor:
         max_num_logits: int = 2048,
         attention: str = "auto",
         prefix_cache: bool = True,
+        shifts: bool | None = None,
     ) -> None:
-        """``block`` is the model's own unless it is given; ``block_size`` tokens of K/V lie together, by default a block's."""
+        """``block`` and ``shifts`` are the model's own unless they are given; ``block_size`` tokens of K/V lie together, by default a
+        block's."""
         config = model.config
         self.model, self.device = model, model.device
-        self.block, self.shifts = block or config.block_length, config.shifts_logits
+        self.block, self.shifts = block or config.block_length, config.shifts_logits if shifts is None else shifts
         require(
             max_len <= config.max_sequence_length,
             f"max_len={max_len} exceeds the model's {config.max_sequence_length} positions: lower it",
