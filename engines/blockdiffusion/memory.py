@@ -7,7 +7,7 @@ from engines.errors import require
 from engines.models.shape import ModelShape
 
 _LOGIT_BYTES = 10
-"""Of each logit of a chunk: itself, and two copies in float32 while it is reduced."""
+"""A logit of a chunk takes these: itself, and two copies in float32 while it is reduced."""
 _EXPERT_COPIES = 3
 """Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen."""
 

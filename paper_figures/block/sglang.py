@@ -41,7 +41,7 @@ Knobs = Mapping[str, Scalar]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Of what SGLang ran, and of what its steps cost."""
+    """A schedule that SGLang may have run."""
 
     title: str
     look: Look
@@ -121,40 +121,30 @@ def page(runs: Runs) -> Page:
                 for n in CONCURRENCY
             ],
         ),
-        csv=Table(
-            columns=(
-                "platform",
-                "reading",
-                "input_len",
-                "gen_length",
-                "concurrency",
-                "seed",
-                "throughput_tok_s",
-                "tpot_ms",
-                "published_tok_s",
-                "obtained",
-                "valid",
-                "run",
-            ),
-            rows=[
-                (
-                    *(view.platform.name, reading.title, asked["input_len"], asked["gen_length"], n, run.cell.seed),
-                    *(
-                        THROUGHPUT(run),
-                        tpot_ms(run),
-                        stated("block", f"block-sglang-{'long-' if asked is LONG else ''}{n}"),
-                    ),
-                    *(run.obtained, run.validity.valid, run.cell.key),
-                )
-                for asked, of, many in ((GSM8K, READINGS, CONCURRENCY), (LONG, READINGS[:2], LONG_CONCURRENCY))
-                for reading in of
-                for n in many
-                for run in runs.of(cell_of(view, n, reading, asked))
-            ],
-        ),
+        csv=csv_of(runs),
         picture=Picture(panels=[panel(runs)], caption=about, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES),
         notes=[*invalid_notes(runs.all), *about],
     )
+
+
+def csv_of(runs: Runs) -> Table:
+    """A row a run."""
+    columns = (
+        *("platform", "reading", "input_len", "gen_length", "concurrency", "seed", "throughput_tok_s", "tpot_ms"),
+        *("published_tok_s", "obtained", "valid", "run"),
+    )
+    rows = [
+        (
+            *(runs.view.platform.name, reading.title, asked["input_len"], asked["gen_length"], n, run.cell.seed),
+            *(THROUGHPUT(run), tpot_ms(run), stated("block", f"block-sglang-{'long-' if asked is LONG else ''}{n}")),
+            *(run.obtained, run.validity.valid, run.cell.key),
+        )
+        for asked, of, many in ((GSM8K, READINGS, CONCURRENCY), (LONG, READINGS[:2], LONG_CONCURRENCY))
+        for reading in of
+        for n in many
+        for run in runs.of(cell_of(runs.view, n, reading, asked))
+    ]
+    return Table(columns=columns, rows=rows)
 
 
 def _parts(step: StepCost) -> tuple[float, ...]:

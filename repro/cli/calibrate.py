@@ -103,6 +103,7 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
 
 def _extract(asked: Asked, card: str, *, json: bool) -> None:
     """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
+    from engines.ar.deployment import DEGREES
     from engines.hardware.silicon.extract import extracts
     from engines.hardware.silicon.tables import FOLDER, cards, digest_of, encoded, load_tables, write_tables
     from repro.files import writable_folder
@@ -115,7 +116,7 @@ def _extract(asked: Asked, card: str, *, json: bool) -> None:
         f"calibrate --silicon replaces {FOLDER / card}.csv.gz, which composed steps rest on: add --write, or --dry-run to see it alone",
     )
     require(not (IS_INSTALLED and asked.write), f"{_SHARED}: run it in a clone")
-    found = extracts(card)
+    found = extracts(card, DEGREES)
     contents = {folder: encoded(each.about, each.curves) for folder, each in found.items()}
     is_same = all(
         card in cards(folder) and digest_of(content) == load_tables(card, folder).digest

@@ -44,6 +44,8 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
     ("README.md", "make test"): "runs this test, too",
     ("docs/architecture.md", "SYSTEMS.get(name)"): OUTLINE,
     ("docs/architecture.md", "paper_figures/dllm_serve/fig3.py"): OUTLINE,
+    ("docs/block-diffusion.md", "repro reproduce block-diffusion"): "half a minute: tests/figures/test_block.py has it",
+    ("docs/block-diffusion.md", "repro reproduce sglang"): "some forty seconds: tests/figures/test_block.py has it",
     ("docs/gpu.md", "make gpu-"): CARD,
     ("docs/gpu.md", "mkdir -p results outbox"): CARD,
     ("docs/gpu.md", "[ ! -f outbox"): CARD,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engines.ar.deployment import DEGREES
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu, gpu
 from engines.hardware.silicon.products import (
@@ -97,10 +96,10 @@ class Extract:
         return pd.read_parquet(path)
 
 
-def extracts(card: str) -> dict[Path, Extract]:
-    """By the folder of its file: of block-diffusion models on some cards, one at a time, and of all others at every degree."""
+def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
+    """By the folder of its file: of block-diffusion models on some cards, one at a time, and of all others at the ``degrees``."""
     block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
-    return {FOLDER: extract(card, DEGREES), **block}
+    return {FOLDER: extract(card, degrees), **block}
 
 
 BLOCK_CARDS = ("h100", "h200")

@@ -43,7 +43,7 @@ class BlockWorkload:
 class Deployment:
     settings: Settings
     seed: int = 0
-    """Of what a simulation draws."""
+    """Decides what a simulation draws."""
 
     @property
     def obtained(self) -> Obtained:
