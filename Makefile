@@ -23,6 +23,7 @@ MUTATION_SEED ?= 0
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings tuned baselines accuracy growth frontier
 AMPD_FIGURES := fig4 knee fig5 fig6 fig7 fig8 table1 table2 readings switches length
+BLOCK_FIGURES := block-diffusion sglang
 LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve queues kappa pools tuned
 
 VENV := .venv
@@ -37,7 +38,7 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) check-results test test-extras lint check mutate gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results test test-extras lint check mutate gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
@@ -47,7 +48,8 @@ help:
 	  'make reproduce-ampd  every figure of AMPD, some eleven minutes: $(AMPD_FIGURES)' \
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
   'make reproduce-laps  every figure of LAPS, some fifteen minutes: $(LAPS_FIGURES)' \
-  'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD and LAPS' \
+  'make reproduce-block  block diffusion, a minute: $(BLOCK_FIGURES)' \
+  'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD, LAPS and block diffusion' \
   '                     (about an hour; the runs of AMPD and LAPS take 0.1 GB in 20,000 files below results/local)' \
 	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
 	  'make test            the tests' \
@@ -88,7 +90,9 @@ SHORT := $(filter reproduce-fig3 reproduce-fig4 reproduce-fig5,$(OWN_TARGETS))
 DOING = $${REPRO_PROGRESS:+$$REPRO_PROGRESS, }reproduce $*: minutes on a CPU; what is already stored is not run again
 AMPD_TARGETS := $(AMPD_FIGURES:%=reproduce-ampd-%)
 LAPS_TARGETS := $(LAPS_FIGURES:%=reproduce-laps-%)
-OF_reproduce-all := $(OWN_TARGETS) $(AMPD_TARGETS) $(LAPS_TARGETS)
+BLOCK_TARGETS := $(BLOCK_FIGURES:%=reproduce-block-%)
+OF_reproduce-all := $(OWN_TARGETS) $(AMPD_TARGETS) $(LAPS_TARGETS) $(BLOCK_TARGETS)
+OF_reproduce-block := $(BLOCK_TARGETS)
 OF_reproduce-ampd := $(AMPD_TARGETS)
 OF_reproduce-laps := $(LAPS_TARGETS)
 ASKED := $(foreach goal,$(filter reproduce-%,$(MAKECMDGOALS)),$(or $(OF_$(goal)),$(goal)))
@@ -117,7 +121,13 @@ $(LAPS_FIGURES:%=reproduce-laps-%): reproduce-laps-%: $(STAMP)
 
 reproduce-laps: $(LAPS_FIGURES:%=reproduce-laps-%)
 
-reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd reproduce-laps
+$(BLOCK_TARGETS): reproduce-block-%: $(STAMP)
+	$(SAY) "$${REPRO_PROGRESS:+$$REPRO_PROGRESS, }reproduce block/$*: simulated, on all cores; what is already stored is not run again"
+	@$(BIN)/repro reproduce block/$*
+
+reproduce-block: $(BLOCK_TARGETS)
+
+reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd reproduce-laps reproduce-block
 
 check-results: $(STAMP)
 	$(SAY) 'check-results: every committed result against what it would be made from today (about 40 s of one core)'

@@ -20,14 +20,17 @@ from typing import Any
 from common import Rows, parser_of, run, shown, table
 
 from engines.errors import UserError
+from engines.hardware.catalogue import gpu
 from engines.hardware.silicon.tables import FRAMEWORKS
 from repro.gpu_suite.expected import simulated
-from repro.gpu_suite.stages import title_of
+from repro.gpu_suite.stages import BLOCK, title_of
 from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
 from repro.runs.metrics import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.static import sized
+from repro.systems.platforms import PLATFORMS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +80,13 @@ def _served(parts: dict[str, bytes]) -> Iterator[Served]:
     knobs = {name: value for name, value in told["knobs"].items() if name != "basis"}
     if told["figure"] != "saturation" or not manifest["validity"]["valid"] or "profile_every" in knobs:
         return
-    facts = manifest["facts"]["facts"]
     cell = Cell(**{**told, "knobs": tuple(knobs.items())})
+    if cell.system == BLOCK:
+        yield from _served_blocks(
+            cell, manifest["facts"], summary["throughput_tok_s"], len(part_of(parts, "steps")["step"])
+        )
+        return
+    facts = manifest["facts"]["facts"]
     again = {each: _again(replace(cell, knobs=(*cell.knobs, ("kernels", each))), facts) for each in FRAMEWORKS}
     bound = _again(replace(cell, knobs=(*cell.knobs, ("cost", "roofline"))), facts)
     speeds = {each: served_per_second(record, "output_len") for each, record in again.items()}
@@ -95,6 +103,36 @@ def _served(parts: dict[str, bytes]) -> Iterator[Served]:
         measured_tok_s=measured,
         **{f"{each}_tok_s": speed for each, speed in speeds.items()},
         datasheet_tok_s=served_per_second(bound, "output_len"),
+        of_card=measured / speeds["vllm"],
+    )
+
+
+def _served_blocks(cell: Cell, facts: dict[str, Any], measured: float, steps: int) -> Iterator[Served]:
+    """On the platform of the run's card and model, where there is one."""
+    where = f"{cell.platform}-{facts['model']}"
+    if where not in PLATFORMS:
+        return
+    own = {name: value for name, value in cell.knob_values.items() if name not in ("model", "device", "dtype")}
+    knobs = {**own, "num_tokens": facts["num_tokens"]}
+
+    def again(**charged: str) -> Any:
+        asked = replace(cell, platform=where, executor="roofline", knobs=(*knobs.items(), *charged.items()))
+        return prepare(asked).run()
+
+    records = {each: again(kernels=each) for each in FRAMEWORKS}
+    speeds = {each: served_per_second(record, "output_len") for each, record in records.items()}
+    yield Served(
+        model=facts["model"],
+        memory_gb=gpu(cell.platform).memory_bytes / 1e9,
+        system=title_of(cell),
+        requests=facts["dataset"]["lengths"]["n"],
+        tokens=int(str(own["gen_length"])),
+        steps=steps,
+        simulated_steps=len(records["vllm"].tables["steps"]["step"]),
+        in_graphs=0.0,
+        measured_tok_s=measured,
+        **{f"{each}_tok_s": speed for each, speed in speeds.items()},
+        datasheet_tok_s=served_per_second(again(cost="roofline"), "output_len"),
         of_card=measured / speeds["vllm"],
     )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
+from baselines.servers.checkpoint import TINY
 from baselines.servers.environment import ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
+from engines.blockdiffusion.rules import Level
 from engines.errors import require
-from engines.knobs import Range
+from engines.knobs import Only, Range
 
 VERSION = "0.5.23"
 ENVIRONMENT = ServerEnvironment(
@@ -40,9 +43,33 @@ class Sglang(Launch):
     """As the server calls it."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
     """Devices to divide the model among."""
+    dllm_algorithm: Literal["LowConfidence", "JointThreshold"] | None = None
+    """Serve a block-diffusion checkpoint (LLaDA2, SDAR), its blocks decoded so; of such the server runs one request at a time unless
+    max_num_seqs is given."""
+    dllm_threshold: Level | None = None
+    """Confidence above which a token of a block is taken; the server's own default unless given."""
+    dllm_edit_threshold: Annotated[Level, Only(dllm_algorithm="JointThreshold")] | None = None
+    """Confidence above which a written token is replaced; the server's own default unless given."""
+    dllm_fdfo: bool | None = None
+    """Return to the scheduler after each denoise (first done, first out), not once all blocks of a batch are done."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        own = [
+            name for name in ("dllm_threshold", "dllm_edit_threshold", "dllm_fdfo") if getattr(self, name) is not None
+        ]
+        require(
+            self.dllm_algorithm is not None or not own,
+            f"{', '.join(own)} has no effect without dllm_algorithm: give one, or leave it out",
+        )
+        require(
+            self.dllm_edit_threshold is None or self.dllm_algorithm == "JointThreshold",
+            f"dllm_edit_threshold={self.dllm_edit_threshold} has no effect with dllm_algorithm={self.dllm_algorithm!r}: leave it out",
+        )
+        require(
+            self.dllm_algorithm is None or self.model != TINY,
+            f"dllm_algorithm={self.dllm_algorithm!r} with model='tiny', a Qwen2: give a LLaDA2 or SDAR checkpoint with --model",
+        )
         require(
             self.device == "cuda",
             f"device={self.device!r}: SGLang's engine needs a CUDA GPU: use a GPU's --platform with --executor torch, or "
@@ -66,6 +93,21 @@ class Sglang(Launch):
             chunked_prefill_size=self.max_num_batched_tokens,
             tp_size=self.tensor_parallel,
             disable_radix_cache=not self.prefix_caching,
+            # Their code comes with the checkpoint.
+            trust_remote_code=self.dllm_algorithm is not None,
+            dllm_algorithm=self.dllm_algorithm,
+            dllm_algorithm_config=self._algorithm_config(place.folder),
+            dllm_fdfo=self.dllm_fdfo,
         )
         arguments = (str(self.environment.python), "-m", "sglang.launch_server", *given)
         return (Command(name="sglang", arguments=arguments, environment=place.environment),)
+
+    def _algorithm_config(self, folder: Path) -> Path | None:
+        """A file with the thresholds that are given, which the server takes no other way."""
+        given = {"threshold": self.dllm_threshold, "edit_threshold": self.dllm_edit_threshold}
+        lines = [f"{name}: {value}\n" for name, value in given.items() if value is not None]
+        if not lines:
+            return None
+        path = folder / "dllm.yaml"
+        path.write_text("".join(lines), encoding="utf-8")
+        return path

@@ -10,6 +10,7 @@ from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, 
 from engines.blockdiffusion.request import Answer, BlockRequest
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler
+from engines.blockdiffusion.separate import SeparateScheduler
 from engines.blockdiffusion.sequence import Sequence
 from engines.errors import require
 from engines.named import asked
@@ -18,7 +19,8 @@ from engines.named import asked
 class BlockEngine:
     def __init__(self, executor: Executor, config: BlockEngineConfig | None = None) -> None:
         self.executor = executor
-        self.scheduler = BlockScheduler(executor, config or BlockEngineConfig())
+        config = config or BlockEngineConfig()
+        self.scheduler = (BlockScheduler if config.batching == "mixed" else SeparateScheduler)(executor, config)
         self.sequences: dict[int, Sequence] = {}
         """By id: the requests that are not over."""
         self.answers: dict[int, Answer] = {}
@@ -83,6 +85,7 @@ class BlockEngine:
         for rule, which in groups.items():
             predicted = outcome.tokens[which], outcome.confidence[which]
             take[which], is_done[which] = asked(rule.decide, blocks.of(which), *predicted)
+        take, is_done = self.scheduler.settled(denoising, take, is_done)
         committed, prefilled = self._caught_up(plan, sequences, outcome)
         finished = self._decided(denoising, outcome, take, is_done)
         finished += [
@@ -138,6 +141,9 @@ class BlockEngine:
                 self.scheduler.publish(sequence, before)
             if work.wants_first:
                 sequence.take_first(next(firsts))
+                if sequence.block == 1:  # an autoregressive model's: there is nothing to denoise
+                    sequence.finish_block(has_kv=False)
+                    self._extend(sequence)
         return num_committed, num_prefilled
 
     def _decided(self, denoising: Items[Sequence], outcome: Outcome, take: Bools, is_done: Bools) -> list[Sequence]:
@@ -159,9 +165,13 @@ class BlockEngine:
             if sequence.is_over:
                 finished.append(sequence)
             else:
-                start = len(sequence.final) - sequence.block
-                self.executor.extend(sequence.slot, start, sequence.final[start:])
+                self._extend(sequence)
         return finished
+
+    def _extend(self, sequence: Sequence) -> None:
+        """Tell the executor of the block that became final."""
+        start = len(sequence.final) - sequence.block
+        self.executor.extend(sequence.slot, start, sequence.final[start:])
 
 
 def _rows_of(work: Work, block: int) -> int:

@@ -22,6 +22,7 @@ from engines.dllm.decode.denoise import Reduction
 from engines.errors import UserError, require
 from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
+from engines.models.experts import Experts
 from engines.models.layers import FusedOps, fuse
 from engines.models.packed import PackedModel
 from engines.runtime.device import on
@@ -47,11 +48,13 @@ class TorchBlockExecutor:
         max_num_logits: int = 2048,
         attention: str = "auto",
         prefix_cache: bool = True,
+        shifts: bool | None = None,
     ) -> None:
-        """``block`` is the model's own unless it is given; ``block_size`` tokens of K/V lie together, by default a block's."""
+        """``block`` and ``shifts`` are the model's own unless they are given; ``block_size`` tokens of K/V lie together, by default a
+        block's."""
         config = model.config
         self.model, self.device = model, model.device
-        self.block, self.shifts = block or config.block_length, config.shifts_logits
+        self.block, self.shifts = block or config.block_length, config.shifts_logits if shifts is None else shifts
         require(
             max_len <= config.max_sequence_length,
             f"max_len={max_len} exceeds the model's {config.max_sequence_length} positions: lower it",
@@ -79,6 +82,7 @@ class TorchBlockExecutor:
                 diffusion_block=self.block,
                 caches=prefix_cache,
             )
+            _join_experts(model)
             self.pool = _pool(model, self.tables)
         self._reduction = Reduction(confidence_of="sampler", suppress_id=config.mask_token_id)
         self._tokens = np.zeros((num_slots + 1, max_len), dtype=np.int64)
@@ -149,10 +153,21 @@ class TorchBlockExecutor:
             draws = draws.rows(self._staging.ints([*range(len(wanted)), *[0] * (len(index) - len(wanted))]))
         picked = hidden.index_select(0, self._staging.ints(index))
         token, confidence = reduced(self.model, picked, self._reduction, draws, most=self._max_num_logits)
-        is_finite = bool(torch.isfinite(confidence).all())
-        require(is_finite, "the model's logits are not finite: check its weights, or give a wider dtype")
-        both = torch.stack((token.double(), confidence.double()))[:, : len(wanted)].cpu().numpy()
+        # One transfer, the only one that waits for the device.
+        both = torch.stack((token.double(), confidence.double())).cpu().numpy()
+        require(
+            bool(np.isfinite(both[1]).all()),
+            "the model's logits are not finite: check its weights, or give a wider dtype",
+        )
+        both = both[:, : len(wanted)]
         return both[0].astype(np.int64), both[1].astype(np.float32)
+
+
+def _join_experts(model: PackedModel[BlockConfig]) -> None:
+    """Before the pool takes what is left of the memory: while a layer's experts are joined they are there twice."""
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.matrices()
 
 
 def _pool(model: PackedModel[BlockConfig], tables: SharedTables) -> PoolTensors:

@@ -7,20 +7,27 @@ Python over plain data.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from engines.blockdiffusion.plan import Executor, StepPlan, Work
+from engines.blockdiffusion.rules import Bools
 from engines.blockdiffusion.sequence import Sequence
 from engines.errors import require
 from engines.knobs import Checked, Tokens
+
+Batching = Literal["mixed", "first-done", "synchronous"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockEngineConfig(Checked):
     max_num_batched_tokens: Tokens = 4096
     """Rows of a step. A block is denoised whole, and one that is committed with it is, too."""
+    batching: Batching = "mixed"
+    """mixed packs whatever is due; first-done and synchronous are SGLang's (engines.blockdiffusion.separate)."""
 
 
 class BlockScheduler:
@@ -84,6 +91,10 @@ class BlockScheduler:
         num_rows = self.config.max_num_batched_tokens - budget
         return StepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
 
+    def settled(self, denoising: Items[Sequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
+        """What of a step's verdicts is written, and which blocks are final with that."""
+        return take, is_done
+
     def leave(self, sequence: Sequence) -> None:
         """It is over, or nobody wants it any more."""
         if sequence.slot < 0:
@@ -116,12 +127,14 @@ class BlockScheduler:
         denoised = 0 if work.rows is None else work.rows[1] - work.rows[0]
         return work.blocks * self.block + denoised
 
-    def _work(self, sequence: Sequence, budget: int, in_step: set[int], preempted: list[int]) -> Work | None:
-        """What of the request's due fits the budget, with the K/V it needs."""
+    def _work(
+        self, sequence: Sequence, budget: int, in_step: set[int], preempted: list[int], *, denoises: bool = True
+    ) -> Work | None:
+        """What of the request's due fits the budget, with the K/V it needs; final blocks alone where nothing is denoised."""
         blocks = min(sequence.missing, budget // self.block)
         is_caught_up = blocks == sequence.missing
         rows = None
-        if is_caught_up and not sequence.awaits_first:
+        if denoises and is_caught_up and not sequence.awaits_first:
             rows = sequence.request.rule.span(sequence.holes, sequence.step)
             if rows[1] - rows[0] > budget - blocks * self.block:
                 rows = None

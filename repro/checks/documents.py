@@ -21,9 +21,10 @@ from repro.runs.seal import is_whole, sealed
 
 NAME = "accepted.json"
 READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "README.md": ("claims-dllm-serve.csv", "claims-ampd.csv", "claims-laps.csv"),
+    "README.md": ("claims-dllm-serve.csv", "claims-ampd.csv", "claims-laps.csv", "claims-block.csv"),
     "docs/dllm-serve.md": ("cpu-tiny", "l40s", "rtx4090", "h200", "claims-dllm-serve.csv"),
     "docs/ampd.md": ("h20x32", "claims-ampd.csv"),
+    "docs/block-diffusion.md": ("h200-sdar-8b", "h20-llada2-mini", "claims-block.csv"),
     "docs/frontier.md": ("h200", "rtx4090"),
     "docs/laps.md": ("laps-h200", "laps-cpu-tiny", "claims-laps.csv"),
     "docs/semantics.md": ("calibration", "l40s", "rtx4090"),

@@ -102,9 +102,9 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
 
 
 def _extract(asked: Asked, card: str, *, json: bool) -> None:
-    """Kernel times of a card, and what the rules changed in them."""
+    """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
     from engines.ar.deployment import DEGREES
-    from engines.hardware.silicon.extract import extract
+    from engines.hardware.silicon.extract import extracts
     from engines.hardware.silicon.tables import FOLDER, cards, digest_of, encoded, load_tables, write_tables
     from repro.files import writable_folder
     from repro.paths import IS_INSTALLED
@@ -116,24 +116,27 @@ def _extract(asked: Asked, card: str, *, json: bool) -> None:
         f"calibrate --silicon replaces {FOLDER / card}.csv.gz, which composed steps rest on: add --write, or --dry-run to see it alone",
     )
     require(not (IS_INSTALLED and asked.write), f"{_SHARED}: run it in a clone")
-    found = extract(card, DEGREES)
-    content = encoded(found.about, found.curves)
-    is_same = card in cards() and digest_of(content) == load_tables(card).digest
+    found = extracts(card, DEGREES)
+    contents = {folder: encoded(each.about, each.curves) for folder, each in found.items()}
+    is_same = all(
+        card in cards(folder) and digest_of(content) == load_tables(card, folder).digest
+        for folder, content in contents.items()
+    )
     if asked.write:
-        writable_folder("silicon", FOLDER)
-        write_tables(FOLDER / f"{card}.csv.gz", content)
+        for folder, content in contents.items():
+            writable_folder("silicon", folder)
+            write_tables(folder / f"{card}.csv.gz", content)
+    main, num_curves = found[FOLDER], sum(len(group) for each in found.values() for group in each.curves.values())
     if json:
-        print_json({**found.about, "curves": sum(map(len, found.curves.values())), "is_same": is_same})
+        print_json({**main.about, "curves": num_curves, "is_same": is_same})
         return
-    names = {name: None for rules in found.rules.values() for name in rules}
+    names = {name: None for rules in main.rules.values() for name in rules}
     print_table(
-        f"{card}: kernel times of {found.about['package']} {found.about['version']}, and what the rules changed",
-        ("", *found.rules),
-        [(name.replace("_", " "), *(f"{rules[name]:,}" for rules in found.rules.values())) for name in names],
+        f"{card}: kernel times of {main.about['package']} {main.about['version']}, and what the rules changed",
+        ("", *main.rules),
+        [(name.replace("_", " "), *(f"{rules[name]:,}" for rules in main.rules.values())) for name in names],
     )
-    say(
-        f"{sum(map(len, found.curves.values()))} curves; {'as committed' if is_same else 'not those that are committed'}"
-    )
+    say(f"{num_curves} curves; {'as committed' if is_same else 'not those that are committed'}")
 
 
 def _unasked(card: str) -> str:

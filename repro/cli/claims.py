@@ -35,7 +35,7 @@ WITH_REASON = ("not reproduced", "undecided by reading", "not testable here")
 
 def claims(
     *,
-    paper: Annotated[str, typer.Option(help="dllm-serve, ampd or laps, or module:NAME.")] = "dllm-serve",
+    paper: Annotated[str, typer.Option(help="dllm-serve, ampd, laps or block, or module:NAME.")] = "dllm-serve",
     result_dir: opt.ResultDir = None,
     accept_other_code: opt.OtherCode = False,
     out_dir: Annotated[

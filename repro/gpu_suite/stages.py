@@ -9,10 +9,12 @@ from pathlib import Path
 
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
+from engines.knobs import knobs_of
 from engines.models.shape import model_shape
 from repro.gpu_suite.checks import check_cell
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
+from repro.runs.system import SYSTEMS
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import GB, Platform, platform
 
@@ -26,6 +28,10 @@ ONE_REFRESH: Mapping[str, Scalar] = {"refresh_delay": 0}
 """dLLM-Serve with a single refresh of each block, the faster of the two by the simulator: measured beside the published."""
 SAME_ENGINE: Mapping[str, Scalar] = {"reading": "policy"}
 """A baseline's rule on dLLM-Serve's engine: what is left of a gain without the baseline's static batches."""
+BLOCK = "block-diffusion"
+ONE_BY_ONE: Mapping[str, Scalar] = {"autoregressive": True}
+FIRST_DONE: Mapping[str, Scalar] = {"batching": "first-done"}
+"""Block diffusion's engine with the same matrices one token at a time, and on SGLang's schedule."""
 ON_OUR_ENGINE = "fast-dllm"
 """The system that is measured so too, the nearest by the simulator."""
 
@@ -39,9 +45,17 @@ def title_of(cell: Cell) -> str:
     """The system, and what sets it apart from the same system beside it."""
     knobs = cell.knob_values.items()
     beside = [
-        said for own, said in ((ONE_REFRESH, "one refresh"), (SAME_ENGINE, "on our engine")) if own.items() <= knobs
+        said
+        for own, said in (
+            (ONE_REFRESH, "one refresh"),
+            (SAME_ENGINE, "on our engine"),
+            (ONE_BY_ONE, "autoregressive"),
+            (FIRST_DONE, "first done"),
+        )
+        if own.items() <= knobs
     ]
-    return ", ".join((cell.system, *beside))
+    model = [str(cell.knob_values["model"])] if cell.system == BLOCK else []
+    return ", ".join((cell.system, *model, *beside))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +182,11 @@ def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
 
 
 def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
+    """The scale's knobs are those of diffusion LLMs; of another family's systems the ones that it has."""
+    given = scale.knobs
+    if system == BLOCK:
+        known = {name for kind in SYSTEMS.get(BLOCK).knobs for name in knobs_of(kind)}  # type: ignore[attr-defined]
+        given = {name: value for name, value in given.items() if name in known - {"steps"}}  # which are of a block
     return Cell(
         figure="saturation",
         system=system,
@@ -176,7 +195,7 @@ def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
         executor="torch",
         rate=None,
         seed=0,
-        knobs=tuple({**scale.knobs, **knobs}.items()),
+        knobs=tuple({**given, **knobs}.items()),
     )
 
 

@@ -100,6 +100,7 @@ def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     yield from (line.text for line in lines)
     yield ""
     yield from _throughputs(suite)
+    yield from _blocks(suite)
     yield from _steps(suite)
     yield from _calibration(suite, fitted)
 
@@ -265,6 +266,24 @@ def _throughputs(suite: Suite) -> Iterator[str]:
                 f"| {stage} | {one.model} | {one.system} | {one.run.num_requests} | {one.speed:.1f} | {predicted} | "
                 f"{ratio} | {' | '.join('-' if share is None else f'{100 * share:.0f} %' for share in shares)} |"
             )
+    yield ""
+
+
+def _blocks(suite: Suite) -> Iterator[str]:
+    """Nothing where no run of block diffusion is there."""
+    runs = [run for job in suite.jobs if job.stage == "block" and (run := suite.stored(job)) and run.validity.valid]
+    if not runs:
+        return
+    yield "## Block diffusion, all requests there at once"
+    yield ""
+    yield "| system | requests | tok/s | tokens a forward | rows a step | attention |"
+    yield "|---|---|---|---|---|---|"
+    for run in runs:
+        summary = run.summary
+        yield (
+            f"| {title_of(run.cell)} | {run.num_requests} | {summary['throughput_tok_s']:.1f} | {summary['tokens_per_forward']:.2f} | "
+            f"{summary['rows_per_step']:.0f} | {run.record.manifest['attention']} |"
+        )
     yield ""
 
 

@@ -213,14 +213,18 @@ class Paper:
     title: str
     package: str
     figures: Mapping[str, str]
-    """Module -> what it draws."""
+    """Name, its module's but for hyphens -> what it draws."""
     claims: Path
 
     @property
     def entries(self) -> tuple[FigureEntry, ...]:
         return tuple(
-            FigureEntry(name=f"{self.name}/{module}", title=f"{self.title} {what}", module=f"{self.package}.{module}")
-            for module, what in self.figures.items()
+            FigureEntry(
+                name=f"{self.name}/{name}",
+                title=f"{self.title} {what}",
+                module=f"{self.package}.{name.replace('-', '_')}",
+            )
+            for name, what in self.figures.items()
         )
 
 
@@ -292,7 +296,19 @@ LAPS = Paper(
     claims=CLAIMS / "laps" / "claims.yaml",
 )
 
-PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in (DLLM_SERVE, AMPD, LAPS)})
+BLOCK = Paper(
+    name="block",
+    title="Block diffusion",
+    package="paper_figures.block",
+    figures={
+        "block-diffusion": "against autoregressive decoding and full diffusion: throughput by concurrency",
+        "sglang": "under SGLang: published throughput, and what one fitted constant predicts of it",
+    },
+    claims=CLAIMS / "block" / "claims.yaml",
+)
+"""No paper: what projects that serve such models have published."""
+
+PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in (DLLM_SERVE, AMPD, LAPS, BLOCK)})
 FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
     {entry.name: entry for paper in PAPERS.values() for entry in paper.entries}
 )

@@ -13,7 +13,7 @@ from engines.errors import UserError
 from repro.files import one_line, unreadable_yaml
 from repro.paths import PAPER
 
-FOLDERS: Mapping[str, str] = {"dllm-serve": "dllm_serve", "ampd": "ampd", "laps": "laps"}
+FOLDERS: Mapping[str, str] = {"dllm-serve": "dllm_serve", "ampd": "ampd", "laps": "laps", "block": "block"}
 """Paper's short name -> its folder."""
 
 ClaimKind = Literal["stated", "derived", "inconsistency"]

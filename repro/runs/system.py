@@ -93,7 +93,7 @@ _SYSTEMS: Mapping[str, tuple[str, str]] = {
     "dream": (f"{_DLLM}:DREAM", "the plain Dream sampler: no cache, no blocks"),
     "block-diffusion": (
         "repro.systems.block.system:BLOCK_DIFFUSION",
-        "block-diffusion models (LLaDA2, SDAR, Fast-dLLM v2), phases mixed in packed steps, a prefix cache of blocks; measured",
+        "block-diffusion models (LLaDA2, SDAR, Fast-dLLM v2), phases mixed in packed steps, a prefix cache of blocks; measured and simulated",
     ),
     "ampd": (f"{_AR}:AMPD", "disaggregation with adaptive routing, prefill reordering and a planner, simulated"),
     "ampd-live": (

@@ -10,6 +10,7 @@ from engines.hardware.catalogue import Gpu
 from engines.hardware.silicon.kernels import has_tables, tables_of
 from engines.hardware.silicon.tables import Framework
 from engines.knobs import Checked, Only
+from engines.models.shape import ModelShape
 from repro.runs.record import Obtained
 
 Cost = Literal["roofline", "composed"]
@@ -23,13 +24,14 @@ class CostKnobs(Checked):
     kernels: Annotated[Framework, Only(cost=("composed", None))] = "vllm"
     """Whose kernels: those of vllm, sglang or trtllm."""
 
-    def on(self, card: str | Gpu | None) -> Self:
-        """As charged on this card; of no effect where nothing is simulated. Refuses kernels that a card of a file has not."""
+    def on(self, card: str | Gpu | None, shape: ModelShape | None = None) -> Self:
+        """As charged on this card, of ``shape`` where its tables are apart; of no effect where nothing is simulated. Refuses kernels that
+        a card of a file has not."""
         if card is None:
             return self
         found = self
         if self.cost is None:
-            found = replace(self, cost="composed" if has_tables(card) else "roofline")
+            found = replace(self, cost="composed" if has_tables(card, shape) else "roofline")
         if found.cost == "composed" and isinstance(card, Card):
             tables_of(card).of(found.kernels, "gemm")
         return found
@@ -43,13 +45,13 @@ class CostKnobs(Checked):
     def obtained(self) -> Obtained:
         return "composed" if self.cost == "composed" else "simulated"
 
-    def basis(self, card: str | Gpu) -> str:
+    def basis(self, card: str | Gpu, shape: ModelShape | None = None) -> str:
         """The tables behind the numbers, for digests; empty where there are none."""
-        return f"{self.kernels} {tables_of(card).digest}" if self.cost == "composed" else ""
+        return f"{self.kernels} {tables_of(card, shape).digest}" if self.cost == "composed" else ""
 
-    def describe(self, card: str | Gpu, overheads: str) -> str:
+    def describe(self, card: str | Gpu, overheads: str, shape: ModelShape | None = None) -> str:
         """One sentence for manifests and captions."""
-        tables = tables_of(card)
+        tables = tables_of(card, shape)
         about = tables.about
         moved = "" if tables.card == str(card) else f", transferred from the {tables.card} by the datasheets of both"
         return (

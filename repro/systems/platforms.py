@@ -53,6 +53,7 @@ class Platform:
 
 
 _DLLM = "repro.systems.dllm.platforms"
+_BLOCK = "repro.systems.block.platforms"
 
 PLATFORMS: Registry[Platform] = Registry(
     "platform",
@@ -66,6 +67,10 @@ PLATFORMS: Registry[Platform] = Registry(
         "b200": f"{_DLLM}:B200",
         "h20x32": "repro.systems.ar.platforms:H20X32",
         "h200x32": "repro.systems.ar.platforms:H200X32",
+        "h20-llada2-mini": f"{_BLOCK}:H20_LLADA2_MINI",
+        "h200-llada2-mini": f"{_BLOCK}:H200_LLADA2_MINI",
+        "h200-sdar-8b": f"{_BLOCK}:H200_SDAR_8B",
+        "h100-sdar-8b": f"{_BLOCK}:H100_SDAR_8B",
         "endpoint": "repro.systems.http.platforms:ENDPOINT",
     },
 )

@@ -49,6 +49,8 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
     ("docs/ampd.md", "repro reproduce ampd/readings"): MINUTES,
     ("docs/architecture.md", "SYSTEMS.get(name)"): OUTLINE,
     ("docs/architecture.md", "paper_figures/dllm_serve/fig3.py"): OUTLINE,
+    ("docs/block-diffusion.md", "repro reproduce block-diffusion"): "half a minute: tests/figures/test_block.py has it",
+    ("docs/block-diffusion.md", "repro reproduce sglang"): "some forty seconds: tests/figures/test_block.py has it",
     ("docs/frontier.md", "repro reproduce laps/queues"): MINUTES,
     ("docs/gpu.md", "make gpu-"): CARD,
     ("docs/gpu.md", "mkdir -p results outbox"): CARD,

@@ -174,7 +174,7 @@ def targets() -> set[str]:
     assert phony is not None
     own = {name for name in phony[1].split() if re.fullmatch(r"[\w-]+", name)}
     names = figures[1].split()
-    for paper in ("ampd", "laps"):
+    for paper in ("ampd", "laps", "block"):
         others = re.search(rf"^{paper.upper()}_FIGURES := (.+)$", text, re.MULTILINE)
         assert others is not None
         names += [f"{paper}-{name}" for name in others[1].split()]

@@ -1,22 +1,26 @@
 """Made-up runs of any figure of the project, wide apart and with repeats: what its drawing is tested on."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from support.prefill_runs import prefill_run
 from support.session_runs import planner_run, session_run
-from support.stored_runs import changed, stored
+from support.stored_runs import calibration_of, changed, charged, stored, told_of
 
 from engines.dllm.memory.budget import divide_memory
 from paper_figures.dllm_serve import fig2
 from paper_figures.dllm_serve.layout import shape_of
 from repro.reports.figures import Figure, View
 from repro.runs.cell import Cell
+from repro.runs.record import RunRecord
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.systems.ar.planning import PLANNER_SYSTEM
+from repro.systems.block.family import BLOCK
 from repro.systems.dllm.part import DllmPart
+from repro.systems.platforms import platform
 
 NUM_PROBLEMS = 40
 
@@ -30,7 +34,41 @@ def _made_up(cell: Cell, view: View) -> StoredRun:
     if family == "prefill":
         high = _share(cell.system, cell.rate, cell.knobs)
         return prefill_run(cell, rps=20 + 200 * high, ttft_s=0.02 + 4 * _share(cell.key), late=_share(cell.key, "late"))
+    if family == "block":
+        return block_run(cell, tok_s=throughput(cell))
     return _run(cell, view) if family == "dllm" else _cluster_run(cell, view)
+
+
+def block_run(cell: Cell, *, tok_s: float) -> StoredRun:
+    """Eight requests of 64 tokens, the first of them out after a quarter of the time, 4 tokens a forward."""
+    end, n, tokens = 8 * 64 / tok_s, 8, 64
+    requests: dict[str, list[Any]] = {column.name: [None] * n for column in BLOCK.columns["requests"]}
+    requests |= {
+        "request_id": list(range(n)),
+        "arrival_s": [0.0] * n,
+        "submit_lag_s": [0.0] * n,
+        "admitted_s": [0.0] * n,
+        "first_output_s": [end / 4] * n,
+        "finished_s": [end] * n,
+        "prompt_len": [9] * n,
+        "output_len": [tokens] * n,
+        "status": ["ok"] * n,
+        "denoised": [16] * n,
+    }
+    steps: dict[str, list[Any]] = {column.name: [0] for column in BLOCK.columns["steps"]}
+    steps |= {"duration_s": [end], "end_s": [end], "num_denoised": [16 * n]}
+    facts = {"obtained": charged(cell), "calibration": calibration_of(cell), "dataset": {"source": "embedded"}}
+    record = RunRecord(tables={"requests": requests, "steps": steps}, manifest=facts)
+    manifest = {
+        "obtained": charged(cell),
+        "validity": {"valid": True, "reasons": []},
+        "requests": told_of(record, BLOCK.columns["requests"]),
+        "facts": facts,
+    }
+    asked = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
+    run = StoredRun(cell=asked, file=Path("nowhere"), manifest=manifest, provenance={})
+    run.__dict__["record"], run.__dict__["summary"] = record, BLOCK.summarize(record)
+    return run
 
 
 def _cluster_run(cell: Cell, view: View) -> StoredRun:
@@ -56,15 +94,16 @@ def _share(*parts: object) -> float:
 def _run(cell: Cell, view: View) -> StoredRun:
     is_graded = "selection" in cell.knob_values and cell.rate is None
     run = stored(cell, tok_s=throughput(cell), n=NUM_PROBLEMS if is_graded else 4, stretch=0.75)
+    where = platform(cell.platform)  # a figure of another family has one of its own
     plan = divide_memory(
-        shape_of(view.platform),
-        view.platform.part(DllmPart).memory_bytes,
-        fig2._config(view.platform),
+        shape_of(where),
+        where.part(DllmPart).memory_bytes,
+        fig2._config(where),
         logit_rows=cell.knob_values.get("logit_rows", "decomposed"),
     )
     manifest: dict[str, Any] = {"facts": {**run.facts, "memory_plan": asdict(plan)}}
     if view.is_simulated:
-        manifest["calibration"] = f"{view.platform.gpu}, fitted on one cell of a long name; another cell of a long name"
+        manifest["calibration"] = f"{where.gpu}, fitted on one cell of a long name; another cell of a long name"
     else:
         manifest["facts"]["processor_s"] = 1 + _share(cell.key, "processor")
     record = run.record

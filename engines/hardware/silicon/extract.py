@@ -21,10 +21,18 @@ import numpy as np
 
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.silicon.products import Heads, Product, experts_of, head_product, heads_of, layer_products
+from engines.hardware.silicon.products import (
+    Heads,
+    Product,
+    dense_layer_products,
+    experts_of,
+    head_product,
+    heads_of,
+    layer_products,
+)
 from engines.hardware.silicon.rules import Floats, filled, spikes, streamed
-from engines.hardware.silicon.tables import FRAMEWORKS, Curve, Kernel
-from engines.models.shape import SHAPES, ModelShape
+from engines.hardware.silicon.tables import BLOCK_FOLDER, FOLDER, FRAMEWORKS, Curve, Kernel
+from engines.models.shape import BLOCK_DIFFUSION, SHAPES, ModelShape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,13 +96,29 @@ class Extract:
         return pd.read_parquet(path)
 
 
+def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
+    """By the folder of its file: of block-diffusion models on some cards, one at a time, and of all others at the ``degrees``."""
+    block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
+    return {FOLDER: extract(card, degrees), **block}
+
+
+BLOCK_CARDS = ("h100", "h200")
+TABLED = tuple(shape for shape in BLOCK_DIFFUSION if shape.name != "LLaDA2-flash")
+"""Block-diffusion models whose experts are in the tables."""
+
+
 def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
     """Every curve that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide them, of every framework."""
     require(card in SYSTEMS, f"silicon={card!r} has no tables in {PACKAGE}: use one of {', '.join(SYSTEMS)}")
     found = Extract(card=card, root=_data_folder())
     ranks = [(degree, shape.on_rank(degree)) for shape in shapes for degree in degrees if _divides(shape, degree)]
     for framework in FRAMEWORKS:
-        _products(found, framework, {p for _, rank in ranks for p in (*layer_products(rank), head_product(rank))})
+        wanted = {
+            product
+            for _, rank in ranks
+            for product in (*layer_products(rank), *dense_layer_products(rank), head_product(rank))
+        }
+        _products(found, framework, wanted)
         heads = {heads_of(rank) for _, rank in ranks}
         _attention(found, framework, "prompt", heads)
         _attention(found, framework, "decode", heads)

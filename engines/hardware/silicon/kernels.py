@@ -9,14 +9,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from engines.errors import UserError, require
 from engines.hardware.card import Card
 from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.silicon.products import experts_of, head_product, heads_of, layer_products
-from engines.hardware.silicon.tables import FRAMEWORKS, Curve, Kernel, Tables, cards, load_tables
-from engines.models.shape import ModelShape
+from engines.hardware.silicon.products import (
+    Product,
+    dense_layer_products,
+    experts_of,
+    head_product,
+    heads_of,
+    layer_products,
+)
+from engines.hardware.silicon.tables import BLOCK_FOLDER, FOLDER, FRAMEWORKS, Curve, Kernel, Tables, cards, load_tables
+from engines.models.shape import BLOCK_DIFFUSION, ModelShape
 
 TRANSFERRED: Mapping[str, str] = {"rtx4090": "l40s", "h20": "h200"}
 """Cards without tables, and the one of the same generation whose shares of peak and bandwidth they are given."""
@@ -30,11 +38,19 @@ DECODED = (512, 8192)
 """Tokens of context between which a decode's attention is put on a line: kernels change beyond."""
 
 
-def has_tables(card: str | Gpu) -> bool:
+def has_tables(card: str | Gpu, shape: ModelShape | None = None) -> bool:
     """Whether its steps can be composed of kernels."""
     if isinstance(card, Card):
         return card.tables is not None
-    return TRANSFERRED.get(str(card), str(card)) in cards()
+    return TRANSFERRED.get(str(card), str(card)) in cards(_folder(shape))
+
+
+def _folder(shape: ModelShape | None) -> Path:
+    """Where a model's tables are: what is added for one family leaves the runs of others what they rest on."""
+    return BLOCK_FOLDER if shape is not None and shape.name in _BLOCK_DIFFUSION else FOLDER
+
+
+_BLOCK_DIFFUSION = {shape.name for shape in BLOCK_DIFFUSION}
 
 
 def check_kernels(
@@ -50,8 +66,8 @@ def check_kernels(
             Kernels(shape.on_rank(degree), card, framework, degree).check(attention)
 
 
-def tables_of(card: str | Gpu) -> Tables:
-    """The card's own, or those that are transferred to it."""
+def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
+    """The card's own, or those that are transferred to it; of ``shape`` where its family's are apart."""
     if isinstance(card, Card):
         require(
             card.tables is not None,
@@ -59,7 +75,7 @@ def tables_of(card: str | Gpu) -> Tables:
         )
         assert card.tables is not None
         return card.tables
-    return load_tables(TRANSFERRED.get(str(card), str(card)))
+    return load_tables(TRANSFERRED.get(str(card), str(card)), _folder(shape))
 
 
 class AttentionLine(NamedTuple):
@@ -80,9 +96,11 @@ class Kernels:
     def __init__(self, shape: ModelShape, card: Gpu, framework: str, degree: int = 1) -> None:
         require(framework in FRAMEWORKS, f"kernels={framework!r} is unknown: use one of {', '.join(FRAMEWORKS)}")
         self.shape, self.card, self.framework = shape, card, framework
-        self.tables = tables_of(card)
+        self.tables = tables_of(card, shape)
         self._measured_on = gpu(self.tables.card) if self.is_transferred else card
-        self._layers = self._layer_curve(degree)
+        self._layers = self._layer_curve(layer_products(shape), degree, has_experts=shape.num_experts > 1)
+        dense = dense_layer_products(shape)
+        self._dense_layers = self._layer_curve(dense, degree, has_experts=False) if dense else None
         self._head = self._product_curve(*head_product(shape))
         # Steps repeat: most of a simulation's time would go into looking up the same ones.
         self._layers_s: dict[float, float] = {}
@@ -103,8 +121,13 @@ class Kernels:
         """Everything but attention: products or experts, norms, rotation, activations, and the all-reduces of a group."""
         found = self._layers_s.get(rows)
         if found is None:
-            found = self._layers_s[rows] = self.shape.n_layers * self._layers.at(rows) if rows else 0.0
+            found = self._layers_s[rows] = self._all_layers_s(rows) if rows else 0.0
         return found
+
+    def _all_layers_s(self, rows: float) -> float:
+        dense = self.shape.dense_layers or 0
+        experts_s = (self.shape.n_layers - dense) * self._layers.at(rows)
+        return experts_s if self._dense_layers is None else experts_s + dense * self._dense_layers.at(rows)
 
     def head_s(self, rows: float) -> float:
         """Logits of ``rows`` rows in one pass, written and read once more by what reduces them."""
@@ -134,11 +157,11 @@ class Kernels:
             line = self._lines[batch] = self._fitted_line(batch)
         return line
 
-    def _layer_curve(self, degree: int) -> _Line:
+    def _layer_curve(self, products: Sequence[Product], degree: int, *, has_experts: bool) -> _Line:
         shape = self.shape
         parts: list[Callable[[float], float]] = []
-        curves = [self._product_curve(*product) for product in layer_products(shape)]
-        experts = experts_of(shape)
+        curves = [self._product_curve(*product) for product in products]
+        experts = experts_of(shape) if has_experts else None
         if experts is not None:
             curves.append(self._experts_curve(*experts))
         parts.extend(curve.at for curve in curves)
@@ -149,11 +172,11 @@ class Kernels:
             sizes |= {max(1.0, size / shape.d_model) for size in exchanged.sizes}
         last = min(curve.sizes[-1] for curve in curves)
         ordered = sorted(size for size in sizes if size <= last)
-        kernels, row_bytes = self._elementwise()
+        kernels, row_bytes = self._elementwise(has_experts=has_experts)
         times = [sum(part(x) for part in parts) + self.elementwise_s(x * row_bytes, kernels) for x in ordered]
         return _Line(ordered, times)
 
-    def _elementwise(self) -> tuple[int, int]:
+    def _elementwise(self, *, has_experts: bool) -> tuple[int, int]:
         """Kernels of a layer that are no products, and bytes that they read and write of a row."""
         shape, kernels = self.shape, _ELEMENTWISE_KERNELS
         # Norms: the stream and what is added to it, twice. Rotation: queries and keys. Store: keys and values.
@@ -161,10 +184,12 @@ class Kernels:
         if shape.qk_norm:
             kernels += 1
             values += 2 * (shape.q_width + shape.kv_width)
-        if shape.num_experts > 1:
-            kernels -= 1  # their activation is within the experts' time
+        # Experts' activation is within their time.
+        hidden = shape.shared_hidden if has_experts else (shape.dense_hidden or shape.mlp_hidden)
+        if hidden is None:
+            kernels -= 1
         else:
-            values += 3 * shape.mlp_hidden
+            values += 3 * hidden
         return kernels, values * shape.dtype_bytes
 
     def _product_curve(self, outputs: int, inputs: int) -> _Line:

@@ -30,11 +30,25 @@ class Experts(NamedTuple):
 
 
 def layer_products(shape: ModelShape) -> tuple[Product, ...]:
-    """What every row of a layer of ``shape``, a rank's share, passes: q, k and v are one product, gate and up another."""
-    dense = (Product(shape.q_width + 2 * shape.kv_width, shape.d_model), Product(shape.d_model, shape.q_width))
+    """What every row of a layer of ``shape``, a rank's share, passes: q, k and v are one product, gate and up another. Of a mixture the
+    router and the expert that every row gets."""
     if shape.num_experts > 1:
-        return (*dense, Product(shape.num_experts, shape.d_model))
-    return (*dense, Product(2 * shape.mlp_hidden, shape.d_model), Product(shape.d_model, shape.mlp_hidden))
+        shared = () if shape.shared_hidden is None else _mlp(shape, shape.shared_hidden)
+        return (*_attention(shape), Product(shape.num_experts, shape.d_model), *shared)
+    return (*_attention(shape), *_mlp(shape, shape.mlp_hidden))
+
+
+def dense_layer_products(shape: ModelShape) -> tuple[Product, ...]:
+    """The same of a mixture's layers with one MLP in place of experts; empty where there are none."""
+    return () if shape.dense_hidden is None else (*_attention(shape), *_mlp(shape, shape.dense_hidden))
+
+
+def _attention(shape: ModelShape) -> tuple[Product, ...]:
+    return Product(shape.q_width + 2 * shape.kv_width, shape.d_model), Product(shape.d_model, shape.q_width)
+
+
+def _mlp(shape: ModelShape, hidden: int) -> tuple[Product, ...]:
+    return Product(2 * hidden, shape.d_model), Product(shape.d_model, hidden)
 
 
 def head_product(shape: ModelShape) -> Product:

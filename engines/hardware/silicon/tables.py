@@ -36,6 +36,8 @@ EVERY_MODEL: tuple[Kernel, ...] = ("gemm", "prompt", "decode")
 ABOUT = ("package", "version", "system")
 """What runs say of where times come from."""
 FOLDER = Path(__file__).parent / "cards"
+BLOCK_FOLDER = FOLDER / "block"
+"""Tables of block-diffusion models, which are no part of what other models' runs rest on."""
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
 """Sizes and seconds, of the measured points alone."""
 

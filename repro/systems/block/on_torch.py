@@ -10,11 +10,10 @@ from typing import Any
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.request import BlockRequest
-from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.models.block_config import BlockConfig
 from engines.models.loader import check_device, load_block, parse_dtype
 from engines.models.packed import PackedModel
-from repro.systems.block.settings import Settings
+from repro.systems.block.settings import MAX_NUM_LOGITS, Settings
 
 
 def check_machine(settings: Settings) -> None:
@@ -29,11 +28,14 @@ def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]
         model,
         num_slots=knobs.max_num_seqs,
         max_len=knobs.max_model_len,
-        num_tokens=knobs.num_tokens,
+        num_tokens=settings.num_tokens,
         block=settings.block,
+        block_size=settings.pool_block,
+        max_num_logits=MAX_NUM_LOGITS,
         prefix_cache=knobs.prefix_cache,
+        shifts=settings.shifts,
     )
-    config = BlockEngineConfig(max_num_batched_tokens=knobs.max_num_batched_tokens)
+    config = settings.engine
     with closing(executor):
         # What is made once, and caches that fill, are in no measured time.
         warm = BlockRequest(request_id=0, prompt_ids=(0,), gen_length=2 * settings.block, rule=settings.rule)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
+from engines.blockdiffusion.memory import pool_tokens
 from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import (
     DecodeRule,
@@ -19,9 +20,13 @@ from engines.blockdiffusion.rules import (
     Steps,
     SubBlocks,
 )
-from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
+from engines.blockdiffusion.separate import check_batching
+from engines.blockdiffusion.simulated import HostCost
 from engines.errors import require
-from engines.knobs import Only, Proportion, Range, Tokens, check_given, given_to
+from engines.hardware.catalogue import gpu
+from engines.hardware.silicon.kernels import check_kernels
+from engines.knobs import Memory, Only, Proportion, Range, Tokens, check_given, given_to
 from engines.models.block_config import (
     BLOCK_SHAPES,
     FAST_DLLM_V2_7B,
@@ -32,8 +37,12 @@ from engines.models.block_config import (
     block_config,
 )
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
+from engines.models.shape import BLOCK_DIFFUSION, ModelShape
 from repro.runs.cell import Cell
-from repro.systems.platforms import platform
+from repro.systems.block.part import BlockPart
+from repro.systems.calibration import load_calibration
+from repro.systems.cost import CostKnobs
+from repro.systems.platforms import Platform, platform
 from repro.workloads.knobs import ArrivalKnobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
@@ -126,10 +135,24 @@ class BlockKnobs(ArrivalKnobs):
     """Requests running at once."""
     max_model_len: Annotated[int, Range(1, 2**20)] = 2048
     """Tokens of the longest request, its last block whole."""
-    num_tokens: Tokens = 32768
-    """Tokens of K/V."""
+    memory_limit: Memory | None = None
+    """Bytes that weights, a step and K/V share on a GPU; the card's unless given."""
+    num_tokens: Tokens | None = None
+    """Tokens of K/V [default: 32768 on a CPU, on a GPU what the memory holds]."""
     prefix_cache: bool = True
     """Keep K/V of whole final blocks for requests that begin alike."""
+    shared_len: Annotated[int, Range(0, 2**20)] = 0
+    """Tokens that all prompts begin with, such as examples of a task."""
+    batching: Batching = BlockEngineConfig().batching
+    """mixed packs whatever is due into a step; first-done and synchronous are SGLang's: prompts and blocks in steps apart, every block
+    ends with a forward more, and synchronous ends those of a batch together."""
+    autoregressive: bool = False
+    """The same decoder one token at a time, as the model it was trained from decodes: blocks of one token, each predicted by the one
+    before."""
+    tokens_per_forward: Annotated[float, Range(1, 4096), Only(executor="roofline")] | None = None
+    """Places a simulated forward is sure of, on average; the platform's assumption unless given."""
+    charged: CostKnobs = field(default_factory=CostKnobs)
+    host: HostCost = field(default_factory=HostCost)
 
     @property
     def is_random(self) -> bool:
@@ -138,36 +161,86 @@ class BlockKnobs(ArrivalKnobs):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
+    platform: Platform
+    executor: str
     knobs: BlockKnobs
     config: BlockConfig
     rule: DecodeRule
     basis: str
-    """A digest of the model."""
+    """A digest of the model, and of what a simulated run is charged by."""
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.executor == "roofline"
 
     @property
     def block(self) -> int:
-        return self.knobs.block_length or self.config.block_length
+        return 1 if self.knobs.autoregressive else self.knobs.block_length or self.config.block_length
+
+    @property
+    def shifts(self) -> bool:
+        return self.knobs.autoregressive or self.config.shifts_logits
+
+    @property
+    def pool_block(self) -> int:
+        """Tokens of K/V that lie together: a block's, and of an autoregressive model some."""
+        return 16 if self.knobs.autoregressive else self.block
+
+    @property
+    def engine(self) -> BlockEngineConfig:
+        return BlockEngineConfig(max_num_batched_tokens=self.knobs.max_num_batched_tokens, batching=self.knobs.batching)
+
+    @property
+    def shape(self) -> ModelShape:
+        return shape_of(self.config, self.knobs.model, 4 if self.knobs.dtype == "float32" else 2)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of K/V: those that are asked for, or as many as can be of use where memory holds them."""
+        knobs = self.knobs
+        if knobs.num_tokens is not None:
+            return knobs.num_tokens
+        if knobs.memory_limit is None:
+            return CPU_TOKENS
+        most = knobs.max_num_seqs * knobs.max_model_len
+        rows = knobs.max_num_batched_tokens
+        return min(most, pool_tokens(self.shape, knobs.memory_limit, rows=rows, logit_rows=min(rows, MAX_NUM_LOGITS)))
 
     def sampling(self, seed: int) -> BlockSampling:
         knobs = self.knobs
         return BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k, seed=seed)
 
 
+CPU_TOKENS = 32768
+MAX_NUM_LOGITS = 2048
+"""Rows of logits alive at once."""
+
+
+def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape:
+    """The catalogued shape of a full-size model, under whose name tables are known; any other's under its own."""
+    found = ModelShape.from_block_config(config, name=name, dtype_bytes=dtype_bytes)
+    known = (each for each in BLOCK_DIFFUSION if replace(found, name=each.name) == each)
+    return next(known, found)
+
+
 def resolve(cell: Cell) -> Settings:
-    """Everything a user can get wrong is refused here."""
+    """Platform defaults overridden by the cell's knobs; everything a user can get wrong is refused here."""
     where = platform(cell.platform)
     require(
-        cell.executor == "torch",
-        f"executor={cell.executor!r}: block-diffusion runs its model, use --executor torch on a platform such as cpu-tiny",
-    )
-    require(
-        where.gpu is None,
-        f"platform={where.name!r}: block-diffusion knows no card's defaults, use cpu-tiny, with --device cuda on a GPU",
+        cell.executor in ("torch", "roofline"),
+        f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
     check_given(cell.asked, BlockKnobs, who="system='block-diffusion'")
-    knobs = given_to(BlockKnobs(), cell.asked)
+    knobs = given_to(_usual(where, cell.executor), cell.asked, executor=cell.executor)
     config = TINY[knobs.model] if knobs.model in TINY else block_config(knobs.model)
-    block = knobs.block_length or config.block_length
+    block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
+    for name in ("block_length", "batching", "rule") if knobs.autoregressive else ():
+        value = getattr(knobs, name)
+        require(
+            value == getattr(BlockKnobs(), name),
+            f"{name}={value!r} has no effect with autoregressive=true: leave it out",
+        )
+    check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block)
     rule.check_block(block)
     knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
@@ -177,7 +250,46 @@ def resolve(cell: Cell) -> Settings:
         f"most the model's {config.max_sequence_length} positions",
     )
     basis = repr((config, knobs_of_sampling)) if knobs.is_random else checkpoint_digest(checkpoint_dir(knobs.model))
-    return Settings(knobs=knobs, config=config, rule=rule, basis=hashlib.sha256(basis.encode()).hexdigest()[:12])
+    if cell.executor == "roofline":
+        knobs, charged_by = _charged(where, knobs, shape_of(config, knobs.model))
+        basis += charged_by
+    found = Settings(
+        platform=where,
+        executor=cell.executor,
+        knobs=knobs,
+        config=config,
+        rule=rule,
+        basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
+    )
+    assert found.num_tokens > 0, "pool_tokens refuses a card that holds none"
+    return found
+
+
+def _usual(where: Platform, executor: str) -> BlockKnobs:
+    if where.gpu is None:
+        require(
+            executor == "torch",
+            f"executor={executor!r}: platform={where.name!r} names no card to simulate, use --executor torch or a platform such as "
+            "h200-sdar-8b",
+        )
+        return BlockKnobs()
+    own = [part for part in where.parts if isinstance(part, BlockPart)]
+    if executor == "torch" and not own:
+        own = [BlockPart(model="sdar-8b", memory_limit=gpu(where.gpu).memory_bytes)]
+    part = own[0] if own else where.part(BlockPart)
+    own_values = {each.name: getattr(part, each.name) for each in fields(part)}
+    if executor == "torch":
+        del own_values["tokens_per_forward"]
+    return replace(BlockKnobs(), **own_values)
+
+
+def _charged(where: Platform, knobs: BlockKnobs, shape: ModelShape) -> tuple[BlockKnobs, str]:
+    """What simulated steps cost, and the words that tell it from any other."""
+    card = where.gpu
+    charged = knobs.charged.on(card, shape)
+    check_kernels(shape, gpu(card), charged.framework)
+    text = repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
+    return replace(knobs, charged=charged), text
 
 
 def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:

@@ -19,7 +19,7 @@ from engines.blockdiffusion.plan import StepRecord
 from engines.blockdiffusion.request import BlockRequest
 from engines.dllm.config import GenerationConfig
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress, RequestLog, WallClock, drive_steps, in_arrival_order
+from repro.runs.drivers.steps import OnProgress, RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 from repro.systems.block.family import BLOCK, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
@@ -29,6 +29,8 @@ from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload
 
 ON_TORCH = "repro.systems.block.on_torch"
+SIMULATED = "repro.systems.block.simulated"
+"""What serves: a simulation loads no torch, nor depends on its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,16 @@ class BlockWorkload:
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     settings: Settings
+    seed: int = 0
+    """Decides what a simulation draws."""
 
-    obtained: ClassVar[Obtained] = "measured"
-    modules: ClassVar[tuple[str, ...]] = ("repro.systems.block.system", ON_TORCH)
+    @property
+    def obtained(self) -> Obtained:
+        return self.settings.knobs.charged.obtained if self.settings.is_simulated else "measured"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return __name__, "repro.systems.block.platforms", SIMULATED if self.settings.is_simulated else ON_TORCH
 
     @property
     def basis(self) -> str:
@@ -54,34 +63,54 @@ class Deployment:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        rule = self.settings.rule
+        settings, rule = self.settings, self.settings.rule
+        drawn = {"tokens_per_forward": settings.knobs.tokens_per_forward} if settings.is_simulated else {}
         return {
-            "family": self.settings.config.family,
-            "block_length": self.settings.block,
+            "family": settings.config.family,
+            "block_length": settings.block,
             "rule": {"name": type(rule).__name__, **asdict(rule), "is_exact": rule.is_exact},
+            "batching": settings.knobs.batching,
+            "num_tokens": settings.num_tokens,
             "prompts": "random ids",
+            **drawn,
         }
 
     def check_machine(self) -> None:
-        import_module(ON_TORCH).check_machine(self.settings)
+        """Any machine simulates."""
+        if not self.settings.is_simulated:
+            import_module(ON_TORCH).check_machine(self.settings)
 
     @contextmanager
     def serving(self) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
         """In its body there is an engine, and what it runs on."""
+        if self.settings.is_simulated:
+            yield import_module(SIMULATED).engine_of(self.settings, derive_seed(self.seed, "sure")), {}
+            return
         with import_module(ON_TORCH).serving(self.settings) as found:
             yield found
 
     def run(self, workload: BlockWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        settings = self.settings
         with self.serving() as (engine, paths):
             ordered = in_arrival_order(workload.requests)
             log = BlockLog(engine, ordered)
-            drive_steps(engine, ordered, WallClock(), log, on_progress=on_progress)
+            clock = VirtualClock() if settings.is_simulated else WallClock()
+            drive_steps(engine, ordered, clock, log, on_progress=on_progress)
+        charged = (
+            import_module(SIMULATED).charged_text(settings, settings.platform.gpu) if settings.is_simulated else None
+        )
+        measured_on = {} if settings.is_simulated else {"device": self.device, "dtype": settings.knobs.dtype}
         return RunRecord(
             tables={REQUESTS: log.table, STEPS: log.steps},
             manifest={
                 "obtained": self.obtained,
                 "dataset": asdict(workload.provenance),
-                "max_num_batched_tokens": self.settings.knobs.max_num_batched_tokens,
+                "max_num_batched_tokens": settings.knobs.max_num_batched_tokens,
+                "platform": settings.platform.title,
+                "model": settings.knobs.model,
+                "system": BlockDiffusion.title,
+                "calibration": charged,
+                **measured_on,
                 **self.facts,
                 **paths,
             },
@@ -124,11 +153,11 @@ class BlockDiffusion:
     def prepare(self, cell: Cell) -> tuple[Deployment, BlockWorkload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         settings = resolve(cell)
-        return Deployment(settings=settings), _requests(cell, settings)
+        return Deployment(settings=settings, seed=cell.seed), _requests(cell, settings)
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
-        if settings.knobs.device != "cpu":
+        if not settings.is_simulated and settings.knobs.device != "cpu":
             import_module(ON_TORCH).check_machine(settings)
 
 
@@ -150,7 +179,7 @@ def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
     requests = tuple(
         BlockRequest(
             request_id=each.request_id,
-            prompt_ids=_random_ids(settings, each.prompt_len, cell.seed, each.request_id),
+            prompt_ids=_prompt(settings, each.prompt_len, cell.seed, each.request_id),
             gen_length=knobs.gen_length,
             rule=settings.rule,
             sampling=settings.sampling(derive_seed(cell.seed, "sampling", each.request_id)),
@@ -161,8 +190,15 @@ def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
     return BlockWorkload(requests=requests, provenance=found.provenance)
 
 
-def _random_ids(settings: Settings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
-    random = np.random.default_rng((seed, request_id))
+def _prompt(settings: Settings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
+    """Random ids, the first ``shared_len`` of them those of every request."""
+    shared = min(settings.knobs.shared_len, tokens)
+    own = _random_ids(settings, tokens - shared, (seed, request_id))
+    return _random_ids(settings, shared, (seed,)) + own
+
+
+def _random_ids(settings: Settings, tokens: int, seed: tuple[int, ...]) -> tuple[int, ...]:
+    random = np.random.default_rng(seed)
     return tuple(random.integers(settings.config.vocab_size, size=tokens).tolist())
 
 

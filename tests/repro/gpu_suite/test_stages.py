@@ -10,7 +10,8 @@ from engines.models.shape import model_shape
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.expected import PREPARATION_S
 from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, stages, title_of
-from repro.gpu_suite.suite import Job, jobs_of
+from repro.gpu_suite.suite import Job, Suite, jobs_of
+from repro.gpu_suite.verdict import _blocks
 from repro.prefill.instance import setting_of
 from repro.runs.cell import Cell
 from repro.systems.dllm.deployment import Deployment
@@ -23,7 +24,7 @@ SERVED = ("dllm-serve", "dllm-serve", "fast-dllm", *COMPARED[1:])
 """dLLM-Serve as published and with a single refresh, and Fast-dLLM's rule on its engine, beside the static baselines."""
 ALL = (
     *("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "prefill"),
-    *("paper-length", "burst", "kernels", "agreement", "figures"),
+    *("block", "paper-length", "burst", "kernels", "agreement", "figures"),
 )
 
 
@@ -56,7 +57,8 @@ def asked_of(asked: Sequence[Planned], stage: str) -> list[Cell]:
 @pytest.mark.parametrize("name", CARDS)
 def test_stages_come_in_order_of_worth(name):
     asked = stages(scale_of(name))
-    expected = ALL if name in CARDS[:4] else tuple(stage for stage in ALL if stage not in LARGE)
+    too_large = () if name in CARDS[:4] else LARGE if name == "l40s" else (*LARGE, "block")
+    expected = tuple(stage for stage in ALL if stage not in too_large)
     assert tuple(dict.fromkeys(each.stage for each in asked)) == expected
     assert ALL[: len(FIRST)] == FIRST
     assert len({each.cell.key for each in asked}) == len(asked)
@@ -69,6 +71,45 @@ def test_the_small_suite_has_every_stage_but_tests_and_another_shape():
     )
     assert all(each.estimate_s is not None for each in asked)
     assert {cell.knob_values["memory_limit"] for cell in asked_of(asked, "small-card")} == {48 * MIB}
+
+
+def test_block_diffusion_is_a_minute_or_two_of_random_weights(h200):
+    own = [job for job in h200 if job.stage == "block"]
+    assert sum(job.estimate_s for job in own) <= 120
+    assert [job.what.rpartition(",")[0] for job in own] == [
+        "block-diffusion, sdar-8b",
+        "block-diffusion, sdar-8b, autoregressive",
+        "block-diffusion, llada2-mini",
+        "block-diffusion, llada2-mini, first done",
+    ]
+    for job in own:
+        settings = job.experiment.deployment.settings
+        assert (settings.knobs.device, settings.knobs.dtype, settings.knobs.is_random) == ("cuda", "bfloat16", True)
+        held = settings.shape.weight_bytes + settings.num_tokens * settings.shape.kv_bytes_per_token
+        assert 0.5 * gpu("h200").memory_bytes < held < 0.95 * gpu("h200").memory_bytes
+        tokens = [request.total + settings.block for request in job.experiment.workload.requests]
+        assert sum(tokens) < settings.num_tokens, "all run at once"
+    (small,) = {
+        each.cell.knob_values["memory_limit"] for each in stages(scale_of("h100", 75 * GB)) if each.stage == "block"
+    }
+    assert small == 75 * GB
+
+
+def test_the_tiny_block_stage_runs_and_is_shown(tmp_path):
+    asked = [each for each in stages(scale_of("cpu-tiny")) if each.stage == "block"]
+    suite = Suite(
+        jobs=jobs_of(asked, tmp_path / "expected.json"),
+        root=tmp_path,
+        platform="cpu-tiny",
+        command="repro gpu-suite",
+        on_line=lambda line: None,
+    )
+    outcome = suite.run(600.0)
+    assert (outcome.ran, outcome.failed, outcome.left) == (len(asked), (), ())
+    page = "\n".join(_blocks(suite))
+    # One row for each, and a token a forward where every token is a block.
+    assert page.count("| block-diffusion, ") == len(asked) == 4
+    assert "| block-diffusion, tiny-sdar, autoregressive | 2 |" in page
 
 
 def test_everything_can_be_prepared_without_a_card(h200):

@@ -80,10 +80,10 @@ def test_recomputed_value_follows_from_its_expression(claim):
 
 
 def test_counts():
-    assert Counter(claim.paper for claim in CLAIMS) == {"dllm-serve": 118, "ampd": 85, "laps": 63}
+    assert Counter(claim.paper for claim in CLAIMS) == {"dllm-serve": 118, "ampd": 85, "laps": 63, "block": 18}
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
-    assert len(RECOMPUTED) == 93
-    assert len(load_figures()) == 33
+    assert len(RECOMPUTED) == 96
+    assert len(load_figures()) == 34
     assert len(load_figures("dllm-serve")) == 12
 
 

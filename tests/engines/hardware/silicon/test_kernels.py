@@ -6,9 +6,20 @@ import pytest
 
 from engines.errors import UserError
 from engines.hardware.catalogue import A100, B200, H20, H100, H200, L40S, RTX4090
-from engines.hardware.silicon.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels
-from engines.hardware.silicon.tables import FRAMEWORKS, load_tables
-from engines.models.shape import LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, SHAPES, ModelShape
+from engines.hardware.silicon.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels, has_tables, tables_of
+from engines.hardware.silicon.tables import BLOCK_FOLDER, FRAMEWORKS, load_tables
+from engines.models.shape import (
+    LLADA2_FLASH,
+    LLADA2_MINI,
+    LLADA_8B,
+    LLAMA_3_1_70B,
+    MIXTRAL_8X7B,
+    QWEN2_5_7B,
+    QWEN3_32B,
+    SDAR_8B,
+    SHAPES,
+    ModelShape,
+)
 
 H200_TABLES = load_tables("h200")
 
@@ -54,6 +65,37 @@ def test_experts_take_what_is_tabled_for_them():
     elementwise = 4 * ELEMENTWISE_S + 1024 * values * 2 / (ELEMENTWISE_SHARE * 4800e9)
     experts = at("experts", (4096, 14336, 2, 8), 1024)
     assert kernels.layers_s(1024) == pytest.approx(32 * (sum(dense) + experts + elementwise), rel=1e-12)
+
+
+def test_a_mixture_s_layers_are_its_experts_the_one_every_row_gets_and_dense_ones():
+    """By hand for LLaDA2-mini and 1,024 rows: 19 layers of experts, one of an MLP, of tables of their own."""
+    tables = load_tables("h200", BLOCK_FOLDER)
+
+    def own(kernel: str, key: tuple[int, ...]) -> float:
+        sizes, times = tables.curve("vllm", kernel, key)
+        return times[sizes.index(1024)]
+
+    attention = [own("gemm", key) for key in ((3072, 2048), (2048, 2048))]
+    shared = [own("gemm", key) for key in ((1024, 2048), (2048, 512))]
+    routed = own("gemm", (256, 2048)) + own("experts", (2048, 512, 8, 256))
+    dense = [own("gemm", key) for key in ((10240, 2048), (2048, 5120))]
+    # Two norms, rotation, K/V store, activation, and norms of queries and keys.
+    values = 2 * 4 * 2048 + 4 * (2048 + 512) + 4 * 512
+
+    def small(hidden: int) -> float:
+        return 6 * ELEMENTWISE_S + 1024 * (values + 3 * hidden) * 2 / (ELEMENTWISE_SHARE * 4800e9)
+
+    found = Kernels(LLADA2_MINI, H200, "vllm").layers_s(1024)
+    experts = sum(attention) + sum(shared) + routed + small(512)
+    assert found == pytest.approx(19 * experts + sum(attention) + sum(dense) + small(5120), rel=1e-12)
+
+
+def test_tables_of_block_diffusion_are_none_that_other_models_rest_on():
+    assert tables_of("h200", SDAR_8B).digest != tables_of("h200").digest == tables_of("h200", LLADA_8B).digest
+    assert has_tables("h20", LLADA2_MINI)
+    assert not has_tables("l40s", LLADA2_MINI)
+    with pytest.raises(UserError, match="no gemm of outputs=5120, inputs=4096"):
+        Kernels(LLADA2_FLASH, H200, "vllm")
 
 
 def test_a_prompt_takes_the_time_of_a_causal_one_with_as_many_pairs():

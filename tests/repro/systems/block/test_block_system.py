@@ -62,8 +62,16 @@ def test_a_checkpoint_serves(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"executor": "roofline"}, "block-diffusion runs its model, use --executor torch"),
-        ({"platform": "rtx4090"}, "block-diffusion knows no card's defaults"),
+        ({"executor": "roofline"}, "platform='cpu-tiny' names no card to simulate"),
+        (
+            {"platform": "rtx4090", "executor": "roofline"},
+            "use h20-llada2-mini, h200-llada2-mini, h200-sdar-8b, h100-sdar-8b",
+        ),
+        ({"executor": "http"}, "block-diffusion is measured"),
+        ({"tokens_per_forward": 2.0}, "tokens_per_forward=2.0 has no effect with executor='torch'"),
+        ({"step_overhead_s": 0.1}, "step_overhead_s=0.1 has no effect with executor='torch'"),
+        ({"autoregressive": True}, "block_length=8 has no effect with autoregressive=true"),
+        ({"model": "tiny-fast-dllm-v2", "batching": "synchronous"}, "batching='synchronous' of a model whose blocks"),
         ({"rule": "best"}, "rule='best'"),
         ({"rule": "sequential", "threshold": 0.5}, "threshold=0.5 has no effect with rule='sequential'"),
         ({"rule": "static", "steps": 9}, "steps=9 exceeds the block's 8 tokens"),
@@ -77,3 +85,59 @@ def test_a_checkpoint_serves(tmp_path):
 def test_what_makes_no_sense_is_refused(asked, says):
     with pytest.raises(UserError, match=says):
         SYSTEM.prepare(cell(**asked))
+
+
+def simulated(platform="h200-sdar-8b", **asked):
+    given = {"num_prompts": 8, "gen_length": 32, "input_len": 64, **asked}
+    deployment, workload = SYSTEM.prepare(a_cell("block-diffusion", platform=platform, executor="roofline", **given))
+    return deployment.run(workload)
+
+
+@pytest.mark.parametrize(
+    ("platform", "holds"),
+    [("h20-llada2-mini", 96), ("h200-llada2-mini", 141), ("h200-sdar-8b", 141), ("h100-sdar-8b", 80)],
+)
+def test_a_simulated_run_is_valid_and_says_what_it_was_charged_by(platform, holds):
+    record = simulated(platform)
+    BLOCK.check_tables(record)
+    assert BLOCK.assess(record).reasons == ()
+    assert record.manifest["obtained"] == "composed"
+    assert "composed of vllm kernels" in record.manifest["calibration"]
+    assert ("transferred from the h200" in record.manifest["calibration"]) == platform.startswith("h20-")
+    assert record.manifest["platform"].startswith(f"NVIDIA {platform.partition('-')[0].upper()} {holds} GB")
+    other = simulated(platform, cost="roofline")
+    assert other.manifest["obtained"] == "simulated"
+    # No step is quicker than the datasheet allows, and kernels are slower.
+    assert 1.0 < sum(record.tables[STEPS]["duration_s"]) / sum(other.tables[STEPS]["duration_s"]) < 4.0
+
+
+def test_a_simulation_draws_by_its_seed_and_counts_as_a_run_does():
+    first, again, other = simulated(), simulated(), simulated(seed=1)
+    assert first.tables == again.tables != other.tables
+    static = simulated(rule="static", steps=2)
+    assert set(static.requests["denoised"]) == {16}
+    assert set(static.requests["committed"]) == {7}
+
+
+def test_an_autoregressive_decoder_is_one_row_a_token():
+    record = simulated(autoregressive=True)
+    assert set(record.requests["output_len"]) == {32}
+    assert set(record.tables[STEPS]["num_rows"][1:]) == {8}
+    assert sum(record.tables[STEPS]["num_committed"]) == 8 * 31
+    measured = run(model="tiny-sdar", block_length=None, autoregressive=True)
+    assert measured.requests["output_len"] == [16] * 4
+    assert set(measured.requests["denoised"]) == {0}
+
+
+def test_prompts_may_begin_alike():
+    alike = simulated(input_len=256, shared_len=256, max_num_seqs=1)
+    assert sum(alike.tables[STEPS]["num_prefilled"]) == 256 / 4
+    assert sum(simulated(input_len=256, max_num_seqs=1).tables[STEPS]["num_prefilled"]) == 8 * 256 / 4
+
+
+def test_sglang_s_schedule_waits_for_the_slowest():
+    mixed, first_done, synchronous = (
+        sum(simulated("h20-llada2-mini", batching=name, gen_length=128).tables[STEPS]["duration_s"])
+        for name in ("mixed", "first-done", "synchronous")
+    )
+    assert mixed < first_done < synchronous

@@ -16,6 +16,8 @@ from support.processes import ends
 from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
 from baselines.servers.dynamo import Dynamo
 from baselines.servers.environment import FOLDER_VARIABLE
+from baselines.servers.launch import Place
+from baselines.servers.sglang import ENVIRONMENT as SGLANG
 from baselines.servers.sglang import Sglang
 from baselines.servers.vllm import ENVIRONMENTS as VLLM
 from baselines.servers.vllm import Vllm
@@ -85,6 +87,74 @@ def test_vllm_is_started_driven_and_stopped(dataset, knobs, pids):
     assert server["startup_s"] > 0
     assert record.facts["server_metrics"]["vllm:generation_tokens_total"] == sum(record.requests["output_len"])
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "logs are of no use"
+
+
+@pytest.fixture
+def llada2(tmp_path: Path) -> str:
+    """A checkpoint's folder as far as is looked at here."""
+    folder = tmp_path / "llada2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llada2_moe", "max_position_embeddings": 4096}')
+    return str(folder)
+
+
+def test_sglang_serves_a_block_diffusion_checkpoint_to_the_same_client(pids, llada2, monkeypatch):
+    monkeypatch.setattr("repro.systems.servers.system.machine_device", lambda: "cuda")
+    write_environment(SGLANG)
+    asked = {"dllm_algorithm": "JointThreshold", "dllm_threshold": 0.5, "dllm_edit_threshold": 0.0, "dllm_fdfo": True}
+    experiment = prepare(cell("sglang", platform="h200", model=llada2, max_num_seqs=64, **asked))
+    experiment.deployment.check_machine()
+    seen = {}
+
+    def look(progress: object) -> None:
+        ((_, words),) = started(pids)
+        seen.update(words=words, config=Path(after(words, "--dllm-algorithm-config")).read_text())
+
+    record = experiment.run(look)
+    assert set(record.requests["status"]) == {"ok"}
+    words = seen["words"]
+    assert words[:2] == ["-m", "sglang.launch_server"]
+    assert (after(words, "--model-path"), after(words, "--max-running-requests")) == (llada2, "64")
+    assert after(words, "--dllm-algorithm") == "JointThreshold"
+    assert {"--dllm-fdfo", "--trust-remote-code", "--disable-radix-cache"} < {*words}
+    assert seen["config"] == "threshold: 0.5\nedit_threshold: 0.0\n"
+    settings = record.facts["server"]["settings"]
+    assert {name: settings[name] for name in asked} == asked
+    assert ends(started(pids)[0][0])
+
+
+def test_sglang_s_command_line_is_as_it_was_without_block_diffusion(tmp_path):
+    (command,) = Sglang(device="cuda").commands(Place(folder=tmp_path, port=1, model="m", is_local=False))
+    assert not [word for word in command.arguments if "dllm" in word or word == "--trust-remote-code"]
+    assert not [name for name in Sglang(device="cuda").facts["settings"] if "dllm" in name]
+    low = Sglang(device="cuda", model="inclusionAI/LLaDA2.0-mini", dllm_algorithm="LowConfidence")
+    (command,) = low.commands(Place(folder=tmp_path, port=1, model="m", is_local=False))
+    assert after(list(command.arguments), "--dllm-algorithm") == "LowConfidence"
+    assert "--dllm-algorithm-config" not in command.arguments
+    assert "--dllm-fdfo" not in command.arguments
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"dllm_fdfo": True}, "dllm_fdfo has no effect without dllm_algorithm"),
+        ({"dllm_threshold": 0.5, "dllm_fdfo": False}, "dllm_threshold, dllm_fdfo has no effect without"),
+        ({"dllm_algorithm": "LowConfidence"}, "with model='tiny', a Qwen2"),
+        (
+            {"dllm_algorithm": "Sequential"},
+            "dllm_algorithm='Sequential' is unknown: use one of LowConfidence, JointThreshold",
+        ),
+        (
+            {"model": "org/llada2", "dllm_algorithm": "LowConfidence", "dllm_edit_threshold": 0.1},
+            "dllm_edit_threshold=0.1 has no effect with dllm_algorithm='LowConfidence'",
+        ),
+        ({"model": "org/llada2", "dllm_algorithm": "LowConfidence", "dllm_threshold": -1.0}, "dllm_threshold=-1.0"),
+    ],
+)
+def test_sglang_s_block_diffusion_is_refused_where_it_has_no_effect(asked, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        prepare(cell("sglang", platform="h200", **asked))
 
 
 def test_dynamo_s_frontend_and_workers(pids, monkeypatch):

@@ -1,0 +1,146 @@
+"""Charges steps of block diffusion to a card instead of running them: the same plans, tokens that mean nothing.
+
+How many places a forward is sure of depends on the model. A simulation draws it, as one and a Poisson number, for each request by itself:
+``tokens_per_forward`` is its mean, before what is left of a block cuts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
+from engines.blockdiffusion.rules import Bools
+from engines.blockdiffusion.tables import SharedTables
+from engines.hardware.roofline import Roofline, StepWork
+from engines.knobs import Checked, Only, Range
+from engines.runtime.rows import Ints
+
+Sure = Callable[[int, int], int]
+"""How many places the n-th draw of a request is sure of."""
+HeadRows = Literal["wanted", "all"]
+_DRAWS = 256
+HostSeconds = Annotated[float, Range(0, 10), Only(executor="roofline")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCost(Checked):
+    """What the card does not explain. Steps run one after another: the host waits for what it reads of one before it plans the next."""
+
+    step_overhead_s: HostSeconds = 0.0
+    """Seconds a simulated step takes besides its kernels."""
+    request_overhead_s: HostSeconds = 0.0
+    """Seconds every request adds to a simulated step besides."""
+    prefix_overhead_s: HostSeconds = 0.0
+    """Seconds every 1,000 tokens before a request's rows add to a simulated step: its prefix is looked up anew each time."""
+
+    def of(self, plan: StepPlan) -> float:
+        tokens = sum(work.start for work in plan.works)
+        requests_s = self.request_overhead_s * len(plan.works)
+        return self.step_overhead_s + requests_s + self.prefix_overhead_s * tokens / 1e3
+
+
+class PoissonSure:
+    """One and a Poisson number of mean ``tokens_per_forward`` - 1; the same for a seed, a request and a draw in any company."""
+
+    def __init__(self, tokens_per_forward: float, seed: int) -> None:
+        self._extra, self._seed = tokens_per_forward - 1, seed
+        self._drawn: dict[int, list[int]] = {}
+
+    def __call__(self, request_id: int, draw: int) -> int:
+        own = self._drawn.setdefault(request_id, [])
+        while len(own) <= draw:
+            random = np.random.default_rng((self._seed, request_id, len(own)))
+            own.extend(1 + random.poisson(self._extra, _DRAWS))
+        return int(own[draw])
+
+
+class SimulatedExecutor:
+    def __init__(
+        self,
+        cost: Roofline,
+        sure: Sure,
+        *,
+        block: int,
+        shifts: bool,
+        tables: SharedTables,
+        host: HostCost | None = None,
+        head_rows: HeadRows = "wanted",
+        max_num_logits: int = 2048,
+    ) -> None:
+        self.cost, self.sure, self.tables = cost, sure, tables
+        self._block, self._shifts = block, shifts
+        self._host = host or HostCost()
+        self._head_rows, self._max_num_logits = head_rows, max_num_logits
+        # Steps repeat: most of a simulation's time would go into pricing the same ones.
+        self._seconds: dict[StepWork, float] = {}
+
+    @property
+    def block(self) -> int:
+        return self._block
+
+    @property
+    def shifts(self) -> bool:
+        return self._shifts
+
+    def open(self, final: Ints) -> int:
+        return self.tables.open()
+
+    def extend(self, slot: int, start: int, ids: Ints) -> None:
+        """Ids are the scheduler's business alone."""
+
+    def close_slot(self, slot: int) -> None:
+        self.tables.close(slot)
+
+    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
+        wanted = denoised.wanted
+        work = step_work(plan, wanted, self._block, head_rows=self._head_rows, max_num_logits=self._max_num_logits)
+        seconds = self._seconds.get(work)
+        if seconds is None:
+            seconds = self._seconds[work] = self.cost.step_time(work).total_s
+        denoising = [each.request_id for each in plan.works if each.rows is not None]
+        count = [
+            self.sure(request_id, draw) for request_id, draw in zip(denoising, denoised.draw.tolist(), strict=True)
+        ]
+        num_sure = np.array(count, dtype=np.int64)[:, None]
+        is_sure = wanted & (wanted.cumsum(axis=1) <= num_sure) if count else wanted
+        return Outcome(
+            np.broadcast_to(np.array(denoising, dtype=np.int64)[:, None], wanted.shape),
+            np.where(is_sure, 1.0, np.where(wanted, 0.0, -np.inf)),
+            np.array([each.request_id for each in plan.works if each.wants_first], dtype=np.int64),
+            seconds + self._host.of(plan),
+        )
+
+
+def step_work(
+    plan: StepPlan, wanted: Bools, block: int, *, head_rows: HeadRows = "wanted", max_num_logits: int = 2048
+) -> StepWork:
+    """What a plan asks of a card: final blocks see all before them and themselves, and so do the rows that are denoised. A request's
+    keys are read once, whatever number of its blocks reads them."""
+    parts = [_of(work, block) for work in plan.works]
+    rows, pairs, keys = (sum(part[i] for part in parts) for i in range(3))
+    firsts = sum(work.wants_first for work in plan.works)
+    logits = rows if head_rows == "all" else int(wanted.sum()) + firsts
+    return StepWork(
+        query_rows=rows,
+        attention_pairs=pairs,
+        logit_rows=logits,
+        kv_read_rows=keys,
+        kv_written_rows=rows,
+        num_sequences=len(plan.works),
+        logit_chunks=max(1, -(-logits // max_num_logits)),
+    )
+
+
+def _of(work: Work, block: int) -> tuple[int, int, int]:
+    """Rows, pairs of a row and a key, and keys of a request's share."""
+    behind = work.start + work.blocks * block
+    # The i-th final block of n sees start + i blocks: n start + (1 + ... + n) blocks, for each of its rows.
+    pairs = block * (work.blocks * work.start + block * work.blocks * (work.blocks + 1) // 2)
+    if work.rows is None:
+        return work.blocks * block, pairs, behind
+    denoised = work.rows[1] - work.rows[0]
+    return work.blocks * block + denoised, pairs + denoised * (behind + block), behind + block

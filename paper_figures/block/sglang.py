@@ -1,0 +1,241 @@
+"""SGLang's published throughput of LLaDA2-mini on an H20, and what one constant that is fitted to its first point predicts of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.blockdiffusion.plan import StepPlan, Work
+from engines.blockdiffusion.simulated import step_work
+from engines.hardware.roofline import StepCost
+from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
+from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
+from paper_figures.common.panel import Axis, Line, Panel, Points
+from paper_figures.common.runs import Measure, Of, Runs
+from paper_figures.common.style import WIDE_INCHES, Look
+from paper_figures.common.words import shown
+from repro.reports.claims import Finding
+from repro.reports.figures import View
+from repro.reports.paper import stated
+from repro.runs.cell import Cell, Scalar
+from repro.runs.store import StoredRun
+from repro.systems.block.settings import MAX_NUM_LOGITS, resolve
+from repro.systems.block.simulated import cost_on
+
+SOURCE = "sgl-project/sglang issue 33322 (LLaDA2.1-mini, one H20)"
+DATASET = "gsm8k"
+CONCURRENCY = (1, 8, 32, 64, 128)
+TOKENS_PER_FORWARD = 6.05
+"""Fitted: the published throughput of one request, over three seeds. Drawn by request and forward, before what is left of a block cuts it."""
+PROMPT, SHARED, TOKENS = 900, 832, 256
+"""Assumed: five examples before every question, and an answer."""
+GSM8K: Mapping[str, Scalar] = {"input_len": PROMPT, "shared_len": SHARED, "gen_length": TOKENS}
+LONG: Mapping[str, Scalar] = {"input_len": 4096, "gen_length": 1536, "prefix_cache": False}
+"""Published as 4K in and 1.5K out, without the radix cache."""
+LONG_CONCURRENCY = (72, 128)
+THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)")
+Knobs = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A schedule that SGLang may have run."""
+
+    title: str
+    look: Look
+    knobs: Knobs
+
+
+USUAL = Reading(title="first done, first out", look=Look(color="#0072B2", marker="o"), knobs={"batching": "first-done"})
+SYNCHRONOUS = Reading(title="synchronous", look=Look(color="#D55E00", marker="s"), knobs={"batching": "synchronous"})
+MIXED = Reading(
+    title="mixed steps, commits ride along", look=Look(color="#009E73", marker="^"), knobs={"batching": "mixed"}
+)
+READINGS = (USUAL, SYNCHRONOUS, MIXED)
+"""The sweep carried all changes of its issue, the scheduler's return after each denoise among them; SGLang's default is synchronous."""
+
+
+def cell_of(view: View, concurrency: int, reading: Reading = USUAL, asked: Knobs = GSM8K) -> Cell:
+    """Clients that ask again: four requests for every one that runs, two of the long ones."""
+    rounds = 4 if asked is GSM8K else 2
+    own: dict[str, Scalar] = {
+        **asked,
+        **reading.knobs,
+        "tokens_per_forward": TOKENS_PER_FORWARD,
+        "max_num_seqs": concurrency,
+        "num_prompts": max(8, rounds * concurrency),
+        **({} if any(name in ("cost", "kernels") for name, _ in view.knobs) else {"kernels": "sglang"}),
+    }
+    return view.cell(None, "block-diffusion", DATASET, knobs=tuple(own.items()))
+
+
+def cells(view: View) -> list[Cell]:
+    short = [cell_of(view, each, reading) for reading in READINGS for each in CONCURRENCY]
+    return [*short, *(cell_of(view, each, reading, LONG) for reading in READINGS[:2] for each in LONG_CONCURRENCY)]
+
+
+def published(concurrency: int) -> float:
+    return stated("block", f"block-sglang-{concurrency}")
+
+
+def step_of(view: View, concurrency: int) -> StepCost:
+    """A denoise in the middle of an answer of so many requests at once, every row's logits made."""
+    settings = resolve(view.applied(cell_of(view, concurrency)))
+    block, context = settings.block, (PROMPT + TOKENS // 2) // settings.block * settings.block
+    works = tuple(Work(i, i, context, 0, (0, block), False) for i in range(concurrency))
+    wanted = np.ones((concurrency, block), dtype=bool)
+    work = step_work(StepPlan(works, (), (), 0), wanted, block, head_rows="all", max_num_logits=MAX_NUM_LOGITS)
+    assert settings.platform.gpu is not None
+    return cost_on(settings, settings.platform.gpu).step_time(work)
+
+
+def page(runs: Runs) -> Page:
+    view = runs.view
+    steps = {n: step_of(view, n) for n in CONCURRENCY}
+    taken = runs.at(cell_of(view, CONCURRENCY[0]), Measure(path="tokens_per_forward")).mean
+    about = [
+        conclusion(runs),
+        flattening(steps),
+        f"Fitted: {TOKENS_PER_FORWARD:g} tokens a forward, to the first point ({shown(taken, '.2f')} with blocks' ends and the forward that ends "
+        f"them). Assumed: prompts of {PROMPT} tokens, {SHARED} of them shared, "
+        f"answers of {TOKENS}, whole; no time of the host.",
+        seeds_sentence(runs.all),
+        *how_obtained(runs.all),
+    ]
+    return Page(
+        table=Table(
+            columns=(
+                *("requests at once", "published tok/s", *(f"{each.title}, tok/s" for each in READINGS), "error %"),
+                *("ms a step", "layers", "attention", "head", "bound"),
+            ),
+            rows=[
+                (
+                    *(str(n), f"{published(n):,.0f}"),
+                    *(shown(runs.at(cell_of(view, n, each), THROUGHPUT).mean, ",.0f") for each in READINGS),
+                    shown(error(runs, n), "+.0f"),
+                    *(f"{1e3 * seconds:.1f}" for seconds in _parts(steps[n])),
+                    steps[n].bound,
+                )
+                for n in CONCURRENCY
+            ],
+        ),
+        csv=csv_of(runs),
+        picture=Picture(panels=[panel(runs)], caption=about, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES),
+        notes=[*invalid_notes(runs.all), *about],
+    )
+
+
+def csv_of(runs: Runs) -> Table:
+    """A row a run."""
+    columns = (
+        *("platform", "reading", "input_len", "gen_length", "concurrency", "seed", "throughput_tok_s", "tpot_ms"),
+        *("published_tok_s", "obtained", "valid", "run"),
+    )
+    rows = [
+        (
+            *(runs.view.platform.name, reading.title, asked["input_len"], asked["gen_length"], n, run.cell.seed),
+            *(THROUGHPUT(run), tpot_ms(run), stated("block", f"block-sglang-{'long-' if asked is LONG else ''}{n}")),
+            *(run.obtained, run.validity.valid, run.cell.key),
+        )
+        for asked, of, many in ((GSM8K, READINGS, CONCURRENCY), (LONG, READINGS[:2], LONG_CONCURRENCY))
+        for reading in of
+        for n in many
+        for run in runs.of(cell_of(runs.view, n, reading, asked))
+    ]
+    return Table(columns=columns, rows=rows)
+
+
+def _parts(step: StepCost) -> tuple[float, ...]:
+    return step.total_s, step.linear_s, step.attention_s, step.logits_s
+
+
+def tpot_ms(run: StoredRun) -> float | None:
+    """Milliseconds between tokens of an answer, from its first block on."""
+    summary, tokens = run.summary, run.cell.knob_values["gen_length"]
+    assert isinstance(tokens, int)
+    return 1e3 * float(summary["e2el_s"]["mean"] - summary["ttft_s"]["mean"]) / (tokens - 1)
+
+
+def error(runs: Runs, concurrency: int) -> float | None:
+    mean = runs.at(cell_of(runs.view, concurrency), THROUGHPUT).mean
+    return None if mean is None else 100 * (mean / published(concurrency) - 1)
+
+
+def conclusion(runs: Runs) -> str:
+    errors = ", ".join(f"{shown(error(runs, n), '+.0f')} % at {n}" for n in CONCURRENCY[1:])
+    return f"With one constant fitted to one request at a time, the published throughput of more is predicted with errors of {errors}."
+
+
+def flattening(steps: Mapping[int, StepCost]) -> str:
+    """What makes a step longer from one concurrency to another, for the ends of the curve."""
+    least, most = (steps[n] for n in (CONCURRENCY[0], CONCURRENCY[-1]))
+    turn = next((n for n in CONCURRENCY if steps[n].bound == "compute"), None)
+    grown = (1e3 * (b - a) for a, b in zip(_parts(least), _parts(most), strict=True))
+    total, layers, attention, head = grown
+    where = "Nowhere" if turn is None else f"From {turn} requests on"
+    return (
+        f"{where} a step is bound by the card's arithmetic, and more requests make it longer by as much: with {CONCURRENCY[-1]} it takes "
+        f"{total:.0f} ms more than with one, {layers:.0f} of them in the layers' matrices, {attention:.0f} in attention, {head:.0f} in the head."
+    )
+
+
+def panel(runs: Runs) -> Panel:
+    lines = [
+        Line(
+            label=each.title,
+            places=CONCURRENCY,
+            at=[runs.at(cell_of(runs.view, n, each), THROUGHPUT) for n in CONCURRENCY],
+            look=each.look,
+        )
+        for each in READINGS
+    ]
+    points = Points(
+        label="published",
+        places=CONCURRENCY,
+        values=[published(n) for n in CONCURRENCY],
+        look=Look(color="black", marker="D", linestyle=":"),
+    )
+    return Panel(
+        title="GSM8K, LLaDA2-mini on one H20",
+        layers=[*lines, points],
+        x=Axis(label="requests at once", scale="log2", ticks=CONCURRENCY),
+        y=Axis(label=THROUGHPUT.label, limits=(0, None)),
+    )
+
+
+def findings(runs: Runs) -> list[Finding]:
+    view, found = runs.view, []
+
+    def finding(claim: str, of: Of, concurrency: int, asked: Knobs) -> None:
+        value, other = (runs.at(cell_of(view, concurrency, each, asked), of).mean for each in (USUAL, SYNCHRONOUS))
+        if value is not None and other is not None:
+            how = f"{USUAL.title}, {TOKENS_PER_FORWARD:g} tokens a forward"
+            found.append(runs.finding(claim, value, how, readings=((SYNCHRONOUS.title, other),)))
+
+    for n in CONCURRENCY:
+        finding(f"block-sglang-{n}", THROUGHPUT, n, GSM8K)
+    for n in LONG_CONCURRENCY:
+        finding(f"block-sglang-long-{n}", THROUGHPUT, n, LONG)
+    finding("block-sglang-long-tpot", tpot_ms, 128, LONG)
+    some, more, most = (runs.at(cell_of(view, n), THROUGHPUT).mean for n in CONCURRENCY[-3:])
+    if some and more and most:
+        before, last = 100 * (more / some - 1), 100 * (most / more - 1)
+        how = f"from 64 to 128 requests, after {before:.0f} % from 32 to 64"
+        found.append(runs.finding("block-sglang-flattens", last, how, holds=last < before < 50))
+    return found
+
+
+FIGURE = figure(
+    "sglang",
+    SOURCE,
+    paper="block",
+    platforms=("h20-llada2-mini",),
+    page=page,
+    cells=cells,
+    in_order=seed_by_seed,
+    findings=findings,
+    num_runs=3,
+    needs_runs=True,
+)

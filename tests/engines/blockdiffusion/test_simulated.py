@@ -1,0 +1,266 @@
+"""Simulated steps: the schedule of a real device, the work of its rows, a model's experts and a pool that fits a card."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.block_models import FAMILIES, MASK, block_model, masked_logits
+from support.block_runs import engine_for, recorder, request
+
+from engines.ar.composed import ComposedCost
+from engines.ar.cost import PHYSICAL
+from engines.blockdiffusion.engine import BlockEngine
+from engines.blockdiffusion.memory import pool_tokens
+from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
+from engines.blockdiffusion.rows import step_rows
+from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
+from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, step_work
+from engines.blockdiffusion.tables import SharedTables
+from engines.errors import UserError
+from engines.hardware.catalogue import H20, H200
+from engines.hardware.composed import Composed
+from engines.hardware.roofline import Calibration, Roofline
+from engines.hardware.silicon.kernels import Kernels
+from engines.hardware.silicon.tables import FRAMEWORKS
+from engines.models.block_config import LLADA2_MINI, SDAR_8B
+from engines.models.experts import Router
+from engines.models.shape import LLADA2_FLASH, ModelShape
+from engines.models.shape import LLADA2_MINI as MINI
+from engines.models.shape import SDAR_8B as SDAR
+
+B = 8
+SIZES = {"num_slots": 5, "max_len": 160, "num_tokens": 30 * B}
+
+
+def simulated(family, sure, batching="mixed", rows=64, block=B, **host):
+    shape = ModelShape.from_block_config(block_model(family).config, name=family)
+    tables = SharedTables(
+        num_slots=SIZES["num_slots"],
+        num_blocks=SIZES["num_tokens"] // B,
+        block_size=B,
+        max_len=SIZES["max_len"],
+        diffusion_block=block,
+    )
+    shifts = block_model(family).config.shifts_logits
+    executor = Planned(Roofline(shape, H200), sure, block=block, shifts=shifts, tables=tables, host=HostCost(**host))
+    return BlockEngine(executor, BlockEngineConfig(max_num_batched_tokens=rows, batching=batching))
+
+
+class Planned(SimulatedExecutor):
+    """Remembers its plans."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.plans: list[StepPlan] = []
+
+    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
+        self.plans.append(plan)
+        return super().run(plan, denoised)
+
+
+def served(engine, requests):
+    for each in requests:
+        engine.submit(each)
+    records = []
+    while engine.has_work:
+        record = engine.step()
+        assert record is not None
+        records.append(record._replace(duration_s=0.0))
+    return records
+
+
+def asked(rules):
+    return [
+        request(i, length, (5, B, 17)[i % 3], rules[i % len(rules)]) for i, length in enumerate((3, B, 20, 41, 17, 33))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "batching"),
+    [*((family, "mixed") for family in FAMILIES), ("llada2", "first-done"), ("sdar", "synchronous")],
+)
+def test_a_simulation_runs_the_schedule_of_a_real_device(family, batching):
+    """Rules that say how many tokens a step takes need nothing of a model: plans, preemptions and records are the same."""
+    requests = asked((Static(steps=3), Sequential(steps=5), Static(steps=8)))
+    real = engine_for(family, rows=64, batching=batching, **SIZES)
+    virtual = simulated(family, PoissonSure(3.0, 0), batching)
+    records = served(real, requests), served(virtual, requests)
+    real_records = [record._replace(duration_s=0.0) for record in records[0]]
+    assert real_records == records[1]
+    assert [plan for plan, _ in recorder(real).steps] == virtual.executor.plans
+    for each in requests:
+        mine, theirs = virtual.take(each.request_id), real.take(each.request_id)
+        assert (mine.denoised, mine.committed, mine.rows) == (theirs.denoised, theirs.committed, theirs.rows)
+
+
+@pytest.mark.parametrize("rule", [LowConfidence(threshold=0.4), Dynamic(steps=8, threshold=0.3), LowConfidence()])
+def test_as_sure_as_a_model_it_runs_the_model_s_schedule(rule):
+    requests = asked((rule,))
+    real = engine_for("sdar", rows=64, **SIZES)
+    records = [record._replace(duration_s=0.0) for record in served(real, requests)]
+    counts = {
+        request_id: [sum(level > rule.threshold for level in levels) for _, levels in trace]
+        for request_id, trace in recorder(real).traces.items()
+    }
+    virtual = simulated("sdar", lambda request_id, draw: counts[request_id][draw])
+    assert served(virtual, requests) == records
+    assert [plan for plan, _ in recorder(real).steps] == virtual.executor.plans
+
+
+def test_draws_are_a_request_s_own():
+    sure, other = PoissonSure(4.0, 7), PoissonSure(4.0, 7)
+    late = [other(1, draw) for draw in range(999, -1, -1)]
+    assert [sure(1, draw) for draw in range(1000)] == late[::-1]
+    assert [sure(2, draw) for draw in range(1000)] != late[::-1]
+    assert np.mean(late) == pytest.approx(4.0, rel=0.05)
+    assert min(late) == 1
+    assert {PoissonSure(1.0, 0)(0, draw) for draw in range(300)} == {1}
+
+
+works = st.builds(
+    lambda start, blocks, rows, first: Work(0, 0, start * B, blocks, rows, first and blocks > 0),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.sampled_from([None, (0, B), (4, 8)]),
+    st.booleans(),
+).filter(lambda work: work.blocks or work.rows)
+
+
+@given(works=st.lists(works, min_size=1, max_size=5), chunk=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_the_work_is_that_of_the_rows_an_executor_lays_out(works, chunk):
+    tables = SharedTables(num_slots=5, num_blocks=100, block_size=B, max_len=160, diffusion_block=B)
+    works = [work._replace(request_id=i, slot=tables.open()) for i, work in enumerate(works)]
+    for work in works:
+        tables.grow(np.array([work.slot]), np.array([work.start + (work.blocks + 1) * B]))
+    denoised = [work for work in works if work.rows]
+    wanted = np.zeros((len(denoised), B), dtype=bool)
+    for row, work in zip(wanted, denoised, strict=True):
+        row[slice(*work.rows)] = True
+    rows = step_rows(works, tables, B, least=0)
+    found = step_work(StepPlan(tuple(works), (), (), 0), wanted, B, max_num_logits=chunk)
+    assert found.query_rows == len(rows.slot)
+    assert found.attention_pairs == (rows.q_len * rows.k_len).sum()
+    assert found.kv_read_rows == len(rows.keys)
+    assert found.logit_rows == wanted.sum() + len(rows.last_final)
+    assert (found.logit_chunks - 1) * chunk < max(1, found.logit_rows) <= found.logit_chunks * chunk
+    everything = step_work(StepPlan(tuple(works), (), (), 0), wanted, B, head_rows="all")
+    assert everything.logit_rows == found.query_rows
+
+
+def test_the_host_s_time_counts_steps_requests_and_what_stands_before_them():
+    plan = StepPlan((Work(0, 0, 500, 0, (0, B), False), Work(1, 1, 1500, 1, None, False)), (), (), 0)
+    host = HostCost(step_overhead_s=1.0, request_overhead_s=0.25, prefix_overhead_s=0.5)
+    assert host.of(plan) == 1 + 2 * 0.25 + 2.0 * 0.5
+    free, paid = (
+        sum(engine.step().duration_s for _ in range(3))
+        for engine in (
+            simulated("sdar", PoissonSure(2.0, 0)),
+            simulated("sdar", PoissonSure(2.0, 0), step_overhead_s=2),
+        )
+        if engine.submit(request(0, 20, 30, LowConfidence())) is None
+    )
+    assert paid - free == pytest.approx(6.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", [JointThreshold(max_post_steps=3), LowConfidence(), SubBlocks(length=4)])
+def test_every_rule_comes_to_an_end(rule):
+    engine = simulated("llada2", PoissonSure(2.0, 0))
+    served(engine, asked((rule,)))
+    assert engine.executor.tables.room == engine.executor.tables.num_blocks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_of_one_token_that_the_one_before_predicts_are_an_autoregressive_model(family):
+    """Greedy: each token is the likeliest behind all before it, in any company, a prompt's K/V made once."""
+    requests = [request(i, length, 6, LowConfidence()) for i, length in enumerate((1, 5, 20, 33))]
+    engine = engine_for(family, block=1, shifts=True, rows=16, block_size=4)
+    answers = engine.run(requests)
+    for each in requests:
+        ids = list(each.prompt_ids)
+        for _ in range(6):
+            row = masked_logits(block_model(family), ids, 1)[-1].clone()
+            row[MASK] = -torch.inf
+            ids.append(int(row.argmax()))
+        assert list(answers[each.request_id].ids) == ids[len(each.prompt_ids) :]
+        counts = answers[each.request_id]
+        assert (counts.denoised, counts.committed, counts.prefilled) == (0, 5, len(each.prompt_ids))
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 256])
+def test_experts_that_are_read_are_those_that_routed_rows_hit(rows):
+    """Choosing by groups changes which experts a row gets together, not how often each is got: by symmetry k of E rows get any of
+    them, and rows choose by themselves. Counted of the real router over random rows."""
+    assert LLADA2_MINI.experts is not None
+    torch.manual_seed(0)
+    router = Router(64, LLADA2_MINI.experts)
+    counted = []
+    for _ in range(40):
+        torch.nn.init.normal_(router.weight)
+        chosen, _ = router(torch.randn(rows, 64))
+        counted.append(len(chosen.unique()))
+    streamed = [MINI.streamed_weight_bytes_layers(n) for n in (rows, 0)]
+    expected = (streamed[0] - streamed[1]) / (19 * MINI.expert_weights * 2)
+    assert expected == pytest.approx(256 * (1 - (1 - 8 / 256) ** rows), rel=1e-6)
+    assert np.mean(counted) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("shape", "card", "requests", "block", "context", "memory_ms", "compute_ms"),
+    [
+        (MINI, H200, 1, 32, 4096, 4.4, 0.07),
+        (MINI, H200, 32, 32, 4096, 7.8, 2.3),
+        (MINI, H20, 32, 32, 4096, 9.3, 15.4),
+        (MINI, H20, 128, 32, 4096, 13.3, 61.5),
+        (SDAR, H200, 32, 4, 2048, 5.2, 2.1),
+        (SDAR, H20, 128, 4, 2048, 13.5, 56.5),
+    ],
+)
+def test_a_step_s_floors_are_those_of_arithmetic_by_hand(shape, card, requests, block, context, memory_ms, compute_ms):
+    """Weights touched and K/V of the context, and FLOP of the rows' matrices without attention, over the datasheet's peaks."""
+    plan = StepPlan(tuple(Work(i, i, context, 0, (0, block), False) for i in range(requests)), (), (), 0)
+    work = step_work(plan, np.ones((requests, block), dtype=bool), block, max_num_logits=10**9)
+    floors = Roofline(shape, card).floors(work)
+    assert 1e3 * (floors[0][0] + floors[2][0]) == pytest.approx(compute_ms, rel=0.08)
+    # There neither logits nor what a step writes are moved.
+    moved = floors[0][1] + shape.kv_bytes_per_token * requests * context / card.bandwidth
+    assert 1e3 * (moved + shape.streamed_weight_bytes_head / card.bandwidth) == pytest.approx(memory_ms, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [MINI, SDAR], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("card", [H200, H20], ids=str)
+def test_an_autoregressive_step_takes_what_the_cost_of_autoregressive_engines_says(shape, card):
+    """There attention of a decode is on the line of measured decodes, here it has the pairs of a prompt or its bytes."""
+    free = replace(PHYSICAL, layer_launch_s=0.0, step_overhead_s=0.0)
+    ratios = []
+    for framework in FRAMEWORKS:
+        kernels = Kernels(shape, card, framework)
+        theirs, ours = ComposedCost(kernels, free), Composed(kernels, Calibration.datasheet(card))
+        for requests in (1, 8, 32, 128):
+            for context in (512, 1024, 4096):
+                plan = StepPlan(
+                    tuple(Work(i, i, context - 1, 1, None, True) for i in range(requests)), (), (), requests
+                )
+                seconds = ours.step_time(step_work(plan, np.zeros((0, 0), dtype=bool), 1)).total_s
+                ratios.append(seconds / theirs.step_s((), requests, requests * context))
+    assert 0.87 < min(ratios) < max(ratios) < 1.25
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.03)
+
+
+def test_what_a_card_holds_beside_weights_and_a_step():
+    held = pool_tokens(SDAR, H200.memory_bytes, rows=8192, logit_rows=2048)
+    assert held * SDAR.kv_bytes_per_token + SDAR.weight_bytes < 0.95 * H200.memory_bytes
+    assert 0.7e6 < held < 0.8e6
+    assert pool_tokens(SDAR, H200.memory_bytes, rows=4096, logit_rows=2048) > held
+    mixture = ModelShape.from_block_config(LLADA2_MINI, name="mini")
+    assert mixture.weight_bytes == 2 * 16_255_643_392
+    assert ModelShape.from_block_config(SDAR_8B, name="sdar").weight_bytes == 2 * 8_190_735_360
+    with pytest.raises(UserError, match="memory_limit=141000000000: LLaDA2-flash takes 205779410432 bytes of weights"):
+        pool_tokens(LLADA2_FLASH, H200.memory_bytes, rows=8192, logit_rows=2048)

@@ -1,0 +1,94 @@
+"""Block diffusion beside other ways to decode and against what SGLang published: the fit is one, and the figures ask what they say."""
+
+import numpy as np
+import pytest
+from support.figure_runs import block_run, figure_runs
+from support.stored_runs import read_csv
+
+from paper_figures.block import block_diffusion, sglang
+from repro.reports.figures import View, figure
+from repro.runs.experiment import prepare
+from repro.systems.block.family import BLOCK
+from repro.systems.block.platforms import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
+
+pytestmark = pytest.mark.usefixtures("unsaved")
+H20_VIEW = View(platform=H20_LLADA2_MINI, reading="published", num_runs=3)
+H200_VIEW = View(platform=H200_SDAR_8B, reading="published", num_runs=2)
+
+
+def simulated(cell):
+    experiment = prepare(cell)
+    return BLOCK.summarize(experiment.deployment.run(experiment.workload))
+
+
+def test_the_constant_is_what_meets_the_first_point():
+    """So that the throughput of one request, over the figure's seeds, is the published one to half a percent."""
+    cell = sglang.cell_of(H20_VIEW, 1)
+    found = [simulated(cell.with_seed(seed))["throughput_tok_s"] for seed in H20_VIEW.seeds]
+    assert np.mean(found) == pytest.approx(sglang.published(1), rel=0.005)
+
+
+def test_a_step_s_parts_are_those_of_the_runs():
+    """Steps of one request in the middle of its answer, by hand and in a run."""
+    cell = sglang.cell_of(H20_VIEW, 1)
+    experiment = prepare(cell)
+    steps = experiment.deployment.run(experiment.workload).tables["steps"]
+    denoises = [
+        s
+        for s, rows, blocks in zip(steps["duration_s"], steps["num_rows"], steps["num_denoised"], strict=True)
+        if blocks
+    ]
+    assert np.median(denoises) == pytest.approx(sglang.step_of(H20_VIEW, 1).total_s, rel=0.02)
+    assert sglang.step_of(H20_VIEW, 1).bound == "memory"
+    assert sglang.step_of(H20_VIEW, 128).bound == "compute"
+
+
+def test_findings_are_of_the_runs_and_have_the_other_schedule_beside(tmp_path):
+    runs = [
+        block_run(cell, tok_s={"first-done": 100.0, "synchronous": 80.0, "mixed": 120.0}[cell.knob_values["batching"]])
+        for cell in sglang.FIGURE.cells(H20_VIEW)
+    ]
+    found = {each.claim: each for each in sglang.FIGURE.findings(runs, H20_VIEW)}
+    assert found["block-sglang-32"].value == pytest.approx(100.0)
+    assert found["block-sglang-32"].readings == (("synchronous", pytest.approx(80.0)),)
+    # Three quarters of 5.12 s are behind the first block.
+    assert found["block-sglang-long-tpot"].value == pytest.approx(1e3 * 0.75 * 5.12 / 1535)
+    assert found["block-sglang-flattens"].holds is False
+    rows = read_csv(sglang.FIGURE.render(runs, H20_VIEW, tmp_path))
+    assert {(row["concurrency"], row["published_tok_s"]) for row in rows if row["input_len"] == "4096"} == {
+        ("72", "2032.0"),
+        ("128", "2181.0"),
+    }
+
+
+def test_every_way_decodes_the_same_tokens_on_the_same_card():
+    cells = block_diffusion.FIGURE.cells(H200_VIEW)
+    assert {cell.platform for cell in cells} == {"h200-sdar-8b", "h200"}
+    assert {cell.platform for cell in cells if cell.system == "dllm-serve"} == {"h200"}
+    assert {cell.knob_values["gen_length"] for cell in cells} == {256}
+    for cell in cells:
+        experiment = prepare(cell)
+        assert len(experiment.workload.requests) == cell.knob_values["max_num_seqs"]
+    of_first = [
+        prepare(cell).workload.requests for cell in cells if cell.knob_values["max_num_seqs"] == 8 and not cell.seed
+    ]
+    assert len({tuple(request.prompt_len for request in requests) for requests in of_first}) == 1
+    assert len(of_first) == len(block_diffusion.ways(H200_SDAR_8B)) == 5
+    assert len(block_diffusion.ways(H200_LLADA2_MINI)) == 3
+
+
+def test_who_is_ahead_is_said_of_the_runs(tmp_path):
+    def speed(cell):
+        if cell.system == "dllm-serve":
+            return 50.0
+        return 3.0 * cell.knob_values["max_num_seqs"] if "autoregressive" in cell.knob_values else 100.0
+
+    made = figure_runs(block_diffusion.FIGURE, H200_VIEW)
+    cells = block_diffusion.FIGURE.cells(H200_VIEW)
+    runs = [
+        run if cell.system == "dllm-serve" else block_run(cell, tok_s=speed(cell))
+        for run, cell in zip(made, cells, strict=True)
+    ]
+    rendered = block_diffusion.FIGURE.render(runs, H200_VIEW, tmp_path)
+    assert "is ahead of the autoregressive decoder up to 32 requests at once: 33.33 times" in rendered.notes[0]
+    assert figure("block-diffusion").name == "block/block-diffusion"
