@@ -69,6 +69,24 @@ _SWITCHED = (
     _ampd("none-random", "AMPD w/o AR+PR, random dispatch", _NO_AR + _NO_PR + _RANDOM),
     _ampd("planned", "AMPD, planner's plan", (("deployment", "planner"),)),
 )
+ORDERED = ("on-time-0-tuned", "on-time-tuned", "by-due-time-tuned")
+"""Dynamo's shortest queue with On-time's order: nothing for those given up, a quarter, and all of it at once."""
+_ORDERS = tuple(
+    replace(
+        _ampd(name, f"{title}, tuned", (*_NO_AR, ("queue_order", "on-time"), *knobs), color, marker),
+        is_tuned=True,
+        linestyle="--",
+    )
+    for name, (title, knobs, color, marker) in zip(
+        ORDERED,
+        (
+            ("On-time, share 0", (("share", 0.0),), _SKY, "v"),
+            ("On-time", (), _BLACK, "P"),
+            ("By due time", (("share", 1.0), ("patience", 0.0)), _AMBER, "<"),
+        ),
+        strict=True,
+    )
+)
 _OWN: Knobs = (("history_read", "own-cache"),)
 _READINGS = tuple(
     OnPlan(name=f"dynamo-{name}", system="dynamo-sim", title=f"Dynamo, {title}", knobs=knobs, linestyle=":")
@@ -80,7 +98,7 @@ _READINGS = tuple(
     )
 )
 CONTENDERS: Mapping[str, OnPlan] = MappingProxyType(
-    {each.name: each for each in (*_ON_PLAN, *_TUNED, *_SWITCHED, *_READINGS)}
+    {each.name: each for each in (*_ON_PLAN, *_TUNED, *_SWITCHED, *_ORDERS, *_READINGS)}
 )
 """Tuned ones, and Dynamo in its readings of where a history comes from, under names of their own."""
 DYNAMOS = ("dynamo", *(each.name for each in _READINGS))

@@ -72,10 +72,10 @@ def _keeps_up(platform: str, knobs: Knobs, model: str, trace: str) -> float:
         for each in session.rounds:
             total_s += cost.step_s([Chunk(history, each.prefill_tokens)], 0, 0)
             history += each.prefill_tokens + each.decode_tokens
-    return _short(pool.replicas * len(sessions) / total_s)
+    return short_rate(pool.replicas * len(sessions) / total_s)
 
 
-def _short(rate: float) -> float:
+def short_rate(rate: float) -> float:
     """Two digits of it."""
     return float(f"{rate:.2g}")
 
@@ -91,7 +91,7 @@ def multiples_of(view: View) -> tuple[float, ...]:
 
 
 def rate_of(view: View, panel: TracePanel, multiple: float) -> float:
-    return multiple if view.rates else _short(multiple * keeps_up(view, panel))
+    return multiple if view.rates else short_rate(multiple * keeps_up(view, panel))
 
 
 def cell_of(view: View, name: str, panel: TracePanel, multiple: float) -> Cell:

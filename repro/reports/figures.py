@@ -268,6 +268,7 @@ AMPD = Paper(
         "readings": "readings: what attainment and constants may mean, scored against Figure 4",
         "switches": "switches: what ordering by load and looking at the backlog add, cell by cell",
         "knee": "knee: the rate at which attainment falls to 90 %, panel by panel",
+        "orders": "orders: attainment and P99 TTFT by the order of prefills",
         "length": "length: attainment of 99 and of 400 sessions",
     },
     claims=CLAIMS / "ampd" / "claims.yaml",

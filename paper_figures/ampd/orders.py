@@ -1,0 +1,189 @@
+"""What an order of AMPD's prefills can give (ours): attainment and P99 TTFT by rate, of Dynamo's shortest queue with On-time's order,
+and of Dynamo and AMPD with their own, each on the best deployment of a search of one size.
+
+The rate at which attainment falls to 90 % can be bought with the waits of those given up. So it stands beside the rate at which
+P99 TTFT is no longer than Dynamo's where its attainment falls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, tabulate
+from paper_figures.ampd.contenders import CONTENDERS, ORDERED
+from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, crossing, keeps_up, short_rate
+from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
+from paper_figures.ampd.panels import DETAIL_MODEL, TRACES, TracePanel, panel_of
+from paper_figures.common.figure import Page, Table, seed_by_seed
+from paper_figures.common.panel import OF_SHARES, Axis, Guide
+from paper_figures.common.runs import Runs
+from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
+from repro.runs.statistics import Interval
+
+RIVAL = "dynamo-tuned"
+SHOWN = (RIVAL, "ours-tuned", *ORDERED)
+MULTIPLES = (0.85, 1.1, 1.4, 1.8, 2.3, 3.0, 4.0)
+"""Of what the prefill workers of Table 2's plan keep up with, to where tuned deployments fall."""
+TUNED_FOR = (1.4, 2.3, 4.0)
+"""Multiples that deployments are searched for; a rate has that of the next."""
+WAITS = " P99"
+
+
+def panels() -> tuple[TracePanel, ...]:
+    return tuple(panel_of(DETAIL_MODEL, trace) for trace in TRACES)
+
+
+def multiples_of(view: View) -> tuple[float, ...]:
+    return view.rates or MULTIPLES
+
+
+def rate_of(view: View, panel: TracePanel, multiple: float) -> float:
+    return multiple if view.rates else short_rate(multiple * keeps_up(view, panel))
+
+
+def cell_of(view: View, name: str, panel: TracePanel, multiple: float) -> Cell:
+    knobs: Knobs = ()
+    if not view.rates:
+        told = next(each for each in TUNED_FOR if each >= multiple)
+        knobs = (("planning_rate", rate_of(view, panel, told)),)
+    return CONTENDERS[name].on(view, panel, rate_of(view, panel, multiple), knobs)
+
+
+def cells(view: View) -> list[Cell]:
+    asked = (
+        cell_of(view, name, panel, multiple) for panel in panels() for multiple in multiples_of(view) for name in SHOWN
+    )
+    return seed_by_seed(asked, view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fronts:
+    """Attainments, and P99 TTFT under the same names with ``WAITS`` behind them."""
+
+    table: Attainments
+    rates: tuple[tuple[float, ...], ...]
+
+    def knee(self, means: Means, name: str, row: int) -> float:
+        return crossing(self.rates[row], means[name][row])
+
+    def at_equal_wait(self, means: Means, name: str, row: int) -> float:
+        """The rate up to which attainment is ``LEVEL`` and P99 TTFT no longer than the rival's at its own knee."""
+        rates = self.rates[row]
+        limit_s = between(rates, means[RIVAL + WAITS][row], self.knee(means, RIVAL, row))
+        within = crossing(rates, [-wait_s for wait_s in means[name + WAITS][row]], -limit_s)
+        return min(self.knee(means, name, row), within)
+
+    def ratio(self, name: str, row: int | None, *, at_equal_wait: bool) -> Interval:
+        """The logarithm of its rate over the rival's knee, paired; of the geometric mean over all panels where ``row`` is None."""
+        rows = range(len(self.table.panels)) if row is None else (row,)
+        of = self.at_equal_wait if at_equal_wait else self.knee
+
+        def log_ratio(means: Means) -> float:
+            logs = [math.log(of(means, name, each) / self.knee(means, RIVAL, each)) for each in rows]
+            return sum(logs) / len(logs)
+
+        return self.table.interval(log_ratio)
+
+
+def between(rates: Sequence[float], values: Sequence[float], rate: float) -> float:
+    """The value at a rate between those that were run: linear in the rate's logarithm, as ``crossing`` is."""
+    for index in range(1, len(rates)):
+        if rate <= rates[index]:
+            part = math.log(rate / rates[index - 1]) / math.log(rates[index] / rates[index - 1])
+            return float(values[index - 1] + part * (values[index] - values[index - 1]))
+    return float(values[-1])
+
+
+def fronts_of(runs: Runs) -> Fronts:
+    view = runs.view
+    of = partial(tabulate, runs, SHOWN, panels(), multiples_of(view), ask=partial(cell_of, view))
+    shares, waits = of(of=ATTAINED), of(of=P99)
+    values = {**shares.values, **{name + WAITS: found for name, found in waits.values.items()}}
+    rates = tuple(tuple(rate_of(view, panel, each) for each in multiples_of(view)) for panel in panels())
+    return Fronts(table=Attainments(panels=shares.panels, rates=shares.rates, values=values), rates=rates)
+
+
+def page(runs: Runs) -> Page:
+    found = fronts_of(runs)
+    table = found.table
+    longest = tabulate(runs, SHOWN, panels(), table.rates, of=LONGEST, ask=partial(cell_of, runs.view)).means
+    notes = [conclusion(found, name) for name in SHOWN if name != RIVAL]
+
+    def wait(name: str, row: int, column: int) -> Interval:
+        return table.interval(lambda means: float(means[name + WAITS][row, column]))
+
+    return ampd_page(
+        runs,
+        panels=[
+            *over_rates(
+                table,
+                SHOWN,
+                table.at,
+                Axis(label="SLO attainment (%)", limits=(0, 105)),
+                more=[Guide(value=100 * LEVEL, linestyle=":", label=f"{100 * LEVEL:.0f} %")],
+                rates=found.rates,
+                within=OF_SHARES,
+            ),
+            *over_rates(table, SHOWN, wait, Axis(label="P99 TTFT (s)", scale="plain log"), rates=found.rates),
+        ],
+        columns=WIDE,
+        conclusions=notes,
+        about=[
+            f"SLO attainment in {DEFAULT}, and P99 TTFT of all rounds. On-time: Dynamo's shortest queue with this order, a share for those "
+            "given up; with 1 at once all go by due time. All systems on the best deployment of searches of one size, three a panel."
+        ],
+        repeats=repeats_of(runs.view, by="jackknife over seeds, of the ratios above too"),
+        table=Table(
+            columns=("panel", *(CONTENDERS[name].title for name in SHOWN)),
+            rows=[(panel.title, *(said(found, name, row) for name in SHOWN)) for row, panel in enumerate(table.panels)],
+        ),
+        csv=Table(
+            columns=(
+                *("panel", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
+                *("ttft_longest_s", "knee_sessions_s", "at_equal_p99_sessions_s", "obtained"),
+            ),
+            rows=[
+                (
+                    *(panel.title, name, rate, 100 * float(table.means[name][row, column])),
+                    *(table.at(name, row, column).half_width, float(table.means[name + WAITS][row, column])),
+                    *(float(longest[name][row, column]), found.knee(table.means, name, row)),
+                    *(found.at_equal_wait(table.means, name, row), runs.view.obtained),
+                )
+                for row, panel in enumerate(table.panels)
+                for name in SHOWN
+                for column, rate in enumerate(found.rates[row])
+            ],
+        ),
+        notes=notes,
+    )
+
+
+def said(found: Fronts, name: str, row: int) -> str:
+    """The knee, and the rate at the rival's P99, sessions/s."""
+    means, last = found.table.means, found.rates[row][-1]
+
+    def text(rate: float) -> str:
+        return f"> {last:g}" if rate >= last * (1 - 1e-9) else f"{rate:.3g}"
+
+    return f"{text(found.knee(means, name, row))}; {text(found.at_equal_wait(means, name, row))}"
+
+
+def conclusion(found: Fronts, name: str) -> str:
+    ratios = [found.ratio(name, None, at_equal_wait=is_equal) for is_equal in (False, True)]
+    knee, equal = (
+        "{1:.2f} [{0:.2f}, {2:.2f}]".format(
+            *(math.exp((each.mean or 0.0) + sign * (each.half_width or 0.0)) for sign in (-1, 0, 1))
+        )
+        for each in ratios
+    )
+    return (
+        f"{CONTENDERS[name].title} attains {100 * LEVEL:.0f} % at {knee} times the rate of {CONTENDERS[RIVAL].title}, and at {equal} times it with a "
+        f"P99 TTFT no longer than there: geometric means of {len(found.table.panels)} panels."
+    )
+
+
+FIGURE = ampd_figure("orders", "ours; the objective of AMPD §7.1", page=page, cells=cells, num_runs=SEEDS)
