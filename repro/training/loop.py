@@ -83,8 +83,8 @@ class Trainer:
     def quick_accuracy(self) -> dict[str, float]:
         """Exact match on a few held-out problems of each task, at the largest block length."""
         result = {}
-        for task, generate in GENERATORS.items():
-            problems = generate(QUICK_SEED, self.config.quick_problems, "heldout")
+        for task in self.config.tasks:
+            problems = GENERATORS[task](QUICK_SEED, self.config.quick_problems, "heldout")
             with self.autocast():
                 accuracy = measure_accuracy(
                     self.model,
@@ -159,7 +159,9 @@ def rate_share(config: TrainConfig, step: int) -> float:
 
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     """Train and save the tokenizer, make the seeded model and its optimiser."""
-    raw = train_tokenizer(seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size)
+    raw = train_tokenizer(
+        config.tasks, seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size
+    )
     save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
     tokenizer = load_tokenizer(out_dir)
     model = LLaDAModelLM(model_config(config, tokenizer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -16,7 +17,7 @@ MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
 _PIECES = r" ?[0-9]{1,2}| ?[A-Za-z_]+| ?[^\sA-Za-z_0-9]+|\s+(?!\S)|\s+"
 
 
-def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> Tokenizer:
+def train_tokenizer(tasks: Sequence[str], *, seed: int, problems_per_task: int, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -33,8 +34,8 @@ def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> To
         show_progress=False,
     )
     texts: list[str] = []
-    for generate in GENERATORS.values():
-        for problem in generate(seed, problems_per_task, "train"):
+    for task in tasks:
+        for problem in GENERATORS[task](seed, problems_per_task, "train"):
             texts += (problem.prompt, problem.answer)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from engines.errors import UserError
-from repro.tasks import mini_code, mini_gsm
+from repro.tasks import mini_chain, mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem, extract_flexible, extract_strict, grade, split_of
 
@@ -65,6 +65,23 @@ def test_mini_gsm_answers_are_right():
     assert kinds == {"total", "difference", "listing", "drill"}
 
 
+def test_mini_chain_takes_up_the_total_of_the_step_before():
+    drilled = 0
+    for problem in mini_chain.generate(1, 300, drill_share=0.1):
+        question = problem.prompt.split("Question:")[1]
+        counts = {name: int(value) for name, value in re.findall(r"(\w+) has (\d) \w+\.", problem.prompt)}
+        drilled += problem.kind.startswith("drill")
+        asked = [counts[name] for name in problem.used] or [int(term) for term in re.findall(r"\d+", question)]
+        assert [name for name in re.findall(r"[A-Z][a-z]+", question) if name in counts] == list(problem.used)
+        assert re.findall(r"(\w+) has (\d+)\.", problem.answer) == [(name, str(counts[name])) for name in problem.used]
+        steps = [tuple(map(int, step)) for step in re.findall(r"(\d+) \+ (\d+) = (\d+)\.", problem.answer)]
+        totals = [sum(asked[: place + 1]) for place in range(len(asked))]
+        assert steps == list(zip(totals, asked[1:], totals[1:], strict=False))
+        assert problem.answer.endswith(f"#### {totals[-1]}")
+        assert problem.final == str(totals[-1])
+    assert 10 < drilled < 60
+
+
 def test_mini_code_answers_run_and_agree_with_the_glossary():
     for problem in mini_code.generate(2, 200):
         scope: dict = {}
@@ -85,7 +102,8 @@ def test_default_problems_need_several_of_many_facts(task):
     for problem in GENERATORS[task](0, 100, "heldout"):
         assert 8 <= problem.num_facts <= 12
         assert 6 <= problem.num_distractors <= 20
-        assert 2 <= len(problem.used) <= 5
+        least, most = {"mini-gsm": (2, 3), "mini-code": (2, 5), "mini-chain": (5, 8)}[task]
+        assert least <= len(problem.used) <= most
         assert len({name for name, _ in problem.facts}) == problem.num_facts
 
 
