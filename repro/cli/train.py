@@ -16,7 +16,7 @@ from repro.cli.spread import Given, Knobs, Some
 def _trained() -> dict[str, Sequence[type | Some]]:
     from repro.training.config import TrainConfig
 
-    return {opt.WORKLOAD: (Some(TrainConfig, ("steps", "seed", "gen_length", "tokens_per_batch")),)}
+    return {opt.WORKLOAD: (Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch")),)}
 
 
 KNOBS = Knobs(_trained)

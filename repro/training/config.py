@@ -60,6 +60,8 @@ class TrainConfig(Checked):
     """Optimiser steps."""
     tasks: tuple[str, ...] = ("mini-gsm", "mini-code")
     """Tasks it is trained on, in equal number in every batch."""
+    start: str | None = None
+    """Checkpoint of this shape whose tokenizer and weights it starts from; drawn by default."""
 
     d_model: int = 160
     n_layers: int = 4

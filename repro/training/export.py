@@ -161,7 +161,9 @@ def render_card(report: dict[str, Any]) -> str:
 def _command(config: dict[str, Any]) -> str:
     usual = asdict(TrainConfig())
     tasks = [] if tuple(config["tasks"]) == usual["tasks"] else [f"--task {task}" for task in config["tasks"]]
-    asked = [name for name in ("seed", "steps", "gen_length", "tokens_per_batch") if config[name] != usual[name]]
+    asked = [
+        name for name in ("start", "seed", "steps", "gen_length", "tokens_per_batch") if config[name] != usual[name]
+    ]
     return " ".join(
         ["repro train-tiny --out DIR", *tasks, *(f"--{name.replace('_', '-')} {config[name]}" for name in asked)]
     )

@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from repro.files import replace_text
 from repro.tasks.mini import GENERATORS
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
 
 # Numbers below 100 are one token (with the blank before it): a sum is then one look-up. Words with their blank, runs of punctuation, runs of white space.
@@ -43,7 +44,7 @@ def train_tokenizer(tasks: Sequence[str], *, seed: int, problems_per_task: int, 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) -> None:
     """The Hugging Face layout: ``tokenizer.json`` and ``tokenizer_config.json``."""
-    replace_text(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
+    replace_text(directory / TOKENIZER_FILES[0], tokenizer.to_str(pretty=True))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -54,4 +55,4 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) ->
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }
-    replace_text(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+    replace_text(directory / TOKENIZER_FILES[1], json.dumps(config, indent=2) + "\n")

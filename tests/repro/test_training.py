@@ -19,6 +19,7 @@ from repro.training.evaluate import batched_attention, sample_dense
 from repro.training.export import load_model
 from repro.training.loop import build_trainer, rate_share, train_tiny
 from repro.training.objective import mask_batch, masked_loss
+from repro.training.tokenizer import TOKENIZER_FILES
 
 SMALL = TrainConfig(
     steps=24,
@@ -214,6 +215,21 @@ def test_a_model_is_trained_on_the_tasks_it_is_asked_for(tmp_path):
     texts = [tokenizer.decode(row) for row in batch.ids.tolist()]
     starts = ("Story", "#", "Story")
     assert [text[: len(start)] for text, start in zip(texts[:: len(texts) // 3], starts, strict=False)] == [*starts]
+
+
+def test_training_starts_from_a_checkpoint_of_its_shape(tmp_path):
+    whole, further = tmp_path / "whole", tmp_path / "further"
+    asked = dataclasses.replace(SMALL, steps=2)
+    train_tiny(asked, whole)
+    further.mkdir()
+    trainer = build_trainer(dataclasses.replace(asked, tasks=("mini-gsm",), start=str(whole)), further)
+    weights, found = load_model(whole).state_dict(), trainer.model.state_dict()
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    assert all((whole / name).read_bytes() == (further / name).read_bytes() for name in TOKENIZER_FILES)
+    trainer.advance()
+    assert not all(torch.equal(weights[name], each) for name, each in trainer.model.state_dict().items())
+    with pytest.raises(UserError, match="start='tiny' is a model of another shape"):
+        build_trainer(dataclasses.replace(asked, start="tiny"), further)
 
 
 def test_bad_settings_are_refused():
