@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import UserError
-from engines.models.checkpoint import TINY_DIR
+from engines.models.checkpoint import EMBEDDED, TINY_DIR
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
@@ -247,19 +247,24 @@ def test_bad_settings_are_refused():
         TrainConfig(pattern_shares=(0.5, 0.5, 0.5))
 
 
-# --- the embedded checkpoint
+# --- the embedded checkpoints
 
 
-def test_embedded_checkpoint_answers_heldout_problems(tokenizer):
-    model = load_model(TINY_DIR)
+@pytest.mark.parametrize(
+    ("name", "tasks", "gen_length"), [("tiny", TrainConfig().tasks, 64), ("tiny-long", ("mini-chain",), 96)]
+)
+def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
+    model, tokenizer = load_model(EMBEDDED[name]), load_tokenizer(EMBEDDED[name])
     assert model.config.vocab_size == tokenizer.vocab_size
     assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
-    for task in TrainConfig().tasks:
-        problems = GENERATORS[task](11, 3, "heldout", num_facts=8, num_distractors=6, num_used=3)
+    for task in tasks:
+        used = 6 if task == "mini-chain" else 3
+        problems = GENERATORS[task](11, 3, "heldout", num_facts=8, num_distractors=6, num_used=used)
         prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
-        answers = sample_dense(model, prompts, gen_length=64, block_length=32)
+        answers = sample_dense(model, prompts, gen_length=gen_length, block_length=32)
         assert all(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True))
 
 
 def test_embedded_files_fit_the_repository():
-    assert sum(path.stat().st_size for path in TINY_DIR.iterdir()) <= 8 * 2**20
+    files = [path for folder in EMBEDDED.values() for path in folder.iterdir()]
+    assert sum(path.stat().st_size for path in files) <= 8 * 2**20

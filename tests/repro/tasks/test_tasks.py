@@ -3,6 +3,8 @@ import re
 import pytest
 
 from engines.errors import UserError
+from engines.models.checkpoint import checkpoint_dir
+from engines.models.tokenizer import load_tokenizer
 from repro.tasks import mini_chain, mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem, extract_flexible, extract_strict, grade, split_of
@@ -80,6 +82,26 @@ def test_mini_chain_takes_up_the_total_of_the_step_before():
         assert problem.answer.endswith(f"#### {totals[-1]}")
         assert problem.final == str(totals[-1])
     assert 10 < drilled < 60
+
+
+def one_more(problem: Problem) -> str:
+    """The answer where the first person had one thing more: every total is one higher."""
+    first, rest = problem.answer.split(". ", 1)
+    head, count = first.rsplit(" ", 1)
+    totals = re.sub(r"(\d+) \+ (\d+) = (\d+)", lambda at: f"{int(at[1]) + 1} + {at[2]} = {int(at[3]) + 1}", rest)
+    totals = re.sub(r"#### (\d+)", lambda at: f"#### {int(at[1]) + 1}", totals)
+    return f"{head} {int(count) + 1}. {totals}"
+
+
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_every_block_of_a_mini_chain_answer_hangs_on_the_first(block):
+    tokenizer = load_tokenizer(checkpoint_dir("tiny-long"))
+    for problem in mini_chain.generate(4, 200, "heldout"):
+        one, other = tokenizer.encode_batch([problem.answer, one_more(problem)])
+        assert len(one) == len(other)
+        starts = range(0, len(one), block)
+        assert len(starts) >= 46 / block
+        assert all(one[start : start + block] != other[start : start + block] for start in starts)
 
 
 def test_mini_code_answers_run_and_agree_with_the_glossary():
