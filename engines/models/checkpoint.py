@@ -6,6 +6,7 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engines.errors import UserError
@@ -14,6 +15,8 @@ from engines.models.llada_config import LLADA_8B, LLaDAConfig
 
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""
+EMBEDDED = MappingProxyType({"tiny": TINY_DIR, "tiny-long": Path(__file__).parent / "tiny_long"})
+"""Both embedded checkpoints by name; the second answers in up to 96 tokens, whose blocks depend on each other."""
 
 PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
 """Full-size shapes that need no download with ``weights="random"``."""
@@ -36,20 +39,22 @@ _HUB_FILES = ["*.json", "merges.txt", "*.jinja"]
 
 
 def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
-    """Directory of ``model``: 'tiny', a local path, or a hub id (fetched with huggingface_hub, without its
+    """Directory of ``model``: an embedded one, a local path, or a hub id (fetched with huggingface_hub, without its
     weights where they are not asked for)."""
-    if model == "tiny":
-        return TINY_DIR
+    if model in EMBEDDED:
+        return EMBEDDED[model]
     try:
         path = Path(model).expanduser()
         if path.is_dir():
             return path
     except (RuntimeError, OSError, ValueError) as error:  # no such user; a name too long, or no name
         raise UserError(
-            f"model={model!r} is no path ({error}): give a checkpoint directory, a hub id or 'tiny'"
+            f"model={model!r} is no path ({error}): give a checkpoint directory, a hub id, 'tiny' or 'tiny-long'"
         ) from None
     if model.count("/") != 1 or path.exists() or model.startswith((".", "/", "~")):
-        raise UserError(f"model={model!r} is not a directory: give a checkpoint directory, a hub id or 'tiny'")
+        raise UserError(
+            f"model={model!r} is not a directory: give a checkpoint directory, a hub id, 'tiny' or 'tiny-long'"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

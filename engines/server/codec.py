@@ -10,7 +10,7 @@ from pathlib import Path
 from engines.errors import UserError
 from engines.models.causal_text import CausalText
 from engines.models.chat import EMBEDDED_CHAT, ChatTemplate, end_token_ids, load_chat_template, parse_messages
-from engines.models.checkpoint import TINY_DIR
+from engines.models.checkpoint import EMBEDDED
 from engines.models.config import ModelConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer, longest_token
 
@@ -27,7 +27,7 @@ class TextCodec:
         tokenizer = load_tokenizer(directory)
         return cls(
             tokenizer=tokenizer,
-            template=EMBEDDED_CHAT if directory == TINY_DIR else load_chat_template(directory, config.family),
+            template=EMBEDDED_CHAT if directory in EMBEDDED.values() else load_chat_template(directory, config.family),
             end_ids=end_token_ids(config, tokenizer),
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engines.errors import UserError
-from engines.models.checkpoint import TINY_DIR
+from engines.models.checkpoint import EMBEDDED
 from repro import paths
 from repro.runs.provenance import Timing, collect, utc_now, version_of
 from repro.systems.calibration import describe_calibration, load_calibration
@@ -71,7 +71,7 @@ class Machine:
     data_dir: Path | None
     data_dir_error: str | None
     missing_weights: tuple[str, ...]
-    """Files the embedded checkpoint lacks."""
+    """Files an embedded checkpoint lacks."""
     has_git: bool
     commit: str | None
     sandbox: SandboxSupport | None = None
@@ -115,7 +115,10 @@ def look() -> Machine:
         data_dir=data_dir,
         data_dir_error=data_dir_error,
         missing_weights=tuple(
-            name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (TINY_DIR / name).is_file()
+            f"{folder.name}/{name}"
+            for folder in EMBEDDED.values()
+            for name in ("config.json", "model.safetensors", "tokenizer.json")
+            if not (folder / name).is_file()
         ),
         has_git=shutil.which("git") is not None,
         commit=recorded["git"]["commit"],
@@ -217,7 +220,7 @@ def _checkpoint_row(machine: Machine) -> Item:
 
 
 def _no_checkpoint_reason(machine: Machine) -> str:
-    return f"the embedded checkpoint lacks {', '.join(machine.missing_weights)}: restore it, or run 'repro train-tiny'"
+    return f"an embedded checkpoint lacks {', '.join(machine.missing_weights)}: restore it, or run 'repro train-tiny'"
 
 
 def _data_dir_row(machine: Machine) -> Item:

@@ -42,7 +42,7 @@ KNOBS = Knobs(_evaluated, usual=of_platform)
 class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
     task: str = "mini-gsm"
-    """mini-gsm, mini-code, gsm8k or humaneval."""
+    """mini-gsm, mini-code, mini-chain, gsm8k or humaneval."""
     system: str = "dllm-serve"
     """Any of 'repro list'."""
     platform: str = "cpu-tiny"

@@ -85,7 +85,7 @@ def generate(
         ),
     ] = "dllm-serve",
     model: Annotated[
-        str, typer.Option(help="Checkpoint directory, hub id or 'tiny'.", rich_help_panel=opt.WHAT)
+        str, typer.Option(help="Checkpoint directory, hub id, 'tiny' or 'tiny-long'.", rich_help_panel=opt.WHAT)
     ] = "tiny",
     prompted: Prompted,
     decoding: Annotated[Given, KNOBS],

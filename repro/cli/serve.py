@@ -51,7 +51,7 @@ class Asked:
     platform: str | None = None
     """Platform of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
     model: str | None = None
-    """Checkpoint directory or hub id of a LLaDA, Dream, Qwen2 or Llama; 'tiny'; or a shape (llada-8b, dream-7b, qwen2.5-7b,
+    """Checkpoint directory or hub id of a LLaDA, Dream, Qwen2 or Llama; 'tiny', 'tiny-long'; or a shape (llada-8b, dream-7b, qwen2.5-7b,
     tiny-qwen2) with --weights random."""
     served_model_name: str | None = None
     """What requests call it [default: the model]."""

@@ -1,4 +1,4 @@
-"""``repro train-tiny``: make the embedded checkpoint again."""
+"""``repro train-tiny``: make an embedded checkpoint again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from repro.cli.spread import Given, Knobs, Some
 def _trained() -> dict[str, Sequence[type | Some]]:
     from repro.training.config import TrainConfig
 
-    return {opt.WORKLOAD: (Some(TrainConfig, ("steps", "seed")),)}
+    return {opt.WORKLOAD: (Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch")),)}
 
 
 KNOBS = Knobs(_trained)
@@ -25,6 +25,9 @@ KNOBS = Knobs(_trained)
 def train_tiny(
     *,
     out: Annotated[Path, typer.Option(help="Folder of the new checkpoint.")],
+    task: Annotated[
+        list[str] | None, typer.Option(help="Tasks it is trained on. By default mini-gsm and mini-code.")
+    ] = None,
     given: Annotated[Given, KNOBS],
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
@@ -33,4 +36,5 @@ def train_tiny(
     from repro.training.config import TrainConfig
     from repro.training.loop import train_tiny as train
 
-    print_json(train(given_to(TrainConfig(), given), out, resume=resume))
+    config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
+    print_json(train(given_to(config, given), out, resume=resume))

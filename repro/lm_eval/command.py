@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 
 from engines.errors import UserError
 from repro.lm_eval.tasks import LocalTask
-from repro.tasks import gsm8k, humaneval, mini_code, mini_gsm
+from repro.tasks import gsm8k, humaneval, mini_chain, mini_code, mini_gsm
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
@@ -54,6 +54,10 @@ class MiniGsm(_Named):
 
 class MiniCode(_Named):
     name = mini_code.TASK
+
+
+class MiniChain(_Named):
+    name = mini_chain.TASK
 
 
 class Gsm8k(_Named):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from repro.tasks import mini_code, mini_gsm
+from repro.tasks import mini_chain, mini_code, mini_gsm
 from repro.tasks.problem import Problem, grade
 from repro.tasks.programs import passes
 from repro.tasks.task import Grade, Grader, Task, TaskEntry, TaskOptions, TaskProblem
@@ -15,8 +15,9 @@ NUM_PROBLEMS = 500
 GENERATORS: dict[str, Callable[..., list[Problem]]] = {
     mini_gsm.TASK: mini_gsm.generate,
     mini_code.TASK: mini_code.generate,
+    mini_chain.TASK: mini_chain.generate,
 }
-"""The seeded problem generators that the embedded tiny model is trained on, by name."""
+"""The seeded problem generators that embedded models are trained on, by name."""
 
 INPUTS = (-3, 0, 1, 2, 7)
 """What mini-code's functions are called with. Theirs are affine in x, so two points would tell them apart."""
@@ -24,14 +25,23 @@ INPUTS = (-3, 0, 1, 2, 7)
 
 def mini_gsm_task(options: TaskOptions) -> Task:
     """``correct`` is the last number of the answer, ``strict`` the number behind ``####``."""
-    problems = _problems(mini_gsm.TASK, options)
+    return _sums(mini_gsm.TASK, options)
+
+
+def mini_chain_task(options: TaskOptions) -> Task:
+    """Graded as mini-gsm."""
+    return _sums(mini_chain.TASK, options)
+
+
+def _sums(name: str, options: TaskOptions) -> Task:
+    problems = _problems(name, options)
     by_prompt = {problem.prompt: problem for problem in problems}
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         grades = [grade(by_prompt[p.prompt], text) for p, text in zip(asked, texts, strict=True)]
         return [Grade(correct=each.flexible, strict=each.strict) for each in grades]
 
-    return _task(mini_gsm.TASK, problems, options, grader)
+    return _task(name, problems, options, grader)
 
 
 def mini_code_task(options: TaskOptions) -> Task:
@@ -89,6 +99,15 @@ GSM = TaskEntry(
     criterion="last number",
     strict="number behind ####",
     load=mini_gsm_task,
+)
+CHAIN = TaskEntry(
+    name=mini_chain.TASK,
+    title="mini-chain",
+    num_problems=NUM_PROBLEMS,
+    is_generated=True,
+    criterion="last number",
+    strict="number behind ####",
+    load=mini_chain_task,
 )
 CODE = TaskEntry(
     name=mini_code.TASK,

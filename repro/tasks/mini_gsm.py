@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
 
@@ -16,8 +17,6 @@ ITEMS = ("pens", "cups", "books", "coins", "hats", "maps", "keys", "cards")
 _NOUNS = ("sky", "room", "road", "tea", "shop", "cat", "door", "tree", "lake", "bus", "game", "wind")
 _ADJECTIVES = ("grey", "quiet", "long", "warm", "small", "old", "green", "cold", "late", "nice")
 
-_DIFFERENCE_SHARE = 0.2
-
 
 def generate(
     seed: int,
@@ -29,60 +28,78 @@ def generate(
     num_used: Span = (2, 3),
     listing_share: float = 0.0,
     drill_share: float = 0.0,
+    drill_terms: Span = (2, 3),
+    difference_share: float = 0.2,
     num_names: int = len(NAMES),
+    task: str = TASK,
 ) -> list[Problem]:
     """The same arguments give the same problems on any machine. A difference always uses two facts.
 
     ``listing_share`` of the problems, for training only, ask to recall every fact of the story (up to 12),
-    and ``drill_share`` to add two or three numbers that stand in the question itself.
-    Names come from the first ``num_names`` of ``NAMES``.
+    and ``drill_share`` to add ``drill_terms`` numbers that stand in the question itself; ``difference_share`` of those
+    that could be a total are a difference. Names come from the first ``num_names`` of ``NAMES``.
     """
     check_span("num_names", num_names, 1, len(NAMES))
     check_span("num_facts", num_facts, 1, num_names)
     check_span("num_distractors", num_distractors, 0, 1000)
-    check_span("num_used", num_used, 1, 5)
-    rng = random.Random(f"{TASK}:{seed}:{split}")
-    return generate_split(
-        count,
-        split,
-        lambda: _make(rng, num_facts, num_distractors, num_used, listing_share, drill_share, NAMES[:num_names]),
+    check_span("num_used", num_used, 1, 8)
+    check_span("drill_terms", drill_terms, 2, 8)
+    rng = random.Random(f"{task}:{seed}:{split}")
+    asked = _Asked(
+        task=task,
+        names=NAMES[:num_names],
+        num_facts=num_facts,
+        num_distractors=num_distractors,
+        num_used=num_used,
+        drill_terms=drill_terms,
+        listing_share=listing_share,
+        drill_share=drill_share,
+        difference_share=difference_share,
     )
+    return generate_split(count, split, lambda: _make(rng, asked))
 
 
-def _make(
-    rng: random.Random,
-    num_facts: Span,
-    num_distractors: Span,
-    num_used: Span,
-    listing_share: float,
-    drill_share: float,
-    names: tuple[str, ...],
-) -> Problem:
-    counts = {name: rng.randint(1, 5) for name in rng.sample(names, draw(rng, num_facts))}
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What ``generate`` was called with."""
+
+    task: str
+    names: tuple[str, ...]
+    num_facts: Span
+    num_distractors: Span
+    num_used: Span
+    drill_terms: Span
+    listing_share: float
+    drill_share: float
+    difference_share: float
+
+
+def _make(rng: random.Random, asked: _Asked) -> Problem:
+    counts = {name: rng.randint(1, 5) for name in rng.sample(asked.names, draw(rng, asked.num_facts))}
     items = {name: rng.choice(ITEMS) for name in counts}
-    used = rng.sample(list(counts), min(draw(rng, num_used), len(counts)))
+    used = rng.sample(list(counts), min(draw(rng, asked.num_used), len(counts)))
     training_kind = rng.random()
-    if training_kind < drill_share:
+    if training_kind < asked.drill_share:
         used = []
-        kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(rng.randint(2, 3))])
-    elif training_kind < drill_share + listing_share:
+        kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(draw(rng, asked.drill_terms))])
+    elif training_kind < asked.drill_share + asked.listing_share:
         used = rng.sample(list(counts), min(len(counts), 12))
         kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)
-    elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < _DIFFERENCE_SHARE:
+    elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < asked.difference_share:
         used = sorted(used[:2], key=lambda name: -counts[name])
         kind, question, answer, final = "difference", *_difference(used, counts)
     else:
         kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
 
     distractors = [
-        f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(draw(rng, num_distractors))
+        f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(draw(rng, asked.num_distractors))
     ]
     story = [f"{name} has {counts[name]} {items[name]}." for name in counts] + distractors
     rng.shuffle(story)
     names_in_story = [sentence.split()[0] for sentence in story]
     facts = tuple((name, f"{counts[name]} {items[name]}") for name in names_in_story if name in counts)
     return Problem(
-        task=TASK,
+        task=asked.task,
         kind=kind,
         prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:",
         answer=answer,

@@ -10,7 +10,7 @@ from repro.tasks import gsm8k, humaneval, mini
 from repro.tasks.task import Task, TaskEntry, TaskOptions
 
 TASKS: Mapping[str, TaskEntry] = MappingProxyType(
-    {entry.name: entry for entry in (mini.GSM, mini.CODE, gsm8k.ENTRY, humaneval.ENTRY)}
+    {entry.name: entry for entry in (mini.GSM, mini.CODE, mini.CHAIN, gsm8k.ENTRY, humaneval.ENTRY)}
 )
 
 

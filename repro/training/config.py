@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
+from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Span
 
 
@@ -21,10 +22,12 @@ class Stage:
     """Facts a mini-gsm question needs."""
     num_operations: Span = (2, 5)
     """Words a mini-code function composes."""
+    num_terms: Span = (5, 8)
+    """Facts a mini-chain question needs."""
     listing_share: float = 0.0
     """Share of mini-gsm problems that only recall, which makes recall dense."""
     drill_share: float = 0.0
-    """Share of mini-gsm problems that only add, which makes arithmetic dense."""
+    """Share of mini-gsm and mini-chain problems that only add, which makes arithmetic dense."""
     num_names: int = 16
     """Names and glossary words in use."""
 
@@ -38,10 +41,11 @@ CURRICULUM = (
         num_distractors=(0, 1),
         num_used=(1, 3),
         num_operations=(2, 6),
+        num_terms=(2, 4),
         listing_share=0.6,
         drill_share=0.2,
     ),
-    Stage(until=0.40, num_facts=(3, 7), num_distractors=(0, 2), listing_share=0.1, drill_share=0.5),
+    Stage(until=0.40, num_facts=(3, 7), num_distractors=(0, 2), num_terms=(3, 6), listing_share=0.1, drill_share=0.5),
     Stage(until=0.50, num_facts=(5, 10), num_distractors=(0, 10), drill_share=0.2),
     Stage(until=0.90, num_facts=(8, 12), num_distractors=(6, 20), drill_share=0.2),
     Stage(until=1.00, num_facts=(8, 12), num_distractors=(6, 20)),
@@ -54,6 +58,10 @@ class TrainConfig(Checked):
     """Seed of the weights and of the training texts."""
     steps: Annotated[int, Range(1, 10**7)] = 3600
     """Optimiser steps."""
+    tasks: tuple[str, ...] = ("mini-gsm", "mini-code")
+    """Tasks it is trained on, in equal number in every batch."""
+    start: str | None = None
+    """Checkpoint of this shape whose tokenizer and weights it starts from; drawn by default."""
 
     d_model: int = 160
     n_layers: int = 4
@@ -69,9 +77,11 @@ class TrainConfig(Checked):
     tokenizer_problems: int = 3000
     """Problems per task the tokenizer is trained on."""
 
-    gen_length: int = 64
+    gen_length: Annotated[int, Range(1, 512)] = 64
+    """Tokens of the answer region."""
     block_lengths: tuple[int, ...] = (16, 32)
-    tokens_per_batch: int = 3072
+    tokens_per_batch: Annotated[int, Range(1, 10**7)] = 3072
+    """Rows of a batch, padding included, about."""
     curriculum: tuple[Stage, ...] = CURRICULUM
     rehearsal: float = 0.15
     """Share of batches drawn from a random earlier stage."""
@@ -105,6 +115,9 @@ class TrainConfig(Checked):
         super().__post_init__()
         if any(self.gen_length % block for block in self.block_lengths):
             raise UserError(f"block_lengths={self.block_lengths} must all divide gen_length={self.gen_length}")
+        require(bool(self.tasks), "tasks=() must name at least one")
+        for task in self.tasks:
+            require(task in GENERATORS, f"tasks={task!r} is no task of embedded models: use {', '.join(GENERATORS)}")
         ends = [stage.until for stage in self.curriculum]
         if not ends or ends[-1] != 1.0 or ends != sorted(set(ends)):
             raise UserError(f"curriculum ends at {ends}: give increasing `until`, the last one 1.0")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from engines.models.tokenizer import TextTokenizer
-from repro.tasks import mini_code, mini_gsm
+from repro.tasks import mini_chain, mini_code
+from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem
-from repro.training.config import TrainConfig
+from repro.training.config import Stage, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ def encode_problems(problems: Sequence[Problem], tokenizer: TextTokenizer, gen_l
 
 
 def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batch:
-    """Both tasks in equal number, of one number of facts and distractors so that lengths are close."""
+    """All tasks in equal number, of one number of facts and distractors so that lengths are close."""
     rng = np.random.default_rng((config.seed, step))
     current = next(
         i for i, stage in enumerate(config.curriculum) if step < stage.until * config.steps or stage.until == 1.0
@@ -58,28 +60,24 @@ def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batc
     num_facts = _draw(rng, stage.num_facts)
     num_distractors = _draw(rng, stage.num_distractors)
     columns = _round_up(22 + 7 * num_facts + 5 * num_distractors + config.gen_length)
-    count = max(1, config.tokens_per_batch // columns // 2)
+    count = max(1, config.tokens_per_batch // columns // len(config.tasks))
     seed = config.seed * 1_000_003 + step
-    problems = mini_gsm.generate(
-        seed,
-        count,
-        "train",
-        num_facts=num_facts,
-        num_distractors=num_distractors,
-        num_used=stage.num_used,
-        listing_share=stage.listing_share,
-        drill_share=stage.drill_share,
-        num_names=stage.num_names,
-    ) + mini_code.generate(
-        seed,
-        count,
-        "train",
-        num_facts=num_facts,
-        num_distractors=num_distractors,
-        num_used=stage.num_operations,
-        num_words=stage.num_names,
-    )
+    sizes = {"num_facts": num_facts, "num_distractors": num_distractors}
+    problems = [
+        problem
+        for task in config.tasks
+        for problem in GENERATORS[task](seed, count, "train", **sizes, **_settings_of(task, stage))
+    ]
     return encode_problems(problems, tokenizer, config.gen_length)
+
+
+def _settings_of(task: str, stage: Stage) -> dict[str, Any]:
+    if task == mini_code.TASK:
+        return {"num_used": stage.num_operations, "num_words": stage.num_names}
+    sums = {"drill_share": stage.drill_share, "num_names": stage.num_names}
+    if task == mini_chain.TASK:
+        return {"num_used": stage.num_terms, **sums}
+    return {"num_used": stage.num_used, "listing_share": stage.listing_share, **sums}
 
 
 def _round_up(columns: int) -> int:

@@ -83,7 +83,7 @@ def export_checkpoint(
     """Save, reload, evaluate on held-out problems, write the report and the card; returns the report."""
     save_model(model, config, directory)
     began = time.perf_counter()
-    tasks = list(GENERATORS)
+    tasks = config.tasks
     if config.final_problems < _WORTH_A_PROCESS:
         parts = [evaluate_task(directory, config, task) for task in tasks]
     else:
@@ -122,7 +122,7 @@ def render_card(report: dict[str, Any]) -> str:
     )
     stages = "\n".join(
         f"| {stage['until']:.0%} | {_span(stage['num_facts'])} | {_span(stage['num_distractors'])} | {_span(stage['num_used'])} | "
-        f"{_span(stage['num_operations'])} | {stage['listing_share']:.0%} | {stage['drill_share']:.0%} | {stage['num_names']} |"
+        f"{_span(stage['num_terms'])} | {_span(stage['num_operations'])} | {stage['listing_share']:.0%} | {stage['drill_share']:.0%} | {stage['num_names']} |"
         for stage in config["curriculum"]
     )
     rows = "\n".join(
@@ -131,7 +131,11 @@ def render_card(report: dict[str, Any]) -> str:
         for entry in report["accuracy"]
     )
     whole, random_block, left = (f"{share:.0%}" for share in config["pattern_shares"])
-    figures = config | {"steps": report["steps_done"], "block_lengths": " or ".join(map(str, config["block_lengths"]))}
+    figures = config | {
+        "steps": report["steps_done"],
+        "tasks": ", ".join(config["tasks"]),
+        "block_lengths": " or ".join(map(str, config["block_lengths"])),
+    }
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return text.format(
         shape=shape,
@@ -144,7 +148,19 @@ def render_card(report: dict[str, Any]) -> str:
         evaluation=f"{report['evaluation_wall_s'] / 60:.1f}",
         hardware=report["hardware"],
         torch=report["torch"],
+        command=_command(config),
         **figures,
+    )
+
+
+def _command(config: dict[str, Any]) -> str:
+    usual = asdict(TrainConfig())
+    tasks = [] if tuple(config["tasks"]) == usual["tasks"] else [f"--task {task}" for task in config["tasks"]]
+    asked = [
+        name for name in ("start", "seed", "steps", "gen_length", "tokens_per_batch") if config[name] != usual[name]
+    ]
+    return " ".join(
+        ["repro train-tiny --out DIR", *tasks, *(f"--{name.replace('_', '-')} {config[name]}" for name in asked)]
     )
 
 

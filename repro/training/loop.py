@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from engines.errors import UserError
+from engines.errors import UserError, require
+from engines.models.checkpoint import checkpoint_dir, config_of
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
@@ -27,10 +28,10 @@ from repro.tasks.mini import GENERATORS
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch
 from repro.training.evaluate import batched_attention, measure_accuracy
-from repro.training.export import export_checkpoint
+from repro.training.export import export_checkpoint, load_model
 from repro.training.initialisation import initialise
 from repro.training.objective import mask_batch, masked_loss
-from repro.training.tokenizer import save_tokenizer, train_tokenizer
+from repro.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,8 @@ class Trainer:
     def quick_accuracy(self) -> dict[str, float]:
         """Exact match on a few held-out problems of each task, at the largest block length."""
         result = {}
-        for task, generate in GENERATORS.items():
-            problems = generate(QUICK_SEED, self.config.quick_problems, "heldout")
+        for task in self.config.tasks:
+            problems = GENERATORS[task](QUICK_SEED, self.config.quick_problems, "heldout")
             with self.autocast():
                 accuracy = measure_accuracy(
                     self.model,
@@ -158,18 +159,37 @@ def rate_share(config: TrainConfig, step: int) -> float:
 
 
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
-    """Train and save the tokenizer, make the seeded model and its optimiser."""
-    raw = train_tokenizer(seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size)
-    save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
-    tokenizer = load_tokenizer(out_dir)
-    model = LLaDAModelLM(model_config(config, tokenizer))
-    initialise(model, config.seed)
+    """Save the tokenizer and make the model, both drawn from the seed or those of ``start``, and the optimiser."""
+    tokenizer, model = _drawn(config, out_dir) if config.start is None else _started(config, config.start, out_dir)
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     muon = torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
     adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=config.betas, weight_decay=0.0, fused=True)
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
+
+
+def _drawn(config: TrainConfig, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM]:
+    raw = train_tokenizer(
+        config.tasks, seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size
+    )
+    save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
+    tokenizer = load_tokenizer(out_dir)
+    model = LLaDAModelLM(model_config(config, tokenizer))
+    initialise(model, config.seed)
+    return tokenizer, model
+
+
+def _started(config: TrainConfig, start: str, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM]:
+    folder = checkpoint_dir(start)
+    tokenizer = load_tokenizer(folder)
+    require(
+        config_of(start) == model_config(config, tokenizer),
+        f"start={start!r} is a model of another shape: give one that 'repro train-tiny' made",
+    )
+    for name in TOKENIZER_FILES:
+        replace_bytes(out_dir / name, (folder / name).read_bytes())
+    return tokenizer, load_model(folder).train()
 
 
 def train_tiny(

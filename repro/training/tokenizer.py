@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -10,13 +11,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from repro.files import replace_text
 from repro.tasks.mini import GENERATORS
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
 
 # Numbers below 100 are one token (with the blank before it): a sum is then one look-up. Words with their blank, runs of punctuation, runs of white space.
 _PIECES = r" ?[0-9]{1,2}| ?[A-Za-z_]+| ?[^\sA-Za-z_0-9]+|\s+(?!\S)|\s+"
 
 
-def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> Tokenizer:
+def train_tokenizer(tasks: Sequence[str], *, seed: int, problems_per_task: int, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -33,8 +35,8 @@ def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> To
         show_progress=False,
     )
     texts: list[str] = []
-    for generate in GENERATORS.values():
-        for problem in generate(seed, problems_per_task, "train"):
+    for task in tasks:
+        for problem in GENERATORS[task](seed, problems_per_task, "train"):
             texts += (problem.prompt, problem.answer)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
@@ -42,7 +44,7 @@ def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> To
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) -> None:
     """The Hugging Face layout: ``tokenizer.json`` and ``tokenizer_config.json``."""
-    replace_text(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
+    replace_text(directory / TOKENIZER_FILES[0], tokenizer.to_str(pretty=True))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -53,4 +55,4 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) ->
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }
-    replace_text(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+    replace_text(directory / TOKENIZER_FILES[1], json.dumps(config, indent=2) + "\n")

@@ -52,5 +52,5 @@ def test_speed_ups_are_of_pairs_and_rows_of_a_request(tmp_path, drawn):
         assert point.speedup.half_width == pytest.approx(0)
         assert point.rows == 800 / runs[0].num_requests
     rendered = frontier.FIGURE.render(runs, view, tmp_path)
-    assert len(rendered.rows) == len(points) == 20
+    assert len(rendered.rows) == len(points) == 30
     assert "Fast-dLLM's rule at one token a step" in text_of(drawn[0])

@@ -30,7 +30,14 @@ PAGES = sorted(
         *(REPO / "docs").glob("*.md"),
         *(
             REPO / folder / "README.md"
-            for folder in ("datasets", "results", "results/paper", "baselines/golden", "engines/models/tiny")
+            for folder in (
+                "datasets",
+                "results",
+                "results/paper",
+                "baselines/golden",
+                "engines/models/tiny",
+                "engines/models/tiny_long",
+            )
         ),
     ]
 )

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import UserError
+from engines.models.checkpoint import EMBEDDED, TINY_DIR
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
@@ -19,8 +19,7 @@ from repro.training.evaluate import batched_attention, sample_dense
 from repro.training.export import load_model
 from repro.training.loop import build_trainer, rate_share, train_tiny
 from repro.training.objective import mask_batch, masked_loss
-
-TINY = Path(__file__).parents[2] / "engines" / "models" / "tiny"
+from repro.training.tokenizer import TOKENIZER_FILES
 
 SMALL = TrainConfig(
     steps=24,
@@ -42,7 +41,7 @@ SMALL = TrainConfig(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TextTokenizer:
-    return load_tokenizer(TINY)
+    return load_tokenizer(TINY_DIR)
 
 
 # --- tokenizer
@@ -62,7 +61,7 @@ _CACHE: list[TextTokenizer] = []
 
 def load_tokenizer_cached() -> TextTokenizer:
     if not _CACHE:
-        _CACHE.append(load_tokenizer(TINY))
+        _CACHE.append(load_tokenizer(TINY_DIR))
     return _CACHE[0]
 
 
@@ -81,7 +80,7 @@ def test_decode_cuts_at_the_first_end_and_skips_masks(tokenizer):
 def test_tokenizer_folder_is_checked(tmp_path):
     with pytest.raises(UserError, match="lacks tokenizer"):
         load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_bytes((TINY_DIR / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<nope>", "eos_token": "<|endoftext|>"}))
     with pytest.raises(UserError, match="mask_token='<nope>'"):
         load_tokenizer(tmp_path)
@@ -90,7 +89,7 @@ def test_tokenizer_folder_is_checked(tmp_path):
 
 
 def test_an_autoregressive_checkpoint_has_no_mask(tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_bytes((TINY_DIR / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     with pytest.raises(UserError, match="mask_token=None"):
         load_tokenizer(tmp_path)
@@ -198,13 +197,46 @@ def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path):
     one, two = load_model(tmp_path / "whole").state_dict(), load_model(tmp_path / "parts").state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (tmp_path / "whole" / "tokenizer.json").read_bytes() == (tmp_path / "parts" / "tokenizer.json").read_bytes()
-    assert "Tiny LLaDA" in (tmp_path / "parts" / "README.md").read_text()
+    card = (tmp_path / "parts" / "README.md").read_text()
+    assert "Tiny LLaDA" in card
+    assert "\n    repro train-tiny --out DIR --steps 24 --tokens-per-batch 768\n" in card
 
     with pytest.raises(UserError, match="other settings"):
         train_tiny(dataclasses.replace(SMALL, seed=1), tmp_path / "parts")
 
 
+def test_a_model_is_trained_on_the_tasks_it_is_asked_for(tmp_path):
+    asked = dataclasses.replace(SMALL, tasks=("mini-chain",), steps=2, gen_length=96)
+    report = train_tiny(asked, tmp_path)
+    assert {(each["task"], each["n"]) for each in report["accuracy"]} == {("mini-chain", 2)}
+    assert "--out DIR --task mini-chain --steps 2 --gen-length 96" in (tmp_path / "README.md").read_text()
+    tokenizer = load_tokenizer(tmp_path)
+    batch = make_batch(dataclasses.replace(TrainConfig(), tasks=tuple(GENERATORS), gen_length=96), tokenizer, 2300)
+    texts = [tokenizer.decode(row) for row in batch.ids.tolist()]
+    starts = ("Story", "#", "Story")
+    assert [text[: len(start)] for text, start in zip(texts[:: len(texts) // 3], starts, strict=False)] == [*starts]
+
+
+def test_training_starts_from_a_checkpoint_of_its_shape(tmp_path):
+    whole, further = tmp_path / "whole", tmp_path / "further"
+    asked = dataclasses.replace(SMALL, steps=2)
+    train_tiny(asked, whole)
+    further.mkdir()
+    trainer = build_trainer(dataclasses.replace(asked, tasks=("mini-gsm",), start=str(whole)), further)
+    weights, found = load_model(whole).state_dict(), trainer.model.state_dict()
+    assert all(torch.equal(weights[name], found[name]) for name in weights)
+    assert all((whole / name).read_bytes() == (further / name).read_bytes() for name in TOKENIZER_FILES)
+    trainer.advance()
+    assert not all(torch.equal(weights[name], each) for name, each in trainer.model.state_dict().items())
+    with pytest.raises(UserError, match="start='tiny' is a model of another shape"):
+        build_trainer(dataclasses.replace(asked, start="tiny"), further)
+
+
 def test_bad_settings_are_refused():
+    with pytest.raises(UserError, match="tasks='mini-sum' is no task of embedded models: use mini-gsm, mini-code"):
+        TrainConfig(tasks=("mini-gsm", "mini-sum"))
+    with pytest.raises(UserError, match="must name at least one"):
+        TrainConfig(tasks=())
     with pytest.raises(UserError, match="steps=0"):
         TrainConfig(steps=0)
     with pytest.raises(UserError, match="block_lengths"):
@@ -215,19 +247,24 @@ def test_bad_settings_are_refused():
         TrainConfig(pattern_shares=(0.5, 0.5, 0.5))
 
 
-# --- the embedded checkpoint
+# --- the embedded checkpoints
 
 
-def test_embedded_checkpoint_answers_heldout_problems(tokenizer):
-    model = load_model(TINY)
+@pytest.mark.parametrize(
+    ("name", "tasks", "gen_length"), [("tiny", TrainConfig().tasks, 64), ("tiny-long", ("mini-chain",), 96)]
+)
+def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
+    model, tokenizer = load_model(EMBEDDED[name]), load_tokenizer(EMBEDDED[name])
     assert model.config.vocab_size == tokenizer.vocab_size
     assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
-    for generate in GENERATORS.values():
-        problems = generate(11, 3, "heldout", num_facts=8, num_distractors=6, num_used=3)
+    for task in tasks:
+        used = 6 if task == "mini-chain" else 3
+        problems = GENERATORS[task](11, 3, "heldout", num_facts=8, num_distractors=6, num_used=used)
         prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
-        answers = sample_dense(model, prompts, gen_length=64, block_length=32)
+        answers = sample_dense(model, prompts, gen_length=gen_length, block_length=32)
         assert all(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True))
 
 
 def test_embedded_files_fit_the_repository():
-    assert sum(path.stat().st_size for path in TINY.iterdir()) <= 8 * 2**20
+    files = [path for folder in EMBEDDED.values() for path in folder.iterdir()]
+    assert sum(path.stat().st_size for path in files) <= 8 * 2**20

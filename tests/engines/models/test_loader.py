@@ -347,7 +347,7 @@ def test_a_shape_needs_random_weights():
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
 def test_a_folder_that_is_not_there(model):
-    refused(model, r"is not a directory: give a checkpoint directory, a hub id or 'tiny'")
+    refused(model, r"is not a directory: give a checkpoint directory, a hub id, 'tiny' or 'tiny-long'")
 
 
 def test_a_file_is_not_a_folder(folder):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.served_echo import ByteCodec
 
-from engines.models.checkpoint import TINY_DIR, config_of
+from engines.models.chat import EMBEDDED_CHAT
+from engines.models.checkpoint import EMBEDDED, TINY_DIR, config_of
 from engines.server.answer import WINDOW, Answer, Piece
 from engines.server.codec import TextCodec
 from repro.prompt import answer_of
@@ -137,3 +138,8 @@ def test_a_stop_text_is_found_however_it_streams(length, size):
             answer = Answer(BYTES, (*others, stop))
             pieces = pieces_of(answer, ids, range(0, len(ids), size))
             assert (joined(pieces), answer.finish_reason) == ("a" * lead, "stop")
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_models_are_told_a_story(name):
+    assert TextCodec.of(EMBEDDED[name], config_of(name)).template is EMBEDDED_CHAT

@@ -112,7 +112,7 @@ OPTIONS = {
     "--trace --trace-path",
     "reproduce": "--accuracy --address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
-    "train-tiny": "--out --resume --seed --steps",
+    "train-tiny": "--gen-length --out --resume --seed --start --steps --task --tokens-per-batch",
     "serve": "--full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
     "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "

@@ -15,7 +15,7 @@ from engines.errors import UserError
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.gsm8k import EXAMPLES, find_number, gsm8k_task, normalize
 from repro.tasks.humaneval import humaneval_task
-from repro.tasks.mini import INPUTS, mini_code_task, mini_gsm_task
+from repro.tasks.mini import INPUTS, mini_chain_task, mini_code_task, mini_gsm_task
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Grade, TaskProblem, cut_at
 from repro.workloads.dataset import HubReference
@@ -48,7 +48,7 @@ def write_jsonl(path: Path, *rows: Mapping[str, object]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", [mini_gsm_task, mini_code_task])
+@pytest.mark.parametrize("make", [mini_gsm_task, mini_code_task, mini_chain_task])
 def test_references_are_right_and_numbers_apart_are_not(make):
     task = make(TaskOptions(num_problems=20, seed=5))
     references = [problem.reference for problem in task.problems]
@@ -238,7 +238,7 @@ def test_cut_at_ends_before_the_first_stop(text, until):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("arc", {}, "task='arc' is unknown: use one of mini-gsm, mini-code, gsm8k, humaneval"),
+        ("arc", {}, "task='arc' is unknown: use one of mini-gsm, mini-code, mini-chain, gsm8k, humaneval"),
         ("mini-gsm", {"num_problems": 0}, "num_problems=0 must be at least 1"),
         ("gsm8k", {"num_problems": 1320}, "num_problems=1320: GSM8K has 1319 problems: ask for fewer"),
         ("humaneval", {"num_fewshot": 3}, "num_fewshot=3 has no effect with dataset='humaneval'"),

@@ -3,7 +3,9 @@ import re
 import pytest
 
 from engines.errors import UserError
-from repro.tasks import mini_code, mini_gsm
+from engines.models.checkpoint import checkpoint_dir
+from engines.models.tokenizer import load_tokenizer
+from repro.tasks import mini_chain, mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem, extract_flexible, extract_strict, grade, split_of
 
@@ -65,6 +67,43 @@ def test_mini_gsm_answers_are_right():
     assert kinds == {"total", "difference", "listing", "drill"}
 
 
+def test_mini_chain_takes_up_the_total_of_the_step_before():
+    drilled = 0
+    for problem in mini_chain.generate(1, 300, drill_share=0.1):
+        question = problem.prompt.split("Question:")[1]
+        counts = {name: int(value) for name, value in re.findall(r"(\w+) has (\d) \w+\.", problem.prompt)}
+        drilled += problem.kind.startswith("drill")
+        asked = [counts[name] for name in problem.used] or [int(term) for term in re.findall(r"\d+", question)]
+        assert [name for name in re.findall(r"[A-Z][a-z]+", question) if name in counts] == list(problem.used)
+        assert re.findall(r"(\w+) has (\d+)\.", problem.answer) == [(name, str(counts[name])) for name in problem.used]
+        steps = [tuple(map(int, step)) for step in re.findall(r"(\d+) \+ (\d+) = (\d+)\.", problem.answer)]
+        totals = [sum(asked[: place + 1]) for place in range(len(asked))]
+        assert steps == list(zip(totals, asked[1:], totals[1:], strict=False))
+        assert problem.answer.endswith(f"#### {totals[-1]}")
+        assert problem.final == str(totals[-1])
+    assert 10 < drilled < 60
+
+
+def one_more(problem: Problem) -> str:
+    """The answer where the first person had one thing more: every total is one higher."""
+    first, rest = problem.answer.split(". ", 1)
+    head, count = first.rsplit(" ", 1)
+    totals = re.sub(r"(\d+) \+ (\d+) = (\d+)", lambda at: f"{int(at[1]) + 1} + {at[2]} = {int(at[3]) + 1}", rest)
+    totals = re.sub(r"#### (\d+)", lambda at: f"#### {int(at[1]) + 1}", totals)
+    return f"{head} {int(count) + 1}. {totals}"
+
+
+@pytest.mark.parametrize("block", [8, 16, 32])
+def test_every_block_of_a_mini_chain_answer_hangs_on_the_first(block):
+    tokenizer = load_tokenizer(checkpoint_dir("tiny-long"))
+    for problem in mini_chain.generate(4, 200, "heldout"):
+        one, other = tokenizer.encode_batch([problem.answer, one_more(problem)])
+        assert len(one) == len(other)
+        starts = range(0, len(one), block)
+        assert len(starts) >= 46 / block
+        assert all(one[start : start + block] != other[start : start + block] for start in starts)
+
+
 def test_mini_code_answers_run_and_agree_with_the_glossary():
     for problem in mini_code.generate(2, 200):
         scope: dict = {}
@@ -85,7 +124,8 @@ def test_default_problems_need_several_of_many_facts(task):
     for problem in GENERATORS[task](0, 100, "heldout"):
         assert 8 <= problem.num_facts <= 12
         assert 6 <= problem.num_distractors <= 20
-        assert 2 <= len(problem.used) <= 5
+        least, most = {"mini-gsm": (2, 3), "mini-code": (2, 5), "mini-chain": (5, 8)}[task]
+        assert least <= len(problem.used) <= most
         assert len({name for name, _ in problem.facts}) == problem.num_facts
 
 
