@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from support.session_runs import planner_run, session_run, session_runs
 
-from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, readings, switches, table1, table2
+from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, orders, readings, switches, table1, table2
 from paper_figures.ampd import gains as gains_of
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
-from paper_figures.ampd.panels import RATES, panel_of, panels
+from paper_figures.ampd.panels import RATES, TRACES, panel_of, panels
 from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
@@ -350,6 +350,35 @@ def test_a_knee_says_who_holds_out_longer(tmp_path):
     (csv_file,) = (path for path in rendered.files if path.suffix == ".csv")
     with csv_file.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 12 * len(knee.SHOWN) * len(knee.MULTIPLES)
+
+
+def test_an_order_s_rate_at_equal_p99_ends_where_its_waits_pass_those_of_dynamo_at_its_knee(tmp_path):
+    """Dynamo falls through 90 % halfway from the third rate to the fourth, with a P99 of 1 s up to there and of 3 s after. The orders fall
+    a rate later; their P99 is 0.8 s up to the second rate and 2.8 s from the third on, so it is 2 s at three fifths between."""
+
+    def place(cell: Cell) -> int:
+        panel = panel_of(str(cell.knob_values["model"]), cell.dataset)
+        return [orders.rate_of(VIEW, panel, each) for each in orders.MULTIPLES].index(cell.rate)
+
+    def is_ordered(cell: Cell) -> bool:
+        return cell.knob_values.get("queue_order") == "on-time"
+
+    runs = []
+    for cell in orders.FIGURE.cells(VIEW):
+        holds = place(cell) < (4 if is_ordered(cell) else 3)
+        wait_s = (0.8 if place(cell) < 2 else 2.8) if is_ordered(cell) else (1.0 if place(cell) < 3 else 3.0)
+        runs.append(session_run(cell, 1.0 if holds else 0.8, e2el_s=2 * wait_s))
+    found = orders.fronts_of(Runs(runs, VIEW))
+    means, rates = found.table.means, found.rates[0]
+    assert found.knee(means, "dynamo-tuned", 0) == pytest.approx((rates[2] * rates[3]) ** 0.5)
+    assert found.knee(means, "on-time-tuned", 0) == pytest.approx((rates[3] * rates[4]) ** 0.5)
+    assert found.at_equal_wait(means, "on-time-tuned", 0) == pytest.approx(rates[1] * (rates[2] / rates[1]) ** 0.6)
+    assert found.at_equal_wait(means, "dynamo-tuned", 0) == pytest.approx(found.knee(means, "dynamo-tuned", 0))
+    whole = found.ratio("on-time-tuned", 0, at_equal_wait=False)
+    assert math.exp(whole.mean) == pytest.approx((rates[4] / rates[2]) ** 0.5)
+    rendered = orders.FIGURE.render(runs, VIEW, tmp_path)
+    assert len(rendered.rows) == len(TRACES)
+    assert len(rendered.notes) >= len(orders.SHOWN) - 1
 
 
 def test_switches_are_drawn_on_one_scale():
