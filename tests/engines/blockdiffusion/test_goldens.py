@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.block_reference import plain_run
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.models.loader import load_block
+from repro.checks.plain_blocks import plain_run
 
 FOLDER = os.environ.get("REPRO_BLOCK_GOLDENS")
 NEAR = 1e-3
