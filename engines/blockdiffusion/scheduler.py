@@ -2,12 +2,17 @@
 
 A step mixes whatever is due. All that a request has due is a run of whole blocks, so nothing but lengths differs. Plain
 Python over plain data.
+
+Synchronous batching is SGLang's default loop as a reading: the requests of a round denoise a block each, nobody enters or goes
+on to another block before the slowest has ended its own. SGLang computes ended blocks anew in every forward until then, and
+prompts in steps of their own; here neither costs any row.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -16,11 +21,15 @@ from engines.blockdiffusion.sequence import Sequence
 from engines.errors import require
 from engines.knobs import Checked, Tokens
 
+BlockBatching: TypeAlias = Literal["continuous", "synchronous"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockEngineConfig(Checked):
     max_num_batched_tokens: Tokens = 4096
     """Rows of a step. A block is denoised whole, and one that is committed with it is, too."""
+    batching: BlockBatching = "continuous"
+    """Whether a request enters, and begins another block, at any step or only where no block of the batch has holes."""
 
 
 class BlockScheduler:
@@ -35,6 +44,8 @@ class BlockScheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.step = 0
+        self._round: dict[int, int] = {}
+        """Under synchronous batching, the final tokens that each request of the round, by order, began it with."""
 
     @property
     def most_tokens(self) -> int:
@@ -57,16 +68,23 @@ class BlockScheduler:
         admitted: list[int] = []
         preempted: list[int] = []
         in_step: set[int] = set()
+        is_closed = self._holds_back()
         # Whoever was left out of a step goes first in the next; prefills wait for those that denoise.
-        for sequence in sorted(self.running, key=lambda each: (each.missing > 1, each.served, each.order)):
+        for sequence in sorted(
+            self.running,
+            key=lambda each: (is_closed and not self._is_in_round(each), each.missing > 1, each.served, each.order),
+        ):
             if sequence.slot < 0:  # preempted for the sake of one before it
+                continue
+            # Those outside of the round are all behind it, and go on where it lost its last request to a preemption.
+            if is_closed and not self._is_in_round(sequence) and (works or self._holds_back()):
                 continue
             work = self._work(sequence, budget, in_step, preempted)
             if work is not None:
                 budget -= self._rows(work)
                 works.append(work)
                 in_step.add(sequence.order)
-        while self.waiting and not preempted:
+        while self.waiting and not preempted and not is_closed:
             sequence = self.waiting[0]
             if not self._admit(sequence, budget):
                 break
@@ -81,6 +99,8 @@ class BlockScheduler:
         if not works:
             return None
         self.step += 1
+        if not self._holds_back():
+            self._round = {each.order: len(each.final) for each in self.running}
         num_rows = self.config.max_num_batched_tokens - budget
         return StepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
 
@@ -97,6 +117,7 @@ class BlockScheduler:
         """Have a running request wait, between two steps or before it is in one. Its K/V is dropped, its tokens stay: to go on it
         computes its final blocks again."""
         self.running.remove(sequence)
+        self._round.pop(sequence.order, None)
         self.executor.close_slot(sequence.slot)
         sequence.evict()
         # Among those that wait it is where it arrived.
@@ -111,6 +132,14 @@ class BlockScheduler:
             self.tables.publish(sequence.slot, first, sequence.unit_keys(unit)[first:end])
 
     # ---- in between ------------------------------------------------------------------------------------------------------
+
+    def _holds_back(self) -> bool:
+        """Whether blocks of a synchronous round are still denoised, so that nobody else goes on."""
+        return self.config.batching == "synchronous" and any(map(self._is_in_round, self.running))
+
+    def _is_in_round(self, sequence: Sequence) -> bool:
+        """Whether the block that it began the round with is not final yet."""
+        return self._round.get(sequence.order) == len(sequence.final)
 
     def _rows(self, work: Work) -> int:
         denoised = 0 if work.rows is None else work.rows[1] - work.rows[0]

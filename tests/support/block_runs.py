@@ -12,7 +12,7 @@ from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan
 from engines.blockdiffusion.request import Answer, BlockRequest
 from engines.blockdiffusion.rules import DecodeRule
-from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.scheduler import BlockBatching, BlockEngineConfig
 
 
 class Recorder(TorchBlockExecutor):
@@ -36,9 +36,17 @@ class Recorder(TorchBlockExecutor):
 SIZES = {"num_slots": 8, "max_len": 160, "num_tokens": 1280}
 
 
-def engine_for(family: str, *, block: int = 8, rows: int = 4096, seed: int = 0, **options: Any) -> BlockEngine:
+def engine_for(
+    family: str,
+    *,
+    block: int = 8,
+    rows: int = 4096,
+    seed: int = 0,
+    batching: BlockBatching = "continuous",
+    **options: Any,
+) -> BlockEngine:
     executor = Recorder(block_model(family, seed), block=block, **{**SIZES, **options})
-    return BlockEngine(executor, BlockEngineConfig(max_num_batched_tokens=rows))
+    return BlockEngine(executor, BlockEngineConfig(max_num_batched_tokens=rows, batching=batching))
 
 
 def recorder(engine: BlockEngine) -> Recorder:

@@ -3,6 +3,8 @@
 T1 to T11 name the properties a server of block-diffusion models has to have.
 """
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from engines.blockdiffusion import sequence
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
-from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.scheduler import BlockBatching, BlockEngineConfig
 from engines.errors import UserError
 from repro.checks.plain_blocks import plain_run
 
@@ -304,6 +306,37 @@ def test_a_confidence_is_what_temperature_and_cuts_leave():
     assert trace[0][1][0] == pytest.approx(kept[0] / kept.sum(), rel=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_tokens", [1280, 10 * B])
+def test_a_synchronous_round_ends_with_its_slowest_block(family, num_tokens):
+    """Nobody enters, or begins another block, while a block of the round has holes; each answer is what it is alone."""
+    asked = mixed(family)
+    engine = engine_for(family, rows=64, num_slots=4, num_tokens=num_tokens, batching="synchronous")
+    for each in asked:
+        engine.submit(each)
+    round_of: dict[int, int] = {}
+    num_rounds = num_idle = 0
+    while engine.has_work:
+        before = {number: len(each.final) for number, each in engine.sequences.items()}
+        running = {each.request.request_id for each in engine.scheduler.running}
+        record = engine.step()
+        assert record is not None
+        plan, _ = recorder(engine).steps[-1]
+        round_of = {number: tokens for number, tokens in round_of.items() if number not in record.preempted}
+        ran = {work.request_id for work in plan.works}
+        if any(before.get(number) == tokens for number, tokens in round_of.items()):
+            assert not plan.admitted
+            assert all(before[number] == round_of[number] for number in ran)
+            num_idle += len(round_of) - len(ran)
+        else:
+            num_rounds += 1
+            round_of = {number: before[number] for number in running - {*record.preempted} | {*plan.admitted}}
+    assert num_rounds > 4
+    assert num_idle > 0
+    for each in asked:
+        assert engine.take(each.request_id).ids == alone(family, each)[0].ids
+
+
 class Replay:
     """An executor without a model: what another predicted, again."""
 
@@ -364,9 +397,11 @@ def requests(draw):
     st.sampled_from((8, 16, 40)),
     st.sampled_from((2, 4, 8, 16)),
     st.booleans(),
+    st.sampled_from(get_args(BlockBatching)),
 )
-def test_any_batch_any_budget_any_pool(asked, family, rows, blocks, size, prefix_cache):
-    engine = engine_for(family, rows=rows, num_tokens=max(8, blocks) * B, block_size=size, prefix_cache=prefix_cache)
+def test_any_batch_any_budget_any_pool(asked, family, rows, blocks, size, prefix_cache, batching):
+    options = {"num_tokens": max(8, blocks) * B, "block_size": size, "prefix_cache": prefix_cache}
+    engine = engine_for(family, rows=rows, batching=batching, **options)
     answers = engine.run(asked)
     assert is_whole(engine)
     for each in asked:
