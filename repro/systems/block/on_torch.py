@@ -10,7 +10,6 @@ from typing import Any
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.request import BlockRequest
-from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.models.block_config import BlockConfig
 from engines.models.loader import check_device, load_block, parse_dtype
 from engines.models.packed import PackedModel
@@ -24,21 +23,20 @@ def check_machine(settings: Settings) -> None:
 @contextmanager
 def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
     knobs = settings.knobs
-    model = _load(settings.config if knobs.is_random else knobs.model, knobs.dtype, knobs.device)
+    model = _load(settings.config if settings.directory is None else str(settings.directory), knobs.dtype, knobs.device)
     executor = TorchBlockExecutor(
         model,
         num_slots=knobs.max_num_seqs,
-        max_len=knobs.max_model_len,
+        max_len=settings.max_model_len,
         num_tokens=knobs.num_tokens,
         block=settings.block,
         prefix_cache=knobs.prefix_cache,
     )
-    config = BlockEngineConfig(max_num_batched_tokens=knobs.max_num_batched_tokens)
     with closing(executor):
         # What is made once, and caches that fill, are in no measured time.
         warm = BlockRequest(request_id=0, prompt_ids=(0,), gen_length=2 * settings.block, rule=settings.rule)
-        BlockEngine(executor, config).run([warm])
-        yield BlockEngine(executor, config), {"attention": executor.attention.name}
+        BlockEngine(executor, settings.engine).run([warm])
+        yield BlockEngine(executor, settings.engine), {"attention": executor.attention.name}
 
 
 @lru_cache(maxsize=1)

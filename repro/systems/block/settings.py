@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import engines.models
 from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import (
     DecodeRule,
@@ -19,7 +21,7 @@ from engines.blockdiffusion.rules import (
     Steps,
     SubBlocks,
 )
-from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.scheduler import BlockBatching, BlockEngineConfig
 from engines.errors import require
 from engines.knobs import Only, Proportion, Range, Tokens, check_given, given_to
 from engines.models.block_config import (
@@ -34,6 +36,7 @@ from engines.models.block_config import (
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
 from repro.runs.cell import Cell
 from repro.systems.platforms import platform
+from repro.tasks.registry import TASKS
 from repro.workloads.knobs import ArrivalKnobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
@@ -77,21 +80,25 @@ TINY: Mapping[str, BlockConfig] = {
     "tiny-fast-dllm-v2": replace(FAST_DLLM_V2_7B, **_SMALL, rotary_dim=16),
 }
 """Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
+EMBEDDED = "tiny-block"
+EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
+"""The embedded checkpoint: a small SDAR trained on the tasks that this project generates."""
 
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKnobs(ArrivalKnobs):
-    model: str = "tiny-llada2"
-    """tiny-llada2, tiny-sdar, tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights, or a
-    checkpoint's directory or hub id."""
+    model: str | None = None
+    """tiny-block, the embedded checkpoint and the default of a graded task; tiny-llada2, the default elsewhere, tiny-sdar,
+    tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights; or a checkpoint's directory or
+    hub id."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 16
-    """Requests."""
+    """Requests; of a graded task the first problems, all of them unless given."""
     input_len: Tokens | None = None
     """Fix every prompt to this many tokens."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] = 0.25
@@ -120,27 +127,29 @@ class BlockKnobs(ArrivalKnobs):
     """Sample from the fewest likely tokens that hold this probability."""
     top_k: Annotated[int, Range(1, 2**31 - 1)] | None = None
     """Sample from this many tokens at most, before top_p."""
+    batching: BlockBatching = "continuous"
+    """continuous, or synchronous: requests enter, and begin another block, only where no block of the batch has holes."""
     max_num_batched_tokens: Tokens = BlockEngineConfig().max_num_batched_tokens
     """Rows of a packed step."""
     max_num_seqs: Annotated[int, Range(1, 2**14)] = 64
     """Requests running at once."""
-    max_model_len: Annotated[int, Range(1, 2**20)] = 2048
-    """Tokens of the longest request, its last block whole."""
+    max_model_len: Annotated[int, Range(1, 2**20)] | None = None
+    """Tokens of the longest request, its last block whole [default: 2048, or the model's positions where they are fewer]."""
     num_tokens: Tokens = 32768
     """Tokens of K/V."""
     prefix_cache: bool = True
     """Keep K/V of whole final blocks for requests that begin alike."""
 
-    @property
-    def is_random(self) -> bool:
-        return self.model in TINY or self.model.lower() in BLOCK_SHAPES
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     knobs: BlockKnobs
+    model: str
     config: BlockConfig
+    directory: Path | None
+    """The checkpoint's; None where weights are random."""
     rule: DecodeRule
+    max_model_len: int
     basis: str
     """A digest of the model."""
 
@@ -148,9 +157,23 @@ class Settings:
     def block(self) -> int:
         return self.knobs.block_length or self.config.block_length
 
+    @property
+    def engine(self) -> BlockEngineConfig:
+        knobs = self.knobs
+        return BlockEngineConfig(max_num_batched_tokens=knobs.max_num_batched_tokens, batching=knobs.batching)
+
     def sampling(self, seed: int) -> BlockSampling:
         knobs = self.knobs
         return BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k, seed=seed)
+
+
+def is_random(model: str) -> bool:
+    return model in TINY or model.lower() in BLOCK_SHAPES
+
+
+def directory_of(model: str) -> Path:
+    """Of a checkpoint: the embedded one, a path or a hub id."""
+    return EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
 
 
 def resolve(cell: Cell) -> Settings:
@@ -166,18 +189,43 @@ def resolve(cell: Cell) -> Settings:
     )
     check_given(cell.asked, BlockKnobs, who="system='block-diffusion'")
     knobs = given_to(BlockKnobs(), cell.asked)
-    config = TINY[knobs.model] if knobs.model in TINY else block_config(knobs.model)
+    model = knobs.model or (EMBEDDED if cell.dataset in TASKS else "tiny-llada2")
+    has_weights = not is_random(model)
+    config = TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model)
     block = knobs.block_length or config.block_length
     rule = rule_of(knobs, block)
     rule.check_block(block)
+    max_model_len = knobs.max_model_len or min(2048, config.max_sequence_length)
     knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
     require(
-        knobs.gen_length + block <= knobs.max_model_len <= config.max_sequence_length,
-        f"max_model_len={knobs.max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
+        knobs.gen_length + block <= max_model_len <= config.max_sequence_length,
+        f"max_model_len={max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
         f"most the model's {config.max_sequence_length} positions",
     )
-    basis = repr((config, knobs_of_sampling)) if knobs.is_random else checkpoint_digest(checkpoint_dir(knobs.model))
-    return Settings(knobs=knobs, config=config, rule=rule, basis=hashlib.sha256(basis.encode()).hexdigest()[:12])
+    directory = directory_of(model) if has_weights else None
+    basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
+    return Settings(
+        knobs=knobs,
+        model=model,
+        config=config,
+        directory=directory,
+        rule=rule,
+        max_model_len=max_model_len,
+        basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
+    )
+
+
+NAME = "block-diffusion"
+DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache")
+"""Knobs of an answer that only block diffusion has."""
+
+
+def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> Settings:
+    """Where requests are a user's own and no data set's: of ``repro generate`` and ``repro serve``."""
+    own = tuple({"model": EMBEDDED, **knobs}.items())
+    return resolve(
+        Cell(system=NAME, dataset="requests", platform=platform, executor="torch", rate=None, seed=0, knobs=own)
+    )
 
 
 def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:
