@@ -32,8 +32,8 @@ def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        heads = (x.transpose(0, 1) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, attn_mask=seen).transpose(0, 1)
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1)
 
     return model.logits(model(torch.tensor(ids), position, attend))
 
