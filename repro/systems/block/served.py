@@ -16,7 +16,6 @@ from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.server.block.engine import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine
-from repro.serving import MOST_SETTINGS
 from repro.systems.block.asked import check_prompt, stop_ids_of
 from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, Settings, settings_of_requests
 from repro.systems.block.system import ON_TORCH, Deployment
@@ -24,6 +23,8 @@ from repro.systems.block.text import find_text
 
 _OF_A_REQUEST = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps", "sub_block")
 """Settings of an answer that a request may ask for, beside those of OpenAI's API: requests of any rules share a step."""
+_MOST_SETTINGS = 256
+"""Distinct settings of requests that are kept checked."""
 
 
 def is_block(model: str) -> bool:
@@ -106,7 +107,7 @@ class BlockModel:
             yield ServedBlocks(engine)
 
 
-@lru_cache(maxsize=MOST_SETTINGS)
+@lru_cache(maxsize=_MOST_SETTINGS)
 def _settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> Settings:
     """Requests of one kind are checked once."""
     return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
