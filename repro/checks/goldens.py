@@ -115,7 +115,7 @@ def verify(
 ) -> list[CaseResult]:
     """Replays the cases in float32, as their ids were recorded; another device's rounding has to give the same ids."""
     results = []
-    with _one_thread():
+    with one_thread():
         for case in cases:
             results.append(replay(case, device=device))
             on_case()
@@ -123,7 +123,7 @@ def verify(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """The models are too small to be computed by several threads, which only wait for each other where cores are busy."""
     import torch
 

@@ -17,6 +17,14 @@ def decoding_knobs() -> dict[str, Sequence[type | Some]]:
     return {opt.DECODING: (GenerationConfig, Some(EngineConfig, ("tie_policy",))), opt.METHOD: OPTIONS}
 
 
+def answer_knobs() -> dict[str, Sequence[type | Some]]:
+    """``decoding_knobs``, and the rules of block diffusion, where ``--knob`` is not for all of them."""
+    from repro.systems.block.settings import DECODING, BlockKnobs
+
+    own = decoding_knobs()
+    return {**own, opt.DECODING: (*own[opt.DECODING], Some(BlockKnobs, DECODING))}
+
+
 def model_knobs() -> dict[str, Sequence[type | Some]]:
     from repro.systems.dllm.knobs import Device, ModelKnobs
 

@@ -10,14 +10,15 @@ import typer
 
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import decoding_knobs, of_platform
+from repro.cli.dllm_knobs import answer_knobs, of_platform
 from repro.cli.output import number, print_json, print_table
 from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
+    from engines.dllm.method import Sampler
     from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
-    from repro.systems.dllm.deployment import Deployment
+    from repro.runs.system import Deployment
 
 
 def _evaluated() -> dict[str, Sequence[type | Some]]:
@@ -31,7 +32,7 @@ def _evaluated() -> dict[str, Sequence[type | Some]]:
             Some(ModelKnobs, ("memory_limit",)),
             Some(Device, ("dtype", "device")),
         ),
-        **decoding_knobs(),
+        **answer_knobs(),
     }
 
 
@@ -79,20 +80,20 @@ def evaluate(
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
     from repro.cli.data_file import readable
     from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
-    from repro.systems.dllm.deployment import Deployment
+    from repro.runs.system import SYSTEMS
     from repro.systems.dllm.requests import require_task
     from repro.tasks.registry import task_entry
 
     opened = place.opened()
     task_entry(asked.task)
-    options = {**opt.with_steps(given), **opt.of_data_file(dataset_path, given)}
+    implied = getattr(SYSTEMS.get(asked.system), "implied", None)
+    options = {**({} if implied is None else implied(given)), **given, **opt.of_data_file(dataset_path, given)}
     cell = asked.cell(options | opt.parse_knobs(knob or (), options))
     with opened as pool:
         with readable("dataset_path", dataset_path, [asked.task]):
             sweep = sweep_of([cell], stored.store, force=stored.force, pool=pool)
         deployment = sweep.experiments[0].deployment
-        assert isinstance(deployment, Deployment)
-        require_task(deployment.task, cell)
+        require_task(getattr(deployment, "task", None), cell)
         outcomes = run_sweep(sweep)
     (run,) = sweep.runs
     result = _result(deployment, run)
@@ -108,9 +109,7 @@ def evaluate(
 def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
     from repro.tasks.registry import task_entry
 
-    facts = run.manifest["facts"]
-    entry, sparsity = task_entry(run.cell.dataset), deployment.sampler.sparsity
-    caches = deployment.sampler.rule.caches
+    facts, entry = run.manifest["facts"], task_entry(run.cell.dataset)
     return {
         "task": run.cell.dataset,
         "criterion": entry.criterion,
@@ -118,9 +117,7 @@ def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
         "system": facts["system"],
         "model": facts["model"],
         "platform": facts["platform"],
-        "selection": sparsity.selection if caches else None,
-        "cache": _cache(deployment),
-        "retention": None if not caches else 1.0 if sparsity.selection == "dense" else sparsity.retention_ratio,
+        **_context(deployment),
         "accuracy": run.summary["accuracy"],
         "accuracy_strict": run.summary["accuracy_strict"],
         "throughput_tok_s": run.summary["throughput_tok_s"],
@@ -134,10 +131,26 @@ def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _cache(deployment: Deployment) -> str:
+def _context(deployment: Deployment) -> dict[str, Any]:
+    """What a step computes the block against."""
+    from repro.systems.block.system import Deployment as BlockDeployment
+    from repro.systems.dllm.deployment import Deployment as DllmDeployment
+
+    if isinstance(deployment, BlockDeployment):
+        return {"selection": None, "cache": deployment.context, "retention": None}
+    assert isinstance(deployment, DllmDeployment), "only diffusion models answer problems"
+    sampler = deployment.sampler
+    sparsity, caches = sampler.sparsity, sampler.rule.caches
+    return {
+        "selection": sparsity.selection if caches else None,
+        "cache": _cache(sampler),
+        "retention": None if not caches else 1.0 if sparsity.selection == "dense" else sparsity.retention_ratio,
+    }
+
+
+def _cache(sampler: Sampler) -> str:
     from baselines.dllm.dllm_cache.method import FeatureSampler
 
-    sampler = deployment.sampler
     sparsity = sampler.sparsity
     if isinstance(sampler, FeatureSampler):
         features = sampler.features

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import decoding_knobs
+from repro.cli.dllm_knobs import answer_knobs
 from repro.cli.output import print_json, say
 from repro.cli.spread import Given, Knobs, Some
+
+if TYPE_CHECKING:
+    from repro.prompt import TextAnswer
 
 ENDED_AT_ONCE = (
     "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in docs/using.md "
@@ -27,7 +31,7 @@ def _usual() -> dict[str, object]:
     return {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"}
 
 
-KNOBS = Knobs(decoding_knobs, usual=_usual)
+KNOBS = Knobs(answer_knobs, usual=_usual)
 LOADED = Knobs(lambda: {opt.ENGINE: (Some(_device(), ("dtype", "device", "weights")),)})
 
 
@@ -59,20 +63,34 @@ class Prompted:
 
     def encoded(self, model: str, *, is_text_wanted: bool) -> tuple[tuple[int, ...], Any]:
         """The prompt's ids, and the tokenizer that an answer in words takes; None where there is none, or none is wanted."""
-        from repro.prompt import TextPrompt, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
+        from repro.prompt import TextPrompt, find_tokenizer, tokenizer_of
 
+        if self.is_text:
+            own = tokenizer_of(model)
+            text = TextPrompt(text=self.text(), chat=self.chat, system_prompt=self.system_prompt)
+            return text.encode(model, own), own
+        return self.own_ids(), find_tokenizer(model) if is_text_wanted else None
+
+    @property
+    def is_text(self) -> bool:
         if (self.prompt is None) == (self.prompt_ids is None):
             raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
-        if self.prompt is not None:
-            own = tokenizer_of(model)
-            _check_input(self.prompt)
-            text = TextPrompt(text=read_text(self.prompt), chat=self.chat, system_prompt=self.system_prompt)
-            return text.encode(model, own), own
+        return self.prompt is not None
+
+    def text(self) -> str:
+        from repro.prompt import read_text
+
+        assert self.prompt is not None
+        _check_input(self.prompt)
+        return read_text(self.prompt)
+
+    def own_ids(self) -> tuple[int, ...]:
+        from repro.prompt import read_prompt_ids
+
         for name, value in opt.given(chat=self.chat, system_prompt=self.system_prompt).items():
             raise UserError(f"{name}={value!r} has no effect with --prompt-ids: leave it out, or give --prompt")
         assert self.prompt_ids is not None
-        tokenizer = find_tokenizer(model) if is_text_wanted else None
-        return read_prompt_ids(self.prompt_ids), tokenizer
+        return read_prompt_ids(self.prompt_ids)
 
 
 def generate(
@@ -80,20 +98,30 @@ def generate(
     system: Annotated[
         str,
         typer.Option(
-            help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, or the plain llada or dream sampler.",
+            help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, the plain llada or dream sampler, or block-diffusion.",
             rich_help_panel=opt.WHAT,
         ),
     ] = "dllm-serve",
     model: Annotated[
-        str, typer.Option(help="Checkpoint directory, hub id, 'tiny' or 'tiny-long'.", rich_help_panel=opt.WHAT)
-    ] = "tiny",
+        str | None,
+        typer.Option(
+            help="Checkpoint directory or hub id; tiny, tiny-long, or of block-diffusion tiny-block, is embedded [default: tiny, tiny-block].",
+            rich_help_panel=opt.WHAT,
+        ),
+    ] = None,
     prompted: Prompted,
     decoding: Annotated[Given, KNOBS],
     seed: opt.Seed = 0,
     loaded: Annotated[Given, LOADED],
     json: opt.Json = False,
 ) -> None:
-    """Generate from one prompt. --steps defaults to --gen-length, one token per step."""
+    """Generate from one prompt. --steps defaults to --gen-length, one token per step; of block-diffusion it is a block's."""
+    from repro.systems.block.settings import NAME
+
+    if system == NAME:
+        _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
+        return
+    model = "tiny" if model is None else model
     from engines.dllm.config import GenerationConfig
     from engines.dllm.method import EVERYONES
     from engines.knobs import given_to
@@ -113,13 +141,36 @@ def generate(
     ids, tokenizer = prompted.encoded(model, is_text_wanted=not json)
     result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
+    _print(result.token_ids, answer, {"forward_passes": result.forward_passes}, json=json)
+
+
+def _generate_blocks(knobs: Mapping[str, Any], prompted: Prompted, *, seed: int, json: bool) -> None:
+    from repro.systems.block.asked import answer_alone
+    from repro.systems.block.settings import settings_of_requests
+    from repro.systems.block.text import answer_of, encoded, find_text, text_of
+
+    settings = settings_of_requests(knobs)
+    said: TextAnswer | None
+    if prompted.is_text:
+        text = text_of(settings)
+        ids = encoded(text, prompted.text(), chat=prompted.chat, system_prompt=prompted.system_prompt)
+        answer = answer_alone(settings, ids, seed=seed)
+        said = answer_of(answer.ids, text)
+    else:
+        answer, own = answer_alone(settings, prompted.own_ids(), seed=seed), None if json else find_text(settings)
+        said = None if own is None else answer_of(answer.ids, own)
+    counts = {name: getattr(answer, name) for name in ("denoised", "committed", "prefilled", "rows")}
+    _print(answer.ids, said, counts, json=json)
+
+
+def _print(token_ids: Sequence[int], answer: TextAnswer | None, counts: Mapping[str, int], *, json: bool) -> None:
     if answer is not None and not answer.text.strip():
         say(ENDED_AT_ONCE if answer.finish_reason == "stop" else "the model generated no text", file=sys.stderr)
     if json:
         as_text = {} if answer is None else answer._asdict()
-        print_json({"token_ids": list(result.token_ids), "forward_passes": result.forward_passes, **as_text})
+        print_json({"token_ids": list(token_ids), **counts, **as_text})
     else:
-        print(" ".join(map(str, result.token_ids)) if answer is None else answer.text)
+        print(" ".join(map(str, token_ids)) if answer is None else answer.text)
 
 
 def _check_input(prompt: str) -> None:

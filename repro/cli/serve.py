@@ -1,4 +1,4 @@
-"""``repro serve``: a diffusion-LLM system, or a causal language model, behind OpenAI's API."""
+"""``repro serve``: a diffusion-LLM system, a block-diffusion or a causal language model behind OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import typer
 
 from engines.errors import require
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import decoding_knobs, model_knobs, of_platform
+from repro.cli.dllm_knobs import answer_knobs, model_knobs, of_platform
 from repro.cli.output import say
 from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
+    from repro.systems.block.served import BlockModel
 
 
 def _served() -> dict[str, Sequence[type | Some]]:
@@ -26,7 +27,7 @@ def _served() -> dict[str, Sequence[type | Some]]:
     from engines.server.ar.settings import ArSettings
 
     model = model_knobs()
-    return {**model, opt.ENGINE: (*model[opt.ENGINE], EngineConfig, ArSettings), **decoding_knobs()}
+    return {**model, opt.ENGINE: (*model[opt.ENGINE], EngineConfig, ArSettings), **answer_knobs()}
 
 
 def _usual() -> Mapping[str, object]:
@@ -47,12 +48,12 @@ KNOBS = Knobs(_served, without=("model", "tensor_parallel", "profile_every", "lo
 class Asked:
     panel: ClassVar[str] = opt.WHAT
     system: str | None = None
-    """dllm-serve, a sampler under its continuous batching, or ar for causal models [default: the model's]."""
+    """dllm-serve, a sampler under its continuous batching, block-diffusion, or ar for causal models [default: the model's]."""
     platform: str | None = None
     """Platform of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
     model: str | None = None
-    """Checkpoint directory or hub id of a LLaDA, Dream, Qwen2 or Llama; 'tiny', 'tiny-long'; or a shape (llada-8b, dream-7b, qwen2.5-7b,
-    tiny-qwen2) with --weights random."""
+    """Checkpoint directory or hub id of a LLaDA, Dream, LLaDA2, SDAR, Fast-dLLM v2, Qwen2 or Llama; 'tiny', 'tiny-long' or 'tiny-block';
+    or a shape (llada-8b, dream-7b, qwen2.5-7b, tiny-qwen2) with --weights random."""
     served_model_name: str | None = None
     """What requests call it [default: the model]."""
 
@@ -60,9 +61,13 @@ class Asked:
     def chosen(self) -> str:
         from engines.server.ar.settings import SYSTEM
         from repro.serving_ar import is_causal
+        from repro.systems.block.served import is_block
+        from repro.systems.block.settings import NAME
 
         if self.system is not None:
             return self.system
+        if self.model is not None and is_block(self.model):
+            return NAME
         return SYSTEM if self.model is not None and is_causal(self.model) else "dllm-serve"
 
 
@@ -108,13 +113,17 @@ def serve(
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))
 
 
-def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> DllmModel | ArModel:
+def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> DllmModel | BlockModel | ArModel:
     from engines.knobs import check_given, given_to
     from engines.server.ar.settings import SCHEDULERS, SYSTEM, ArSettings, own_batcher
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
+    from repro.systems.block.served import BlockModel
+    from repro.systems.block.settings import NAME
 
     knobs = {**opt.given(model=asked.model), **given}
+    if asked.chosen == NAME:
+        return BlockModel.of(platform=asked.platform or "cpu-tiny", knobs=knobs, name=name)
     if asked.chosen != SYSTEM:
         platform = asked.platform or "cpu-tiny"
         return DllmModel.of(system=asked.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)

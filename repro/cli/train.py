@@ -16,7 +16,8 @@ from repro.cli.spread import Given, Knobs, Some
 def _trained() -> dict[str, Sequence[type | Some]]:
     from repro.training.config import TrainConfig
 
-    return {opt.WORKLOAD: (Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch")),)}
+    names = ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion")
+    return {opt.WORKLOAD: (Some(TrainConfig, names),)}
 
 
 KNOBS = Knobs(_trained)
@@ -31,7 +32,7 @@ def train_tiny(
     given: Annotated[Given, KNOBS],
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
-    """Train the tiny LLaDA on generated word problems and functions, and evaluate it on held-out ones."""
+    """Train the tiny LLaDA, or a tiny block-diffusion model, on generated word problems and functions, and evaluate it on held-out ones."""
     from engines.knobs import given_to
     from repro.training.config import TrainConfig
     from repro.training.loop import train_tiny as train

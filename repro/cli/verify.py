@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from repro.checks.blocks import BlockResult
     from repro.checks.goldens import CaseResult
 
 
@@ -22,25 +24,31 @@ def verify_baselines(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     json: opt.Json = False,
 ) -> None:
-    """Replay recorded cases of every sampler, token by token. Exit code 1 if a case fails."""
-    from repro.checks.goldens import GOLDEN_DIR, read_cases, verify
+    """Replay recorded cases of every sampler, token by token, and block diffusion against a plain loop, or against its authors' cases
+    where REPRO_BLOCK_GOLDENS names their folder. Exit code 1 if a case fails."""
+    from repro.checks.goldens import GOLDEN_DIR, one_thread, read_cases, verify
 
     folder = GOLDEN_DIR if golden is None else golden
     cases = read_cases(folder)
-    if json:
-        results = verify(cases, device=device)
-    else:
-        with counting("replaying", len(cases)) as advance:
-            results = verify(cases, advance, device=device)
+    results: list[CaseResult | BlockResult] = []
+    where = str(folder)
+    with one_thread(), counting("replaying", len(cases)) as advance:
+        results += verify(cases, advance, device=device)
+        if golden is None:
+            from repro.checks.blocks import block_cases, verify_blocks
+
+            where_blocks, blocks = block_cases()
+            where = f"{where}, and {where_blocks}"
+            results += verify_blocks(blocks, device=device)
     rows = [
         _row(method, [result for result in results if result.case.method == method])
-        for method in sorted({case.method for case in cases})
+        for method in sorted({result.case.method for result in results})
     ]
     if json:
         print_json({"methods": rows})
     else:
         print_table(
-            f"Golden cases of {folder}",
+            f"Golden cases of {where}",
             ("method", "verdict", "passed", "tie-sensitive passed"),
             [
                 (row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties)
@@ -54,7 +62,7 @@ def verify_baselines(
         raise typer.Exit(1)
 
 
-def _row(method: str, results: list[CaseResult]) -> dict[str, Any]:
+def _row(method: str, results: Sequence[CaseResult | BlockResult]) -> dict[str, Any]:
     firm = [result for result in results if result.case.required and not result.case.tie_sensitive]
     ties = [result for result in results if result.case.tie_sensitive]
     failed = {result.case.id: result.difference for result in results if result.case.required and not result.passed}
@@ -70,7 +78,7 @@ def _row(method: str, results: list[CaseResult]) -> dict[str, Any]:
     }
 
 
-def _print_notes(results: list[CaseResult]) -> None:
+def _print_notes(results: Sequence[CaseResult | BlockResult]) -> None:
     for result in results:
         if result.case.required and not result.passed:
             say(f"  failed: {result.case.id}: {result.difference}")

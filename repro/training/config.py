@@ -7,6 +7,7 @@ from typing import Annotated
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
+from engines.models.block_config import BlockLength
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Span
 
@@ -101,6 +102,11 @@ class TrainConfig(Checked):
     pattern_shares: tuple[float, float, float] = field(default=(0.25, 0.35, 0.40))
     """Shares of the mask patterns: whole answer, random within a block, left-to-right within a block."""
 
+    block_diffusion: BlockLength | None = None
+    """Tokens of a block: train a block-diffusion model, of SDAR's architecture, instead of a LLaDA."""
+    replaced_shares: tuple[float, float] = (0.2, 0.15)
+    """Share of a block-diffusion model's noisy blocks in which visible tokens are replaced, and of their visible tokens."""
+
     bfloat16: bool = True
     threads: int = 1
     """More threads change the order of sums, hence the weights; on two cores the gain is small."""
@@ -111,8 +117,21 @@ class TrainConfig(Checked):
     """Held-out problems per task of the evaluation during training."""
     final_problems: int = 500
 
+    @property
+    def own_block_lengths(self) -> tuple[int, ...]:
+        """Those that its model can be sampled in."""
+        return self.block_lengths if self.block_diffusion is None else (self.block_diffusion,)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.block_diffusion is None or self.start is None,
+            f"start={self.start!r} has no effect with block_diffusion={self.block_diffusion}: leave it out",
+        )
+        require(
+            self.block_diffusion is None or self.gen_length % self.block_diffusion == 0,
+            f"block_diffusion={self.block_diffusion} must divide gen_length={self.gen_length}",
+        )
         if any(self.gen_length % block for block in self.block_lengths):
             raise UserError(f"block_lengths={self.block_lengths} must all divide gen_length={self.gen_length}")
         require(bool(self.tasks), "tasks=() must name at least one")

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
+from engines.models.block_config import BLOCK_TYPES, BlockConfig
+from engines.models.config_fields import DECODER_SIZES
+from engines.models.decoder import BlockModel
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
@@ -33,27 +36,50 @@ def _write_json(path: Path, content: Any) -> None:
     replace_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def save_model(model: LLaDAModelLM, config: TrainConfig, directory: Path) -> None:
+def save_model(model: LLaDAModelLM | BlockModel, config: TrainConfig, directory: Path) -> None:
     """``config.json``, ``generation_config.json`` and float16 weights."""
     halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
     replace_bytes(directory / WEIGHTS_FILE, save(halved, metadata={"format": "pt"}))
-    _write_json(directory / "config.json", model.config.to_dict() | {"torch_dtype": "float16"})
+    own = model.config
+    described = own.to_dict() if isinstance(own, LLaDAConfig) else sdar_dict(own)
+    _write_json(directory / "config.json", described | {"torch_dtype": "float16"})
     generation = {
         "gen_length": config.gen_length,
-        "block_length": max(config.block_lengths),
+        "block_length": max(config.own_block_lengths),
         "steps": config.gen_length,
         "temperature": 0.0,
         "mask_token_id": model.config.mask_token_id,
         "eos_token_id": model.config.eos_token_id,
-        "pad_token_id": model.config.pad_token_id,
+        "pad_token_id": model.config.eos_token_id,
     }
     _write_json(directory / "generation_config.json", generation)
 
 
-def load_model(directory: Path) -> LLaDAModelLM:
+def sdar_dict(config: BlockConfig) -> dict[str, Any]:
+    """The published layout of a SDAR's ``config.json``."""
+    return {
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        **{published: getattr(config, ours) for ours, published in DECODER_SIZES.items()},
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "rope_scaling": None,
+        "tie_word_embeddings": config.weight_tying,
+        "block_size": config.block_length,
+        "mask_token_id": config.mask_token_id,
+        "eos_token_id": config.eos_token_id,
+    }
+
+
+def load_model(directory: Path) -> LLaDAModelLM | BlockModel:
     """The stored weights in float32; every name and shape must match."""
-    config = LLaDAConfig.from_dict(json.loads((directory / "config.json").read_text()))
-    model = LLaDAModelLM(config)
+    raw = json.loads((directory / "config.json").read_text())
+    is_block = raw["model_type"] in BLOCK_TYPES
+    model = BlockModel(BlockConfig.from_dict(raw)) if is_block else LLaDAModelLM(LLaDAConfig.from_dict(raw))
     weights = load_file(directory / WEIGHTS_FILE)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=True)
     return model.eval()
@@ -67,12 +93,12 @@ def evaluate_task(directory: Path, config: TrainConfig, task: str) -> list[dict[
     return [
         {"task": task, "block_length": block_length, "obtained": "measured"}
         | asdict(measure_accuracy(model, tokenizer, problems, gen_length=config.gen_length, block_length=block_length))
-        for block_length in config.block_lengths
+        for block_length in config.own_block_lengths
     ]
 
 
 def export_checkpoint(
-    model: LLaDAModelLM,
+    model: LLaDAModelLM | BlockModel,
     config: TrainConfig,
     directory: Path,
     *,
@@ -130,20 +156,13 @@ def render_card(report: dict[str, Any]) -> str:
         f"({entry['low']:.1%} to {entry['high']:.1%}) | {entry['strict']:.1%} | {entry['flexible']:.1%} |"
         for entry in report["accuracy"]
     )
-    whole, random_block, left = (f"{share:.0%}" for share in config["pattern_shares"])
-    figures = config | {
-        "steps": report["steps_done"],
-        "tasks": ", ".join(config["tasks"]),
-        "block_lengths": " or ".join(map(str, config["block_lengths"])),
-    }
+    figures = config | {"steps": report["steps_done"], "tasks": ", ".join(config["tasks"])}
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return text.format(
         shape=shape,
         stages=stages,
         rows=rows,
-        whole=whole,
-        random_block=random_block,
-        left=left,
+        **(_full_diffusion(config) if config["block_diffusion"] is None else _block_diffusion(config)),
         minutes=f"{report['training_wall_s'] / 60:.1f}",
         evaluation=f"{report['evaluation_wall_s'] / 60:.1f}",
         hardware=report["hardware"],
@@ -156,12 +175,37 @@ def render_card(report: dict[str, Any]) -> str:
 def _command(config: dict[str, Any]) -> str:
     usual = asdict(TrainConfig())
     tasks = [] if tuple(config["tasks"]) == usual["tasks"] else [f"--task {task}" for task in config["tasks"]]
-    asked = [
-        name for name in ("start", "seed", "steps", "gen_length", "tokens_per_batch") if config[name] != usual[name]
-    ]
+    names = ("start", "seed", "steps", "gen_length", "tokens_per_batch", "block_diffusion")
+    asked = [name for name in names if config[name] != usual[name]]
     return " ".join(
         ["repro train-tiny --out DIR", *tasks, *(f"--{name.replace('_', '-')} {config[name]}" for name in asked)]
     )
+
+
+def _full_diffusion(config: dict[str, Any]) -> dict[str, str]:
+    whole, random_block, left = (f"{share:.0%}" for share in config["pattern_shares"])
+    lengths = " or ".join(map(str, config["block_lengths"]))
+    return {
+        "family": "llada",
+        "title": "Tiny LLaDA",
+        "kind": "A masked-diffusion language model of LLaDA's architecture",
+        "masks": f"Masks: {whole} of sequences over the whole answer at a ratio\nt ~ U(0, 1); {random_block} at such a ratio "
+        f"within one block of {lengths} tokens, earlier blocks clean, later ones masked; {left} left to\nright within one block.",
+    }
+
+
+def _block_diffusion(config: dict[str, Any]) -> dict[str, str]:
+    block, left = config["block_diffusion"], config["pattern_shares"][2]
+    of_blocks, of_tokens = config["replaced_shares"]
+    return {
+        "family": "sdar",
+        "title": "Tiny block diffusion",
+        "kind": f"A block-diffusion language model of SDAR's architecture, in blocks of {block} tokens",
+        "masks": "Sequences are doubled: noisy copies of the answer's\nblocks see themselves and the clean blocks before them, so "
+        f"all blocks are trained at once. Masks, drawn per block: {1 - left:.0%} at a\nratio t ~ U(0, 1), {left:.0%} left to right. "
+        f"In {of_blocks:.0%} of the blocks {of_tokens:.0%} of the visible tokens are replaced by others, and what was there is to be\n"
+        "predicted: rules that edit ask for it.",
+    }
 
 
 def _span(span: Any) -> str:

@@ -19,18 +19,22 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from engines.errors import UserError, require
+from engines.models.block_config import BlockConfig
 from engines.models.checkpoint import checkpoint_dir, config_of
+from engines.models.config_fields import Rope
+from engines.models.decoder import BlockModel
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_folder
 from repro.tasks.mini import GENERATORS
+from repro.training.blocks import double_batch
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch
-from repro.training.evaluate import batched_attention, measure_accuracy
+from repro.training.evaluate import batched_attention, masked_attention, measure_accuracy
 from repro.training.export import export_checkpoint, load_model
 from repro.training.initialisation import initialise
-from repro.training.objective import mask_batch, masked_loss
+from repro.training.objective import MaskedBatch, mask_batch, masked_loss
 from repro.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
 log = logging.getLogger(__name__)
@@ -45,7 +49,7 @@ class Trainer:
 
     config: TrainConfig
     tokenizer: TextTokenizer
-    model: LLaDAModelLM
+    model: LLaDAModelLM | BlockModel
     optimizers: tuple[torch.optim.Optimizer, ...]
     """Muon for the matrices of the blocks, AdamW for the rest."""
     step: int = 0
@@ -56,12 +60,19 @@ class Trainer:
     def loss(self) -> Tensor:
         """The loss of the current step's batch."""
         batch = make_batch(self.config, self.tokenizer, self.step)
-        masked = mask_batch(self.config, batch, self.tokenizer.mask_token_id, self.step)
-        count, columns = batch.ids.shape
-        attend = batched_attention(torch.from_numpy(batch.lengths), columns)
+        masked: MaskedBatch
+        if self.config.block_diffusion is None:
+            masked = mask_batch(self.config, batch, self.tokenizer.mask_token_id, self.step)
+            count, columns = batch.ids.shape
+            attend = batched_attention(torch.from_numpy(batch.lengths), columns)
+            positions = torch.arange(columns).repeat(count)
+        else:
+            masked = double_batch(self.config, batch, self.tokenizer, self.step)
+            attend = masked_attention(torch.from_numpy(masked.allowed))
+            positions = torch.from_numpy(masked.positions).reshape(-1)
         with self.autocast():
             ids = torch.from_numpy(masked.inputs).reshape(-1)
-            hidden = self.model(ids, torch.arange(columns).repeat(count), attend)
+            hidden = self.model(ids, positions, attend)
             logits = self.model.logits(hidden[torch.from_numpy(masked.rows)])
         return masked_loss(logits, torch.from_numpy(masked.targets), torch.from_numpy(masked.weights))
 
@@ -92,7 +103,7 @@ class Trainer:
                     self.tokenizer,
                     problems,
                     gen_length=self.config.gen_length,
-                    block_length=max(self.config.block_lengths),
+                    block_length=max(self.config.own_block_lengths),
                 )
             result[task] = accuracy.exact
         return result
@@ -131,6 +142,36 @@ class Trainer:
             raise UserError(f"{path} was written with other settings: give another --out, or --no-resume")
 
 
+def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAModelLM | BlockModel:
+    """On the CPU, with the weights torch gives."""
+    if config.block_diffusion is None:
+        return LLaDAModelLM(model_config(config, tokenizer))
+    return BlockModel(block_model_config(config, config.block_diffusion, tokenizer))
+
+
+def block_model_config(config: TrainConfig, block: int, tokenizer: TextTokenizer) -> BlockConfig:
+    """SDAR's architecture in the size of ``model_config``'s."""
+    head_dim = config.d_model // config.n_heads
+    return BlockConfig(
+        family="sdar",
+        d_model=config.d_model,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_heads,
+        head_dim=head_dim,
+        rotary_dim=head_dim,
+        mlp_hidden_size=config.mlp_hidden_size,
+        vocab_size=tokenizer.vocab_size,
+        max_sequence_length=config.max_sequence_length,
+        rope=Rope(theta=config.rope_theta),
+        rms_norm_eps=config.rms_norm_eps,
+        mask_token_id=tokenizer.mask_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        block_length=block,
+        weight_tying=config.weight_tying,
+    )
+
+
 def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
     return LLaDAConfig(
         d_model=config.d_model,
@@ -160,7 +201,8 @@ def rate_share(config: TrainConfig, step: int) -> float:
 
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     """Save the tokenizer and make the model, both drawn from the seed or those of ``start``, and the optimiser."""
-    tokenizer, model = _drawn(config, out_dir) if config.start is None else _started(config, config.start, out_dir)
+    made = _drawn(config, out_dir) if config.start is None else _started(config, config.start, out_dir)
+    tokenizer, model = made
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -169,13 +211,13 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
 
 
-def _drawn(config: TrainConfig, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM]:
+def _drawn(config: TrainConfig, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM | BlockModel]:
     raw = train_tokenizer(
         config.tasks, seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size
     )
     save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
     tokenizer = load_tokenizer(out_dir)
-    model = LLaDAModelLM(model_config(config, tokenizer))
+    model = new_model(config, tokenizer)
     initialise(model, config.seed)
     return tokenizer, model
 

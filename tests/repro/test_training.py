@@ -8,16 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import UserError
+from engines.models.block_config import read_block_config
 from engines.models.checkpoint import EMBEDDED, TINY_DIR
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
+from repro.checks.plain_blocks import masked_logits
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
+from repro.training.blocks import double_batch
 from repro.training.config import Stage, TrainConfig
 from repro.training.data import encode_problems, make_batch
-from repro.training.evaluate import batched_attention, sample_dense
+from repro.training.evaluate import batched_attention, masked_attention, sample_dense
 from repro.training.export import load_model
-from repro.training.loop import build_trainer, rate_share, train_tiny
+from repro.training.loop import build_trainer, new_model, rate_share, train_tiny
 from repro.training.objective import mask_batch, masked_loss
 from repro.training.tokenizer import TOKENIZER_FILES
 
@@ -160,6 +163,79 @@ def test_attention_forms_agree_and_ignore_padding():
     assert torch.allclose(attend(0, q, k, v), plain, atol=1e-5)
 
 
+# --- blocks
+
+
+def doubled(tokenizer, block, step, **settings):
+    config = dataclasses.replace(TrainConfig(), block_diffusion=block, **settings)
+    batch = make_batch(config, tokenizer, step)
+    return config, batch, double_batch(config, batch, tokenizer, step)
+
+
+@pytest.mark.parametrize("block", [4, 16, 64])
+@pytest.mark.parametrize("step", [0, 2000])
+def test_noisy_blocks_hold_the_answer_and_no_prompt_is_noise(tokenizer, block, step):
+    config, batch, found = doubled(tokenizer, block, step)
+    count, noisy = len(batch.ids), len(found.rows) // len(batch.ids)
+    columns = found.inputs.shape[1] - noisy
+    clean, own = found.inputs[:, :columns], found.inputs[:, columns:]
+    where, targets = found.positions[:, columns:], found.targets.reshape(count, noisy)
+    assert not (clean == tokenizer.mask_token_id).any()
+    assert (clean == np.pad(batch.ids, ((0, 0), (0, block)))[:, :columns]).all()  # 0 ends a text
+    assert (np.take_along_axis(clean, where, axis=1) == targets).all()
+    assert (where[:, 0] % block == 0).all()
+    is_prompt = where < batch.prompt_lengths[:, None]
+    assert (own == targets)[is_prompt].all()
+    weights = found.weights.reshape(count, noisy)
+    assert not weights[is_prompt].any()
+    assert (weights[~is_prompt] > 0).all()
+    assert (weights[(own != targets)] >= config.fill_weight * 0.99).all()
+    # All of an answer and its end, whatever of a block is prompt.
+    ends = batch.prompt_lengths + batch.answer_lengths
+    assert ((where[:, -1] >= ends) & (where[:, 0] <= batch.prompt_lengths)).all()
+    is_replaced = (own != targets) & (own != tokenizer.mask_token_id)
+    assert is_replaced.any()
+    none = doubled(tokenizer, block, step, replaced_shares=(0.0, 0.0))[2].inputs[:, columns:]
+    assert ((none == targets) | (none == tokenizer.mask_token_id)).all()
+
+
+def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
+    """Against the clean blocks before it and itself: nothing leaks from its own clean copy, or from later blocks."""
+    block = 8
+    config, batch, found = doubled(tokenizer, block, 0, d_model=32, n_layers=2, n_heads=4, mlp_hidden_size=64)
+    torch.manual_seed(0)
+    model = new_model(config, tokenizer).eval()
+    noisy = len(found.rows) // len(batch.ids)
+    columns = found.inputs.shape[1] - noisy
+    with torch.no_grad():
+        attend = masked_attention(torch.from_numpy(found.allowed))
+        ids, positions = (torch.from_numpy(each).reshape(-1) for each in (found.inputs, found.positions))
+        logits = model.logits(model(ids, positions, attend)).view(len(batch.ids), columns + noisy, -1)
+    for i in range(min(3, len(batch.ids))):
+        for start in range(0, noisy, block):
+            at = int(found.positions[i, columns + start])
+            shown = found.inputs[i, columns + start : columns + start + block]
+            expected = masked_logits(model, [*found.inputs[i, :at].tolist(), *shown.tolist()], block)[-block:]
+            torch.testing.assert_close(
+                logits[i, columns + start : columns + start + block], expected, rtol=1e-4, atol=1e-4
+            )
+
+
+def test_a_block_model_is_trained_resumed_and_stored_as_a_sdar(tmp_path):
+    config = dataclasses.replace(SMALL, block_diffusion=16)
+    whole = train_tiny(config, tmp_path / "whole")
+    assert whole["history"][-1]["loss"] < 0.8 * whole["history"][0]["loss"]
+    train_tiny(config, tmp_path / "parts", stop_after=9)
+    train_tiny(config, tmp_path / "parts")
+    one, two = (load_model(tmp_path / name).state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    stored = read_block_config(tmp_path / "whole")
+    assert (stored.family, stored.block_length, stored.qk_norm) == ("sdar", 16, True)
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "SDAR's architecture, in blocks of 16 tokens" in card
+    assert "repro train-tiny --block-diffusion 16 --out DIR" in card
+
+
 # --- loop
 
 
@@ -170,8 +246,10 @@ def test_schedule():
     assert rate_share(config, config.steps) == pytest.approx(config.final_rate_share)
 
 
-def test_first_layer_heads_start_as_neighbour_heads(tmp_path):
-    trainer = build_trainer(TrainConfig(tokenizer_problems=200), tmp_path)
+@pytest.mark.parametrize("block", [None, 16])
+def test_first_layer_heads_start_as_neighbour_heads(tmp_path, block):
+    """Behind norms of queries and keys, too."""
+    trainer = build_trainer(TrainConfig(tokenizer_problems=200, block_diffusion=block), tmp_path)
     ids = torch.tensor(trainer.tokenizer.encode("Story: Mia has 4 pens. Tom has 7 cups. The sky was grey."))
     seen: dict[int, torch.Tensor] = {}
 
@@ -241,6 +319,8 @@ def test_bad_settings_are_refused():
         TrainConfig(steps=0)
     with pytest.raises(UserError, match="block_lengths"):
         TrainConfig(block_lengths=(24,))
+    with pytest.raises(UserError, match="block_diffusion=24 must divide gen_length=64"):
+        TrainConfig(block_diffusion=24)
     with pytest.raises(UserError, match="curriculum"):
         TrainConfig(curriculum=(Stage(until=0.5, num_facts=1, num_distractors=0),))
     with pytest.raises(UserError, match="pattern_shares"):

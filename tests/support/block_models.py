@@ -87,20 +87,6 @@ def write_block(folder: Path, family: str, *, seed: int = 0, dtype: torch.dtype 
     return folder
 
 
-@torch.inference_mode()
-def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -> Tensor:
-    """[N, V] of a whole sequence through the packed model, with the mask of blocks in its attention."""
-    position = torch.arange(len(ids))
-    seen = (position // block)[None] <= (position // block)[:, None]
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        heads = (x.transpose(0, 1) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, attn_mask=seen).transpose(0, 1)
-
-    return model.logits(model(torch.tensor(ids), position, attend))
-
-
 # ---- the same, plainly: one sequence, no packing, experts one by one ---------------------------------------------------
 
 

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from repro.runs.family import WAITS, Family, Shown, late_submissions
 from repro.runs.metrics import Metric, column
 from repro.runs.record import Column, RunRecord
+from repro.systems.dllm.family import DLLM_METRICS
+from repro.systems.dllm.family import REQUEST_COLUMNS as DLLM_COLUMNS
 
 STEPS = "steps"
+GRADES = ("correct", "correct_strict")
 REQUEST_COLUMNS = (
     Column("gen_length", "int", "tokens asked for"),
     Column("denoised", "int", "forwards that denoised one of its blocks; null while it is open", nullable=True),
     Column("committed", "int", "generated blocks whose K/V was made; null while it is open", nullable=True),
     Column("prefilled", "int", "blocks of its prompt that were computed; null while it is open", nullable=True),
+    *(each for each in DLLM_COLUMNS if each.name in GRADES),
 )
 STEP_COLUMNS = (
     Column("step", "int", "the engine's step number"),
@@ -71,6 +75,7 @@ BLOCK = Family(
         ),
         Metric("commit_share", "share", "committed / (denoised + committed)", "no block was denoised", commit_share),
         Metric("rows_per_step", "rows", "mean of num_rows over steps", "no steps", rows_per_step),
+        *(each for each in DLLM_METRICS if each.name in ("num_steps", "accuracy", "accuracy_strict")),
     ),
     checks=(steps_in_turn, late_submissions),
     shown=(Shown("tokens/forward", "tokens_per_forward"), *WAITS),

@@ -23,11 +23,11 @@ def check_machine(settings: Settings) -> None:
 @contextmanager
 def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
     knobs = settings.knobs
-    model = _load(settings.config if knobs.is_random else knobs.model, knobs.dtype, knobs.device)
+    model = _load(settings.config if settings.directory is None else str(settings.directory), knobs.dtype, knobs.device)
     executor = TorchBlockExecutor(
         model,
         num_slots=knobs.max_num_seqs,
-        max_len=knobs.max_model_len,
+        max_len=settings.max_model_len,
         num_tokens=settings.num_tokens,
         block=settings.block,
         block_size=settings.pool_block,
@@ -35,12 +35,11 @@ def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]
         prefix_cache=knobs.prefix_cache,
         shifts=settings.shifts,
     )
-    config = settings.engine
     with closing(executor):
         # What is made once, and caches that fill, are in no measured time.
         warm = BlockRequest(request_id=0, prompt_ids=(0,), gen_length=2 * settings.block, rule=settings.rule)
-        BlockEngine(executor, config).run([warm])
-        yield BlockEngine(executor, config), {"attention": executor.attention.name}
+        BlockEngine(executor, settings.engine).run([warm])
+        yield BlockEngine(executor, settings.engine), {"attention": executor.attention.name}
 
 
 @lru_cache(maxsize=1)

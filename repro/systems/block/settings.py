@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import engines.models
 from engines.blockdiffusion.memory import pool_tokens
 from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import (
@@ -43,6 +45,7 @@ from repro.systems.block.part import BlockPart
 from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
+from repro.tasks.registry import TASKS
 from repro.workloads.knobs import ArrivalKnobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
@@ -86,21 +89,25 @@ TINY: Mapping[str, BlockConfig] = {
     "tiny-fast-dllm-v2": replace(FAST_DLLM_V2_7B, **_SMALL, rotary_dim=16),
 }
 """Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
+EMBEDDED = "tiny-block"
+EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
+"""The embedded checkpoint: a small SDAR trained on the tasks that this project generates."""
 
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKnobs(ArrivalKnobs):
-    model: str = "tiny-llada2"
-    """tiny-llada2, tiny-sdar, tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights, or a
-    checkpoint's directory or hub id."""
+    model: str | None = None
+    """tiny-block, the embedded checkpoint and the default of a graded task; tiny-llada2, the default elsewhere, tiny-sdar,
+    tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights; or a checkpoint's directory or
+    hub id."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Dtype of the weights."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 16
-    """Requests."""
+    """Requests; of a graded task the first problems, all of them unless given."""
     input_len: Tokens | None = None
     """Fix every prompt to this many tokens."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] = 0.25
@@ -133,8 +140,8 @@ class BlockKnobs(ArrivalKnobs):
     """Rows of a packed step."""
     max_num_seqs: Annotated[int, Range(1, 2**14)] = 64
     """Requests running at once."""
-    max_model_len: Annotated[int, Range(1, 2**20)] = 2048
-    """Tokens of the longest request, its last block whole."""
+    max_model_len: Annotated[int, Range(1, 2**20)] | None = None
+    """Tokens of the longest request, its last block whole [default: 2048, or the model's positions where they are fewer]."""
     memory_limit: Memory | None = None
     """Bytes that weights, a step and K/V share on a GPU; the card's unless given."""
     num_tokens: Tokens | None = None
@@ -154,18 +161,18 @@ class BlockKnobs(ArrivalKnobs):
     charged: CostKnobs = field(default_factory=CostKnobs)
     host: HostCost = field(default_factory=HostCost)
 
-    @property
-    def is_random(self) -> bool:
-        return self.model in TINY or self.model.lower() in BLOCK_SHAPES
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     platform: Platform
     executor: str
     knobs: BlockKnobs
+    model: str
     config: BlockConfig
+    directory: Path | None
+    """The checkpoint's; None where weights are random."""
     rule: DecodeRule
+    max_model_len: int
     basis: str
     """A digest of the model, and of what a simulated run is charged by."""
 
@@ -192,7 +199,7 @@ class Settings:
 
     @property
     def shape(self) -> ModelShape:
-        return shape_of(self.config, self.knobs.model, 4 if self.knobs.dtype == "float32" else 2)
+        return shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
 
     @property
     def num_tokens(self) -> int:
@@ -202,7 +209,7 @@ class Settings:
             return knobs.num_tokens
         if knobs.memory_limit is None:
             return CPU_TOKENS
-        most = knobs.max_num_seqs * knobs.max_model_len
+        most = knobs.max_num_seqs * self.max_model_len
         rows = knobs.max_num_batched_tokens
         return min(most, pool_tokens(self.shape, knobs.memory_limit, rows=rows, logit_rows=min(rows, MAX_NUM_LOGITS)))
 
@@ -223,6 +230,15 @@ def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape
     return next(known, found)
 
 
+def is_random(model: str) -> bool:
+    return model in TINY or model.lower() in BLOCK_SHAPES
+
+
+def directory_of(model: str) -> Path:
+    """Of a checkpoint: the embedded one, a path or a hub id."""
+    return EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
+
+
 def resolve(cell: Cell) -> Settings:
     """Platform defaults overridden by the cell's knobs; everything a user can get wrong is refused here."""
     where = platform(cell.platform)
@@ -232,7 +248,9 @@ def resolve(cell: Cell) -> Settings:
     )
     check_given(cell.asked, BlockKnobs, who="system='block-diffusion'")
     knobs = given_to(_usual(where, cell.executor), cell.asked, executor=cell.executor)
-    config = TINY[knobs.model] if knobs.model in TINY else block_config(knobs.model)
+    model = knobs.model or (EMBEDDED if cell.dataset in TASKS else "tiny-llada2")
+    has_weights = not is_random(model)
+    config = TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model)
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
     for name in ("block_length", "batching", "rule") if knobs.autoregressive else ():
         value = getattr(knobs, name)
@@ -243,22 +261,27 @@ def resolve(cell: Cell) -> Settings:
     check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block)
     rule.check_block(block)
+    max_model_len = knobs.max_model_len or min(2048, config.max_sequence_length)
     knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
     require(
-        knobs.gen_length + block <= knobs.max_model_len <= config.max_sequence_length,
-        f"max_model_len={knobs.max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
+        knobs.gen_length + block <= max_model_len <= config.max_sequence_length,
+        f"max_model_len={max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
         f"most the model's {config.max_sequence_length} positions",
     )
-    basis = repr((config, knobs_of_sampling)) if knobs.is_random else checkpoint_digest(checkpoint_dir(knobs.model))
+    directory = directory_of(model) if has_weights else None
+    basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
-        knobs, charged_by = _charged(where, knobs, shape_of(config, knobs.model))
+        knobs, charged_by = _charged(where, knobs, shape_of(config, model))
         basis += charged_by
     found = Settings(
         platform=where,
         executor=cell.executor,
         knobs=knobs,
+        model=model,
         config=config,
+        directory=directory,
         rule=rule,
+        max_model_len=max_model_len,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
     assert found.num_tokens > 0, "pool_tokens refuses a card that holds none"
@@ -290,6 +313,19 @@ def _charged(where: Platform, knobs: BlockKnobs, shape: ModelShape) -> tuple[Blo
     check_kernels(shape, gpu(card), charged.framework)
     text = repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
     return replace(knobs, charged=charged), text
+
+
+NAME = "block-diffusion"
+DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache")
+"""Knobs of an answer that only block diffusion has."""
+
+
+def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> Settings:
+    """Where requests are a user's own and no data set's: of ``repro generate`` and ``repro serve``."""
+    own = tuple({"model": EMBEDDED, **knobs}.items())
+    return resolve(
+        Cell(system=NAME, dataset="requests", platform=platform, executor="torch", rate=None, seed=0, knobs=own)
+    )
 
 
 def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:

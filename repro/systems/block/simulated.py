@@ -20,7 +20,7 @@ def engine_of(settings: Settings, seed: int) -> BlockEngine:
         num_slots=knobs.max_num_seqs,
         num_blocks=-(-settings.num_tokens // size),
         block_size=size,
-        max_len=knobs.max_model_len,
+        max_len=settings.max_model_len,
         diffusion_block=block,
         caches=knobs.prefix_cache,
     )

@@ -1,11 +1,12 @@
 """A block-diffusion engine behind the harness: from a cell to a deployment and its requests.
 
-Prompts have the lengths and arrivals of a data set, and random ids: what a block-diffusion tokenizer would make of its texts is not
-known here.
+A graded task's problems are asked of a checkpoint as texts. Prompts of other data sets have their lengths and arrivals, and random
+ids: what a block-diffusion tokenizer would make of their texts is not known here.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,15 +19,21 @@ from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.plan import StepRecord
 from engines.blockdiffusion.request import BlockRequest
 from engines.dllm.config import GenerationConfig
+from engines.dllm.plan import Request
+from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import OnProgress, RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 from repro.systems.block.family import BLOCK, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 from repro.systems.block.settings import BlockKnobs, Settings, resolve
+from repro.systems.block.text import answer_of, text_of
+from repro.systems.dllm.requests import graded
+from repro.tasks.registry import TASKS, TaskOptions, load_task
+from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload
+from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload
 
 ON_TORCH = "repro.systems.block.on_torch"
 SIMULATED = "repro.systems.block.simulated"
@@ -44,6 +51,8 @@ class Deployment:
     settings: Settings
     seed: int = 0
     """Decides what a simulation draws."""
+    task: Task | None = None
+    """Whose problems the workload asks; None where nothing is graded."""
 
     @property
     def obtained(self) -> Obtained:
@@ -55,7 +64,7 @@ class Deployment:
 
     @property
     def basis(self) -> str:
-        return self.settings.basis
+        return self.settings.basis + ("" if self.task is None else f" {self.task.digest}")
 
     @property
     def device(self) -> str:
@@ -71,9 +80,18 @@ class Deployment:
             "rule": {"name": type(rule).__name__, **asdict(rule), "is_exact": rule.is_exact},
             "batching": settings.knobs.batching,
             "num_tokens": settings.num_tokens,
-            "prompts": "random ids",
+            "prompts": "random ids" if self.task is None else "texts",
+            "system": BlockDiffusion.title,
+            "model": settings.model,
+            "platform": settings.platform.title,
             **drawn,
         }
+
+    @property
+    def context(self) -> str:
+        """What a denoise computes a block against, in words."""
+        stale = "" if self.settings.rule.is_exact else ", and what an earlier forward left of the block"
+        return f"K/V of the final blocks of {self.settings.block} tokens{stale}"
 
     def check_machine(self) -> None:
         """Any machine simulates."""
@@ -95,26 +113,30 @@ class Deployment:
             ordered = in_arrival_order(workload.requests)
             log = BlockLog(engine, ordered)
             clock = VirtualClock() if settings.is_simulated else WallClock()
+            began = time.process_time()
             drive_steps(engine, ordered, clock, log, on_progress=on_progress)
+            spent = {} if settings.is_simulated else {"facts": {"processor_s": time.process_time() - began}}
         charged = (
             import_module(SIMULATED).charged_text(settings, settings.platform.gpu) if settings.is_simulated else None
         )
         measured_on = {} if settings.is_simulated else {"device": self.device, "dtype": settings.knobs.dtype}
-        return RunRecord(
+        record = RunRecord(
             tables={REQUESTS: log.table, STEPS: log.steps},
             manifest={
                 "obtained": self.obtained,
                 "dataset": asdict(workload.provenance),
                 "max_num_batched_tokens": settings.knobs.max_num_batched_tokens,
-                "platform": settings.platform.title,
-                "model": settings.knobs.model,
-                "system": BlockDiffusion.title,
                 "calibration": charged,
                 **measured_on,
                 **self.facts,
                 **paths,
+                **spent,
             },
         )
+        if self.task is None:
+            return record
+        text = text_of(self.settings)
+        return graded(record, self.task, {i: answer_of(ids, text).text for i, ids in log.answers.items()})
 
 
 class BlockLog(RequestLog):
@@ -122,6 +144,7 @@ class BlockLog(RequestLog):
         super().__init__(ordered, REQUEST_COLUMNS)
         self.table["gen_length"] = [request.gen_length for request in ordered]
         self.steps: Table = {column.name: [] for column in STEP_COLUMNS}
+        self.answers: dict[int, tuple[int, ...]] = {}
         self._engine = engine
         self._admitted: set[int] = set()
 
@@ -140,6 +163,7 @@ class BlockLog(RequestLog):
             self.set_once("first_output_s", request_id, end)
         for request_id in step.finished:
             answer = self._engine.take(request_id)
+            self.answers[request_id] = answer.ids
             counts = {"denoised": answer.denoised, "committed": answer.committed, "prefilled": answer.prefilled}
             self.close(request_id, "ok", finished_s=end, output_len=len(answer.ids), **counts)
 
@@ -153,7 +177,10 @@ class BlockDiffusion:
     def prepare(self, cell: Cell) -> tuple[Deployment, BlockWorkload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         settings = resolve(cell)
-        return Deployment(settings=settings, seed=cell.seed), _requests(cell, settings)
+        task = _task_of(cell, settings)
+        if task is None:
+            return Deployment(settings=settings, seed=cell.seed), _requests(cell, settings)
+        return Deployment(settings=settings, seed=cell.seed, task=task), _problems(cell, settings, task)
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
@@ -161,30 +188,89 @@ class BlockDiffusion:
             import_module(ON_TORCH).check_machine(settings)
 
 
+def _task_of(cell: Cell, settings: Settings) -> Task | None:
+    """The task whose problems the cell asks; None for a workload that is only served."""
+    entry = TASKS.get(cell.dataset)
+    if entry is None:
+        return None
+    require(
+        settings.directory is not None or not entry.is_generated,
+        f"dataset={cell.dataset!r} is graded and random weights cannot answer it: give a checkpoint as model, or leave it out",
+    )
+    if settings.directory is None:
+        return None
+    for name in ("length_scale", "input_len"):
+        require(
+            name not in cell.asked,
+            f"{name}={cell.asked.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
+            "leave it out",
+        )
+    asked = settings.knobs.num_prompts if "num_prompts" in cell.asked else None
+    return load_task(cell.dataset, TaskOptions(num_problems=asked, seed=cell.seed))
+
+
+def _problems(cell: Cell, settings: Settings, task: Task) -> BlockWorkload:
+    """One request a problem, in problem order; a prompt that there is no room for is refused."""
+    knobs, text = settings.knobs, text_of(settings)
+    found = fixed_workload(
+        task.name,
+        [text.encode(prompt) for prompt in task.prompts()],
+        _as_long(knobs.gen_length),
+        arrivals=arrivals_asked(cell.rate, knobs),
+        seed=cell.seed,
+        origin=task.origin,
+        description=task.description,
+    )
+    longest, most = max(found.requests, key=lambda each: each.prompt_len), room_for_prompt(settings)
+    require(
+        longest.prompt_len <= most,
+        f"problem {task.problems[longest.request_id].problem_id} has {longest.prompt_len} prompt tokens and there is room for "
+        f"{most}: lower gen_length, or raise max_model_len",
+    )
+    requests = tuple(
+        _request(each, settings, cell.seed, each.prompt_ids or (), text.end_ids) for each in found.requests
+    )
+    return BlockWorkload(requests=requests, provenance=found.provenance)
+
+
+def room_for_prompt(settings: Settings) -> int:
+    """Most prompt tokens of a request whose last block is whole."""
+    return settings.max_model_len - settings.knobs.gen_length - settings.block
+
+
+def _as_long(gen_length: int) -> GenerationConfig:
+    return GenerationConfig(gen_length=gen_length, block_length=gen_length, steps=gen_length)
+
+
+def _request(
+    asked: Request, settings: Settings, seed: int, prompt_ids: tuple[int, ...], stop_ids: frozenset[int] = frozenset()
+) -> BlockRequest:
+    return BlockRequest(
+        request_id=asked.request_id,
+        prompt_ids=prompt_ids,
+        gen_length=settings.knobs.gen_length,
+        rule=settings.rule,
+        sampling=settings.sampling(derive_seed(seed, "sampling", asked.request_id)),
+        stop_ids=stop_ids,
+        arrival_s=asked.arrival_s,
+    )
+
+
 def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
     knobs = settings.knobs
-    room = knobs.max_model_len - knobs.gen_length - settings.block
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=knobs.num_prompts,
         seed=cell.seed,
         arrivals=arrivals_asked(cell.rate, knobs),
         length_scale=1.0 if knobs.input_len is not None else knobs.length_scale,
-        max_prompt_len=max(room, MIN_PROMPT_LEN),
+        max_prompt_len=max(room_for_prompt(settings), MIN_PROMPT_LEN),
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=knobs.input_len,
     )
-    asked = GenerationConfig(gen_length=knobs.gen_length, block_length=knobs.gen_length, steps=knobs.gen_length)
-    found = build_workload(config, asked)
+    found = build_workload(config, _as_long(knobs.gen_length))
     requests = tuple(
-        BlockRequest(
-            request_id=each.request_id,
-            prompt_ids=_prompt(settings, each.prompt_len, cell.seed, each.request_id),
-            gen_length=knobs.gen_length,
-            rule=settings.rule,
-            sampling=settings.sampling(derive_seed(cell.seed, "sampling", each.request_id)),
-            arrival_s=each.arrival_s,
-        )
+        _request(each, settings, cell.seed, _prompt(settings, each.prompt_len, cell.seed, each.request_id))
         for each in found.requests
     )
     return BlockWorkload(requests=requests, provenance=found.provenance)

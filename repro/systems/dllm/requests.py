@@ -222,10 +222,15 @@ def decode_answers(outputs: Sequence[Sequence[int]], model: str) -> list[str]:
 
 def grade_run(record: RunRecord, task: Task, outputs: Mapping[int, Sequence[int]], model: str) -> RunRecord:
     """``outputs`` by request id, which is a problem's place; a problem without an output is not solved."""
-    answered = sorted(outputs)
-    texts = decode_answers([outputs[request_id] for request_id in answered], model)
+    texts = decode_answers(list(outputs.values()), model)
+    return graded(record, task, dict(zip(outputs, texts, strict=True)))
+
+
+def graded(record: RunRecord, task: Task, texts: Mapping[int, str]) -> RunRecord:
+    """``texts`` by request id."""
+    answered = sorted(texts)
     verdicts = dict(
-        zip(answered, task.grade_all([task.problems[request_id] for request_id in answered], texts), strict=True)
+        zip(answered, task.grade_all([task.problems[i] for i in answered], [texts[i] for i in answered]), strict=True)
     )
     is_strict = any(verdict.strict is not None for verdict in verdicts.values())
     ids = record.requests["request_id"]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.block_models import END, FAMILIES, MASK, block_model
-from support.block_reference import plain_run
 from support.block_runs import Recorder, alone, engine_for, is_whole, prompt, recorder, request
 
 from engines.blockdiffusion import sequence
@@ -17,6 +16,7 @@ from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.errors import UserError
+from repro.checks.plain_blocks import plain_run
 
 B = 8
 RULES = (
@@ -290,7 +290,7 @@ def test_draws_depend_on_the_seed_alone():
 
 def test_a_confidence_is_what_temperature_and_cuts_leave():
     """The first row's, by hand: top_k before top_p, the mask's id in neither."""
-    from support.block_models import masked_logits
+    from repro.checks.plain_blocks import masked_logits
 
     asked = request(0, B, 1, Static(steps=1), sampling=BlockSampling(temperature=0.7, top_k=5, top_p=0.6, draws=False))
     _, trace = alone("llada2", asked)
@@ -366,7 +366,8 @@ def requests(draw):
     st.booleans(),
 )
 def test_any_batch_any_budget_any_pool(asked, family, rows, blocks, size, prefix_cache):
-    engine = engine_for(family, rows=rows, num_tokens=max(8, blocks) * B, block_size=size, prefix_cache=prefix_cache)
+    options = {"num_tokens": max(8, blocks) * B, "block_size": size, "prefix_cache": prefix_cache}
+    engine = engine_for(family, rows=rows, **options)
     answers = engine.run(asked)
     assert is_whole(engine)
     for each in asked:

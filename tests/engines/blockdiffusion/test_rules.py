@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.block_reference import plain_take
 
 from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import (
@@ -19,6 +18,7 @@ from engines.blockdiffusion.rules import (
     quota,
 )
 from engines.errors import UserError
+from repro.checks.plain_blocks import plain_take
 
 B = 8
 RULES = (

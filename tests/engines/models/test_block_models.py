@@ -9,7 +9,6 @@ from support.block_models import (
     FAMILIES,
     RAW,
     block_model,
-    masked_logits,
     plain_logits,
     plain_norm,
     plain_rotary,
@@ -23,6 +22,7 @@ from engines.models.experts import Experts, Router, _sorted_places
 from engines.models.layers import RMSNorm
 from engines.models.llada2 import LLaDA2Attention
 from engines.models.loader import build_block, load_block
+from repro.checks.plain_blocks import masked_logits
 
 
 def some_ids(n, seed=0):

@@ -13,7 +13,9 @@ from support.command import Result, refused, repro, table_of
 from support.make_golden import SAMPLERS
 
 from engines.models import loader
+from repro.checks.blocks import FOLDER_VARIABLE
 from repro.checks.goldens import GOLDEN_DIR, read_cases
+from repro.systems.block.settings import RULES
 
 Content = dict[str, Any]
 
@@ -51,9 +53,14 @@ def folder(tmp_path: Path) -> Folder:
 def test_the_embedded_cases_pass(monkeypatch):
     """Every committed case, in this one place. They share a few checkpoints, which are loaded once."""
     monkeypatch.setattr(loader, "load_model", cache(loader.load_model))
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     result = verify("--json")
     assert (result.code, result.err) == (0, "")
     rows = json.loads(result.out)["methods"]
+    blocks = [row for row in rows if row["method"].startswith("block ")]
+    assert [row["method"] for row in blocks] == [f"block {rule}" for rule in sorted(RULES)]
+    assert all((row["verdict"], row["passed"], row["cases"]) == ("pass", 4, 4) for row in blocks)
+    rows = [row for row in rows if row not in blocks]
     assert [row["method"] for row in rows] == sorted(SAMPLERS)
     for row in rows:
         assert row["verdict"] == "pass"

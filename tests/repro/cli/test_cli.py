@@ -94,13 +94,13 @@ OPTIONS = {
     "check-results": "--accept --again --json --result-dir --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "eval": "--full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "eval": "--rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
     "figure": "--accept-other-code --accuracy --cost --kernels --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
-    "generate": "--full-every --preset --renew-at --settle-after --refresh-rule --alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
+    "generate": "--rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --refresh-rule --alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
     "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
     "--refresh-delay --retention-ratio --seed --selection --steps --stop-at-eos --system --temperature --threshold "
@@ -112,8 +112,8 @@ OPTIONS = {
     "--trace --trace-path",
     "reproduce": "--accuracy --address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
-    "train-tiny": "--gen-length --out --resume --seed --start --steps --task --tokens-per-batch",
-    "serve": "--full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
+    "train-tiny": "--block-diffusion --gen-length --out --resume --seed --start --steps --task --tokens-per-batch",
+    "serve": "--rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
     "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "
     "--memory-limit --model --platform --pool-kernel --port --prompt-interval --refresh-delay --remasking "

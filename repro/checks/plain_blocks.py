@@ -1,10 +1,13 @@
 """Block diffusion plainly: one request, every forward over the whole sequence under the mask of blocks, rules in lists."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from support.block_models import masked_logits
+import torch.nn.functional as F
+from torch import Tensor
 
 from engines.blockdiffusion.rules import (
     DecodeRule,
@@ -18,7 +21,21 @@ from engines.blockdiffusion.rules import (
 from engines.models.block_config import BlockConfig
 from engines.models.packed import PackedModel
 
-Logits = Callable[[PackedModel[BlockConfig], list[int], int], torch.Tensor]
+Logits = Callable[[PackedModel[BlockConfig], list[int], int], Tensor]
+
+
+@torch.inference_mode()
+def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -> Tensor:
+    """[N, V] of a whole sequence through the packed model, with the mask of blocks in its attention."""
+    position = torch.arange(len(ids))
+    seen = (position // block)[None] <= (position // block)[:, None]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1)
+
+    return model.logits(model(torch.tensor(ids), position, attend))
 
 
 @dataclass

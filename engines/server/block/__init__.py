@@ -1,0 +1,1 @@
+"""The block-diffusion engine behind the server's protocol."""

@@ -1,0 +1,295 @@
+"""Cases of block diffusion: recorded by the authors' own code, or of the embedded model against a plain loop.
+
+Recorded ones do not come with the package: ``REPRO_BLOCK_GOLDENS`` names their folder, ``*_cases.json`` and the tiny checkpoints they
+were made with. Two kinds are not to be reproduced: a prompt of exactly a block of Fast-dLLM v2, which its script ignores, and
+those whose script failed or wrote over the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engines.blockdiffusion.request import BlockRequest, BlockSampling
+from engines.blockdiffusion.rules import (
+    DecodeRule,
+    Dynamic,
+    JointThreshold,
+    LowConfidence,
+    Sequential,
+    Static,
+    SubBlocks,
+)
+from engines.errors import UserError
+from repro.systems.block.settings import EMBEDDED_DIR
+
+if TYPE_CHECKING:
+    from engines.blockdiffusion.request import Answer
+    from engines.models.block_config import BlockConfig
+    from engines.models.packed import PackedModel
+
+FOLDER_VARIABLE = "REPRO_BLOCK_GOLDENS"
+NEAR = 1e-3
+"""A case whose authors came so near to a threshold may differ."""
+_LONGEST = 512
+"""Tokens of a case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCase:
+    id: str
+    method: str
+    checkpoint: Path
+    block: int
+    prompt: tuple[int, ...]
+    gen_length: int
+    rule: DecodeRule
+    expected: tuple[int, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What the authors' run took, by the fields of ``Answer`` whose sum that is, with a + between."""
+    sampling: BlockSampling = field(default_factory=BlockSampling)
+    stop_ids: frozenset[int] = frozenset()
+    exits_early: bool = False
+    cut_at: int | None = None
+    """Answers are compared up to this id, where the engine goes on behind it."""
+    required: bool = True
+    tie_sensitive: bool = False
+
+    def request(self, number: int = 0) -> BlockRequest:
+        return BlockRequest(
+            request_id=number,
+            prompt_ids=self.prompt,
+            gen_length=self.gen_length,
+            rule=self.rule,
+            sampling=self.sampling,
+            stop_ids=self.stop_ids,
+            exits_early=self.exits_early,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockResult:
+    case: BlockCase
+    answer: Answer
+
+    @property
+    def difference(self) -> str | None:
+        """The first thing that is not as recorded."""
+        ids, expected = list(self.answer.ids), list(self.case.expected)
+        if self.case.cut_at in ids:
+            ids = ids[: ids.index(self.case.cut_at) + 1]
+        for place, (found, wanted) in enumerate(zip(ids, expected, strict=False)):
+            if found != wanted:
+                return f"token {place} is {found}, recorded {wanted}"
+        if len(ids) != len(expected):
+            return f"{len(ids)} tokens, recorded {len(expected)}"
+        for names, wanted in self.case.counts.items():
+            found = sum(getattr(self.answer, name) for name in names.split("+"))
+            if found != wanted:
+                return f"{found} {names}, recorded {wanted}"
+        return None
+
+    @property
+    def passed(self) -> bool:
+        return self.difference is None
+
+
+def block_cases() -> tuple[str, list[BlockCase]]:
+    """Where cases are from, and the cases: the authors' where their folder is named, else the embedded model's."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        return folder, recorded_cases(Path(folder))
+    return "the embedded block-diffusion model and a plain loop", list(embedded_cases())
+
+
+def verify_blocks(cases: list[BlockCase], *, device: str = "cpu") -> list[BlockResult]:
+    """In float32; cases of one checkpoint and block are served together, which changes no answer."""
+    from engines.blockdiffusion.engine import BlockEngine
+    from engines.blockdiffusion.executor import TorchBlockExecutor
+    from engines.blockdiffusion.scheduler import BlockEngineConfig
+
+    results: dict[int, BlockResult] = {}
+    for checkpoint, block in dict.fromkeys((case.checkpoint, case.block) for case in cases):
+        own = {i: case for i, case in enumerate(cases) if (case.checkpoint, case.block) == (checkpoint, block)}
+        executor = TorchBlockExecutor(
+            _model(checkpoint, device),
+            num_slots=len(own),
+            max_len=_LONGEST,
+            num_tokens=len(own) * _LONGEST,
+            block=block,
+            prefix_cache=False,  # what it saves would be missing from the counts
+        )
+        engine = BlockEngine(executor, BlockEngineConfig(max_num_batched_tokens=1024))
+        for i, answer in engine.run([case.request(i) for i, case in own.items()]).items():
+            results[i] = BlockResult(case=own[i], answer=answer)
+        executor.close()
+    return [results[i] for i in range(len(cases))]
+
+
+@cache
+def _model(checkpoint: Path, device: str = "cpu") -> PackedModel[BlockConfig]:
+    from engines.models.loader import load_block
+
+    return load_block(str(checkpoint), device=device)
+
+
+# ---- the embedded model against a plain loop -----------------------------------------------------------------------------
+
+_RULES: Mapping[str, DecodeRule] = {
+    "low-confidence": LowConfidence(threshold=0.9),
+    "joint-threshold": JointThreshold(threshold=0.7, edit_threshold=0.5),
+    "static": Static(steps=6),
+    "dynamic": Dynamic(steps=16, threshold=0.85),
+    "sequential": Sequential(steps=8),
+    "sub-blocks": SubBlocks(length=8, threshold=0.9),
+}
+
+
+def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
+    """Of each rule ``count`` held-out problems of each task: what a loop without cache, batch or packing makes of them."""
+    from repro.checks.plain_blocks import plain_run
+    from repro.systems.block.settings import settings_of_requests
+    from repro.systems.block.text import text_of
+    from repro.tasks.mini import GENERATORS
+
+    settings = settings_of_requests({})
+    text, block, length = text_of(settings), settings.block, settings.knobs.gen_length // 2
+    for task, generate in GENERATORS.items():
+        for i, problem in enumerate(generate(23, count, "heldout", num_facts=(2, 6), num_distractors=(0, 3))):
+            prompt = text.encode(problem.prompt)
+            for name, rule in _RULES.items():
+                plain = plain_run(_model(EMBEDDED_DIR), list(prompt), length, rule, block)
+                yield BlockCase(
+                    id=f"{name}-{task}-{i}",
+                    method=f"block {name}",
+                    checkpoint=EMBEDDED_DIR,
+                    block=block,
+                    prompt=prompt,
+                    gen_length=length,
+                    rule=rule,
+                    expected=tuple(plain.ids[:length]),
+                    counts={"denoised": plain.denoised},
+                )
+
+
+# ---- recorded ones -------------------------------------------------------------------------------------------------------
+
+
+def recorded_cases(folder: Path) -> list[BlockCase]:
+    """All of a folder's that can be reproduced."""
+    found: list[BlockCase] = []
+    for name, read in _READERS.items():
+        path = folder / f"{name}_cases.json"
+        if not path.is_file():
+            raise UserError(f"{FOLDER_VARIABLE}={str(folder)!r} has no {path.name}: give the folder of recorded cases")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        common = {key: value for key, value in content.items() if key != "cases"}
+        for i, case in enumerate(content["cases"]):
+            asked = read(folder, common | case)
+            if asked is not None:
+                found.append(BlockCase(id=f"{name}-{i}", method=f"block {name}", **asked))
+    return found
+
+
+def _of_sglang(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
+    given = case["params"]
+    rule: DecodeRule = LowConfidence(threshold=given["thr"])
+    if case["algo"] != "LowConfidence":
+        rule = JointThreshold(threshold=given["thr"], edit_threshold=given["et"], max_post_steps=given["maxpost"])
+    expected = tuple(case["output_full"][len(case["prompt"]) :])
+    return {
+        **_common(folder, "llada2", case, case["block"]),
+        "gen_length": len(expected),
+        "rule": rule,
+        "expected": expected,
+    }
+
+
+def _of_llada2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
+    given, end = case["params"], case["eos_id"]
+    is_first, early = case["algo"].startswith("llada2.0"), bool(given.get("eos_early_stop"))
+    rule: DecodeRule = (
+        Dynamic(steps=given["steps"], threshold=given["threshold"])
+        if is_first
+        else JointThreshold(
+            threshold=given["threshold"],
+            edit_threshold=given["editing_threshold"],
+            max_post_steps=given["max_post_steps"],
+        )
+    )
+    return {
+        **_common(folder, "llada2", case, given["block_length"]),
+        "gen_length": given["gen_length"],
+        "rule": rule,
+        "expected": tuple(case["output"]),
+        "counts": {"denoised": case["n_forwards"]},
+        # 2.1 decodes all blocks unless it is told to stop early, and cuts then.
+        "stop_ids": frozenset([end]) if is_first or early else frozenset(),
+        "exits_early": is_first and early,
+        "cut_at": end,
+        "required": case["min_margin"] >= NEAR,
+    }
+
+
+def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
+    given = case["params"]
+    steps, strategy = given["denoising_steps"], given["remasking_strategy"]
+    rules: dict[str, Callable[[], DecodeRule]] = {
+        "sequential": lambda: Sequential(steps=steps),
+        "low_confidence_static": lambda: Static(steps=steps),
+        "low_confidence_dynamic": lambda: Dynamic(steps=steps, threshold=given.get("confidence_threshold", 0.85)),
+    }
+    if case["error"] is not None or not case["prompt_preserved"] or strategy not in rules:
+        return None
+    expected = tuple(case["output_full"][len(case["prompt"]) :])
+    return {
+        **_common(folder, "sdar", case, given["block_length"]),
+        "gen_length": len(expected),
+        "rule": rules[strategy](),
+        "expected": expected,
+        "counts": {"denoised": case["n_forwards"] - case["n_store"]},
+        "sampling": BlockSampling(
+            temperature=given.get("temperature", 1.0),
+            top_k=given.get("top_k") or None,
+            top_p=given.get("top_p") or 1.0,
+            draws=False,
+        ),
+    }
+
+
+def _of_fast_dllm_v2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
+    given, prompt, stop = case["params"], case["prompt"], case["params"]["stop_token"]
+    if case["error"] is not None or len(prompt) == given["block_size"]:
+        return None
+    expected = case["output_full"][len(prompt) :]
+    # A stop that was denoised ends the answer, what follows is padding; one that a commit gave does not.
+    has_end = stop in expected[:-1] and not any(expected[expected.index(stop) + 1 :])
+    expected = tuple(expected[: expected.index(stop) + 1] if has_end else expected)
+    prefills = int(len(prompt) >= given["block_size"])
+    return {
+        **_common(folder, "fastdllm2", case, given["block_size"]),
+        "gen_length": given["max_new_tokens"] if has_end else len(expected),
+        "rule": SubBlocks(
+            length=given["small_block_size"], threshold=given["threshold"], dual_cache=given["use_block_cache"]
+        ),
+        "expected": expected,
+        "counts": {"denoised+committed": case["n_forwards"] - prefills, "rows": case["rows"]},
+        "stop_ids": frozenset([stop] if has_end else []),
+    }
+
+
+def _common(folder: Path, model: str, case: Mapping[str, Any], block: int) -> dict[str, Any]:
+    return {"checkpoint": folder / f"{model}_tiny", "block": block, "prompt": tuple(case["prompt"])}
+
+
+_READERS: Mapping[str, Callable[[Path, Mapping[str, Any]], dict[str, Any] | None]] = {
+    "block_engine": _of_sglang,
+    "llada2": _of_llada2,
+    "sdar": _of_sdar,
+    "fastdllm2": _of_fast_dllm_v2,
+}

@@ -1,0 +1,113 @@
+"""A block-diffusion model to serve: the checked settings behind ``repro serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import import_module
+from typing import Any
+
+from engines.errors import UserError, require
+from engines.knobs import knobs_of
+from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
+from engines.models.checkpoint import checkpoint_dir, read_json
+from engines.server.block.engine import BlockGeneration
+from engines.server.codec import Codec, IdsAlone
+from engines.server.protocol import Kind, ServedEngine
+from repro.systems.block.asked import check_prompt, stop_ids_of
+from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, Settings, settings_of_requests
+from repro.systems.block.system import ON_TORCH, Deployment
+from repro.systems.block.text import find_text
+
+_OF_A_REQUEST = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps", "sub_block")
+"""Settings of an answer that a request may ask for, beside those of OpenAI's API: requests of any rules share a step."""
+_MOST_SETTINGS = 256
+"""Distinct settings of requests that are kept checked."""
+
+
+def is_block(model: str) -> bool:
+    """Whether the model is one of block diffusion; where it is none at all, it is not."""
+    if model == EMBEDDED or model in TINY or model.lower() in BLOCK_SHAPES:
+        return True
+    try:
+        path = checkpoint_dir(model, weights=False) / "config.json"
+        return path.is_file() and read_json(path).get("model_type") in BLOCK_TYPES
+    except UserError:
+        return False
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """A ``ServedModel``; ``name`` is what requests call it."""
+
+    knobs: tuple[tuple[str, Any], ...]
+    platform: str
+    name: str
+
+    @classmethod
+    def of(cls, *, platform: str, knobs: Mapping[str, Any], name: str | None) -> BlockModel:
+        """Raise UserError for what cannot be served."""
+        settings = settings_of_requests(knobs, platform)
+        return cls(tuple(knobs.items()), platform, name or settings.model)
+
+    @cached_property
+    def settings(self) -> Settings:
+        return settings_of_requests(dict(self.knobs), self.platform)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        settings = self.settings
+        return {"system": NAME, "root": settings.model, "fingerprint": settings.basis}
+
+    @property
+    def max_model_len(self) -> int:
+        return self.settings.max_model_len
+
+    def codec(self) -> Codec:
+        return find_text(self.settings) or IdsAlone()
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Mapping[str, Kind]:
+        knobs = knobs_of(BlockKnobs)
+        return {name: knobs[name].kind for name in _OF_A_REQUEST}
+
+    def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
+        given = dict(asked)
+        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
+        length = given.pop("max_tokens", None)
+        if length is not None:
+            most = self.max_model_len - self.settings.block
+            require(length <= most, f"max_tokens={length} is more than {most}, which a prompt leaves: ask for fewer")
+            given["gen_length"] = length
+        settings = _settings(self, tuple(sorted(given.items())))
+        return BlockGeneration(
+            gen_length=settings.knobs.gen_length,
+            rule=settings.rule,
+            sampling=settings.sampling(seed),
+            stop_ids=frozenset() if ignores_eos else stop_ids_of(settings),
+        )
+
+    def check_prompt(self, prompt_ids: Sequence[int], generation: BlockGeneration) -> None:
+        check_prompt(self.settings, prompt_ids, generation.gen_length, asked_as="max_tokens")
+
+    # -- the engine ----------------------------------------------------------------------------------------
+
+    def check_machine(self) -> None:
+        import_module(ON_TORCH).check_machine(self.settings)
+
+    @contextmanager
+    def serving(self) -> Iterator[ServedEngine]:
+        from engines.server.block.engine import ServedBlocks
+
+        with Deployment(settings=self.settings).serving() as (engine, _):
+            yield ServedBlocks(engine)
+
+
+@lru_cache(maxsize=_MOST_SETTINGS)
+def _settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> Settings:
+    """Requests of one kind are checked once."""
+    return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)

@@ -1,0 +1,53 @@
+"""Texts of a block-diffusion checkpoint: its tokenizer and the ids that end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engines.errors import UserError, require
+from engines.models.causal_text import CausalText, load_causal_text
+from engines.models.chat import EMBEDDED_CHAT, cut_at_end
+from repro.prompt import TextAnswer
+from repro.systems.block.settings import EMBEDDED_DIR, Settings
+
+
+def find_text(settings: Settings) -> CausalText | None:
+    """None of random weights, and of a checkpoint without ``tokenizer.json``. A conversation with the embedded model is a story, as
+    it was trained on."""
+    if settings.directory is None:
+        return None
+    found = load_causal_text(settings.directory)
+    is_embedded = settings.directory == EMBEDDED_DIR
+    return replace(found, template=EMBEDDED_CHAT) if found is not None and is_embedded else found
+
+
+def text_of(settings: Settings) -> CausalText:
+    found = find_text(settings)
+    if found is None:
+        raise UserError(
+            f"model={settings.model!r} has no tokenizer: give --prompt-ids, or a checkpoint with a tokenizer.json"
+        )
+    return found
+
+
+def encoded(
+    text: CausalText, prompt: str, *, chat: bool | None = None, system_prompt: str | None = None
+) -> tuple[int, ...]:
+    """``chat`` None makes a conversation of it exactly where the checkpoint has a chat template."""
+    require(prompt != "", "prompt is empty: give some text")
+    has_template = text.template is not None and text.template.source is not None
+    if not (has_template if chat is None else chat):
+        require(
+            system_prompt is None,
+            f"system_prompt={system_prompt!r} has no effect on a raw prompt: add --chat or leave it out",
+        )
+        return text.encode(prompt)
+    turns = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    return text.encode_chat([*turns, {"role": "user", "content": prompt}])
+
+
+def answer_of(ids: Sequence[int], text: CausalText) -> TextAnswer:
+    """Text up to the first id that ends an answer."""
+    cut = cut_at_end(ids, text.end_ids)
+    return TextAnswer(text.decode(cut.ids), cut.finish_reason)
