@@ -1,7 +1,7 @@
 """Holds block diffusion against full diffusion on embedded models of equal size: python benchmarks/block_diffusion.py --help
 
 Both were trained by `repro train-tiny` on the same tasks, and serve the same held-out problems, all at once and at most so many at a
-time, by the same threshold of parallel decoding. Sides take turns repeat by repeat; compared is what a processor second solves,
+time, in steps of equal budget and by the same threshold of parallel decoding. Sides take turns repeat by repeat; compared is what a processor second solves,
 which others on the machine hardly touch, paired by repeat. Answers end with the block that has their end of text.
 
     accuracy     share of the problems, Wilson's 95 % interval over all repeats
@@ -64,12 +64,18 @@ def main() -> None:
         parser,
         problems=(64, "of each task, others in every repeat"),
         at_once=(16, "requests running at once"),
+        rows=(4096, "budget of a step"),
         repeats=(3, "of everything, with seeds 0, 1, ..."),
     )
     parser.add_argument("--threshold", type=float, default=0.9, help="confidence above which tokens are taken")
     parser.add_argument("--result-dir", type=Path, default=Path("results/local/block-diffusion"))
     options = parser.parse_args()
-    shared = {"num_prompts": options.problems, "max_num_seqs": options.at_once, "threshold": options.threshold}
+    shared = {
+        "num_prompts": options.problems,
+        "max_num_seqs": options.at_once,
+        "max_num_batched_tokens": options.rows,
+        "threshold": options.threshold,
+    }
     cells = {
         (task, side, seed): Cell(
             system=system,

@@ -201,8 +201,7 @@ def rate_share(config: TrainConfig, step: int) -> float:
 
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     """Save the tokenizer and make the model, both drawn from the seed or those of ``start``, and the optimiser."""
-    made = _drawn(config, out_dir) if config.start is None else _started(config, config.start, out_dir)
-    tokenizer, model = made
+    tokenizer, model = _drawn(config, out_dir) if config.start is None else _started(config, config.start, out_dir)
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -222,7 +221,7 @@ def _drawn(config: TrainConfig, out_dir: Path) -> tuple[TextTokenizer, LLaDAMode
     return tokenizer, model
 
 
-def _started(config: TrainConfig, start: str, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM]:
+def _started(config: TrainConfig, start: str, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM | BlockModel]:
     folder = checkpoint_dir(start)
     tokenizer = load_tokenizer(folder)
     require(
