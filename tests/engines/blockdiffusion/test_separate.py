@@ -2,11 +2,11 @@
 
 import pytest
 from support.block_models import block_model
-from support.block_reference import plain_run
 from support.block_runs import alone, engine_for, is_whole, recorder, request
 
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Static
 from engines.errors import UserError
+from repro.checks.plain_blocks import plain_run
 
 B = 8
 RULES = (

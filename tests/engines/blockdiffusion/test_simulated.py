@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.block_models import FAMILIES, MASK, block_model, masked_logits
+from support.block_models import FAMILIES, MASK, block_model
 from support.block_runs import engine_for, recorder, request
 
 from engines.ar.composed import ComposedCost
@@ -31,6 +31,7 @@ from engines.models.experts import Router
 from engines.models.shape import LLADA2_FLASH, ModelShape
 from engines.models.shape import LLADA2_MINI as MINI
 from engines.models.shape import SDAR_8B as SDAR
+from repro.checks.plain_blocks import masked_logits
 
 B = 8
 SIZES = {"num_slots": 5, "max_len": 160, "num_tokens": 30 * B}
