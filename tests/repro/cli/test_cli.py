@@ -162,6 +162,7 @@ def test_list_names_everything():
         *("sglang-pd", "sglang-pd-router", "vllm-pd"),
     }
     assert names["platform"] == {
+        *("h20-llada2-mini", "h200-llada2-mini", "h200-sdar-8b", "h100-sdar-8b"),
         "cpu-tiny",
         "rtx4090",
         "l40s",
