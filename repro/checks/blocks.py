@@ -151,7 +151,7 @@ _RULES: Mapping[str, DecodeRule] = {
 
 
 def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
-    """Of each rule ``count`` held-out problems of each task: what a loop without cache, batch or packing makes of them."""
+    """Yields ``count`` held-out problems of each task under each rule, with what a loop without cache, batch or packing makes of them."""
     from repro.checks.plain_blocks import plain_run
     from repro.systems.block.settings import settings_of_requests
     from repro.systems.block.text import text_of

@@ -41,7 +41,7 @@ def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -
 @dataclass
 class Plain:
     ids: list[int] = field(default_factory=list)
-    """Of whole blocks, behind the prompt."""
+    """Tokens of whole blocks, behind the prompt."""
     denoised: int = 0
     sglang_forwards: int = 0
     """What SGLang's loop makes of the same: it runs a block that is final once more, and one that the limit of edits ended twice."""

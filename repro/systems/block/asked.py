@@ -45,7 +45,7 @@ def answer_alone(settings: Settings, prompt_ids: tuple[int, ...], *, seed: int) 
 
 
 def stop_ids_of(settings: Settings) -> frozenset[int]:
-    """Of a checkpoint's tokenizer, else the model's end of text; none where weights are random and any id is as likely."""
+    """The end tokens of a checkpoint's tokenizer, else the model's end of text; none where weights are random and any id is as likely."""
     text = find_text(settings)
     if text is not None:
         return text.end_ids

@@ -38,7 +38,7 @@ def is_block(model: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockModel:
     """A ``ServedModel``; ``name`` is what requests call it."""
 
@@ -50,7 +50,7 @@ class BlockModel:
     def of(cls, *, platform: str, knobs: Mapping[str, Any], name: str | None) -> BlockModel:
         """Raise UserError for what cannot be served."""
         settings = settings_of_requests(knobs, platform)
-        return cls(tuple(knobs.items()), platform, name or settings.model)
+        return cls(knobs=tuple(knobs.items()), platform=platform, name=name or settings.model)
 
     @cached_property
     def settings(self) -> Settings:

@@ -235,7 +235,7 @@ def is_random(model: str) -> bool:
 
 
 def directory_of(model: str) -> Path:
-    """Of a checkpoint: the embedded one, a path or a hub id."""
+    """The folder of a checkpoint: the embedded one, a path or a hub id."""
     return EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
 
 
