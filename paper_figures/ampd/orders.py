@@ -27,7 +27,7 @@ from repro.runs.statistics import Interval
 RIVAL = "dynamo-tuned"
 SHOWN = (RIVAL, "ours-tuned", *ORDERED)
 MULTIPLES = (0.85, 1.1, 1.4, 1.8, 2.3, 3.0, 4.0)
-"""Of what the prefill workers of Table 2's plan keep up with, to where tuned deployments fall."""
+"""Rates as multiples of what the prefill workers of Table 2's plan keep up with, to where tuned deployments fall."""
 TUNED_FOR = (1.4, 2.3, 4.0)
 """Multiples that deployments are searched for; a rate has that of the next."""
 WAITS = " P99"

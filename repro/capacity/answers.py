@@ -23,7 +23,7 @@ from repro.runs.experiment import held_here
 from repro.runs.workers import LOST, worker_processes
 
 FEW_SESSIONS = 1000
-"""Of all seeds and sizes together, below which another process costs more than it saves."""
+"""Sessions of all seeds and sizes together, below which another process costs more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Search:
         return min(usable_cores(), len(rows))
 
     def answer(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
-        """Of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells."""
+        """The answer of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells."""
         objectives, num_seeds = self.question.objectives(), self.question.num_seeds
         sized = self.question.of_size(site, gpus[-1], start if self.rate is None else self.rate)
         if self.rate is not None:

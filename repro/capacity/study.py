@@ -55,7 +55,7 @@ class Trials:
         return self._made[key]
 
     def seen(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
-        """Of all seeds or of the first alone; no more of them are run than it takes to know that the rate is not served."""
+        """Ask all seeds or the first alone; no more of them are run than it takes to know that the rate is not served."""
         num = self.num_seeds if is_whole else 1
         samples: list[Sample] = []
         for seed in range(num):

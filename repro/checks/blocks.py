@@ -153,14 +153,14 @@ _RULES: Mapping[str, DecodeRule] = {
 def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
     """Yields ``count`` held-out problems of each task under each rule, with what a loop without cache, batch or packing makes of them."""
     from repro.checks.plain_blocks import plain_run
-    from repro.systems.block.settings import settings_of_requests
+    from repro.systems.block.settings import EMBEDDED_TASKS, settings_of_requests
     from repro.systems.block.text import text_of
     from repro.tasks.mini import GENERATORS
 
     settings = settings_of_requests({})
     text, block, length = text_of(settings), settings.block, settings.knobs.gen_length // 2
-    for task, generate in GENERATORS.items():
-        for i, problem in enumerate(generate(23, count, "heldout", num_facts=(2, 6), num_distractors=(0, 3))):
+    for task in EMBEDDED_TASKS:
+        for i, problem in enumerate(GENERATORS[task](23, count, "heldout", num_facts=(2, 6), num_distractors=(0, 3))):
             prompt = text.encode(problem.prompt)
             for name, rule in _RULES.items():
                 plain = plain_run(_model(EMBEDDED_DIR), list(prompt), length, rule, block)

@@ -91,7 +91,9 @@ TINY: Mapping[str, BlockConfig] = {
 """Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
 EMBEDDED = "tiny-block"
 EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
-"""The embedded checkpoint: a small SDAR trained on the tasks that this project generates."""
+"""The embedded checkpoint: a small SDAR."""
+EMBEDDED_TASKS = ("mini-gsm", "mini-code")
+"""What it was trained on."""
 
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
 
@@ -261,7 +263,8 @@ def resolve(cell: Cell) -> Settings:
     check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block)
     rule.check_block(block)
-    max_model_len = knobs.max_model_len or min(2048, config.max_sequence_length)
+    usual = min(knobs.max_model_len or 2048, config.max_sequence_length)
+    max_model_len = (knobs.max_model_len if "max_model_len" in cell.asked else None) or usual
     knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
     require(
         knobs.gen_length + block <= max_model_len <= config.max_sequence_length,

@@ -76,7 +76,7 @@ NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 
 OPTIONS = {
     "": "--verbose --version",
-    "bench": "--full-every --preset --renew-at --settle-after --router --batcher --queue --binder --refresh-rule --replay --replay-drawn --address --columns --time-scale --workload --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
+    "bench": "--whole-layer --full-every --preset --renew-at --settle-after --router --batcher --queue --binder --refresh-rule --replay --replay-drawn --address --columns --time-scale --workload --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio --goodput --max-concurrency --url "
     "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
@@ -94,13 +94,13 @@ OPTIONS = {
     "check-results": "--accept --again --json --result-dir --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "eval": "--rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "eval": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
     "figure": "--accept-other-code --accuracy --cost --kernels --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
-    "generate": "--rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --refresh-rule --alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
+    "generate": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --refresh-rule --alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
     "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
     "--refresh-delay --retention-ratio --seed --selection --steps --stop-at-eos --system --temperature --threshold "
@@ -113,7 +113,7 @@ OPTIONS = {
     "reproduce": "--accuracy --address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--block-diffusion --gen-length --out --resume --seed --start --steps --task --tokens-per-batch",
-    "serve": "--rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
+    "serve": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
     "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "
     "--memory-limit --model --platform --pool-kernel --port --prompt-interval --refresh-delay --remasking "

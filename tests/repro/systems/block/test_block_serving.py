@@ -13,7 +13,6 @@ from support.block_models import write_block
 from support.http_client import ask, metrics, streaming
 from support.http_server import running_server
 
-from engines.errors import UserError
 from repro.cli.serve import Asked, _served_model
 from repro.serving import DllmModel
 from repro.systems.block.asked import answer_alone
@@ -104,5 +103,6 @@ def test_a_model_s_name_says_what_serves_it(tmp_path):
     assert isinstance(_served_model(Asked(model="tiny"), {}, None), DllmModel)
     ids = BlockModel.of(platform="cpu-tiny", knobs={"model": folder}, name=None)
     assert ids.codec().end_ids == frozenset()
-    with pytest.raises(UserError, match="platform='rtx4090'"):
-        _served_model(Asked(model="tiny-block", platform="rtx4090"), {}, None)
+    on_card = _served_model(Asked(model="tiny-block", platform="rtx4090"), {}, None)
+    assert on_card.settings.knobs.device == "cuda"
+    assert on_card.max_model_len == 1024, "the model's positions, fewer than the platform's"

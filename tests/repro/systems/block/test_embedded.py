@@ -19,7 +19,7 @@ from engines.models.loader import load_block
 from repro.checks.blocks import block_cases, embedded_cases, verify_blocks
 from repro.runs.system import SYSTEMS
 from repro.systems.block.asked import answer_alone
-from repro.systems.block.settings import EMBEDDED, EMBEDDED_DIR, settings_of_requests
+from repro.systems.block.settings import EMBEDDED, EMBEDDED_DIR, EMBEDDED_TASKS, settings_of_requests
 from repro.systems.block.text import answer_of, encoded, text_of
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
@@ -42,7 +42,7 @@ def text():
 
 def problems(count, **sizes):
     given = {"num_facts": 8, "num_distractors": 6, **sizes}
-    return [each for generate in GENERATORS.values() for each in generate(11, count, "heldout", **given)]
+    return [each for task in EMBEDDED_TASKS for each in GENERATORS[task](11, count, "heldout", **given)]
 
 
 def served(model, prompts, rules, text, *, batching="mixed", num_slots=8, rows=2048, **options):
@@ -141,7 +141,7 @@ def run(dataset="mini-gsm", **asked):
 
 
 def test_a_task_s_problems_are_asked_and_graded():
-    for dataset in GENERATORS:
+    for dataset in EMBEDDED_TASKS:
         record = run(dataset)
         SYSTEM.family.check_tables(record)
         assert SYSTEM.family.assess(record).reasons == ()
