@@ -32,7 +32,7 @@ def train_tiny(
     given: Annotated[Given, KNOBS],
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
-    """Train the tiny LLaDA, or a tiny block-diffusion model, on generated word problems and functions, and evaluate it on held-out ones."""
+    """Train a tiny LLaDA, or block-diffusion model, on generated problems, and evaluate it on held-out ones."""
     from engines.knobs import given_to
     from repro.training.config import TrainConfig
     from repro.training.loop import train_tiny as train

@@ -24,8 +24,10 @@ def verify_baselines(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     json: opt.Json = False,
 ) -> None:
-    """Replay recorded cases of every sampler, token by token, and block diffusion against a plain loop, or against its authors' cases
-    where REPRO_BLOCK_GOLDENS names their folder. Exit code 1 if a case fails."""
+    """Replay recorded cases of every sampler, and of block diffusion a plain loop's. Exit code 1 if a case fails.
+
+    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's.
+    """
     from repro.checks.goldens import GOLDEN_DIR, one_thread, read_cases, verify
 
     folder = GOLDEN_DIR if golden is None else golden

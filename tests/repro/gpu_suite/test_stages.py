@@ -84,7 +84,7 @@ def test_block_diffusion_is_a_minute_or_two_of_random_weights(h200):
     ]
     for job in own:
         settings = job.experiment.deployment.settings
-        assert (settings.knobs.device, settings.knobs.dtype, settings.knobs.is_random) == ("cuda", "bfloat16", True)
+        assert (settings.knobs.device, settings.knobs.dtype, settings.directory) == ("cuda", "bfloat16", None)
         held = settings.shape.weight_bytes + settings.num_tokens * settings.shape.kv_bytes_per_token
         assert 0.5 * gpu("h200").memory_bytes < held < 0.95 * gpu("h200").memory_bytes
         tokens = [request.total + settings.block for request in job.experiment.workload.requests]
