@@ -41,7 +41,7 @@ _BACKLOG: Knobs = (("window", "backlog"),)
 _NO_PR: Knobs = (("prefill_reordering", False),)
 _NO_AR: Knobs = (("adaptive_routing", False),)
 _RANDOM: Knobs = (("dispatch", "random"),)
-_BLACK, _SKY, _AMBER = "#000000", "#56B4E9", "#E69F00"
+_BLACK, _SKY, _AMBER, _GREEN = "#000000", "#56B4E9", "#E69F00", "#009E73"
 
 
 def _ampd(name: str, title: str, knobs: Knobs, color: str | None = None, marker: str | None = None) -> OnPlan:
@@ -81,7 +81,7 @@ _ORDERS = tuple(
         ORDERED,
         (
             ("On-time, share 0", (("share", 0.0),), _SKY, "v"),
-            ("On-time", (), _BLACK, "P"),
+            ("On-time", (), _GREEN, "s"),
             ("By due time", (("share", 1.0), ("patience", 0.0)), _AMBER, "<"),
         ),
         strict=True,

@@ -52,6 +52,7 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
     ("docs/block-diffusion.md", "repro reproduce block-diffusion"): "half a minute: tests/figures/test_block.py has it",
     ("docs/block-diffusion.md", "repro reproduce sglang"): "some forty seconds: tests/figures/test_block.py has it",
     ("docs/frontier.md", "repro reproduce laps/queues"): MINUTES,
+    ("docs/frontier.md", "repro reproduce ampd/orders"): MINUTES,
     ("docs/gpu.md", "make gpu-"): CARD,
     ("docs/gpu.md", "mkdir -p results outbox"): CARD,
     ("docs/gpu.md", "[ ! -f outbox"): CARD,
