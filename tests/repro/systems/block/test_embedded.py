@@ -5,6 +5,7 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 from support.cells import a_cell
 
 from engines.blockdiffusion import sequence
@@ -17,6 +18,7 @@ from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.loader import load_block
 from repro.checks.blocks import block_cases, embedded_cases, verify_blocks
+from repro.checks.plain_blocks import masked_logits
 from repro.runs.system import SYSTEMS
 from repro.systems.block.asked import answer_alone
 from repro.systems.block.settings import EMBEDDED, EMBEDDED_DIR, EMBEDDED_TASKS, settings_of_requests
@@ -83,6 +85,21 @@ def test_it_solves_held_out_problems_by_every_rule(model, text):
         answers = served(model, prompts, [rule] * len(asked), text)
         solved = [grade(each, answer_of(answers[i].ids, text).text).exact for i, each in enumerate(asked)]
         assert sum(solved) >= len(asked) - 1, (rule, solved)
+
+
+def test_bfloat16_and_float32_find_the_same_tokens_likely(model, text):
+    """At nearly all places of a block that is all holes; docs/using.md has the share of more problems."""
+    rounded, same = load_block(str(EMBEDDED_DIR), dtype=torch.bfloat16), []
+    mask, block = model.config.mask_token_id, model.config.block_length
+    for problem in problems(6):
+        prompt = list(text.encode(problem.prompt))
+        ids = prompt + [mask] * (2 * block - len(prompt) % block)
+        holes = slice(len(prompt), len(ids) - block)
+        with torch.no_grad():
+            best = [masked_logits(each, ids, block)[holes].float().argmax(-1) for each in (model, rounded)]
+        same += (best[0] == best[1]).tolist()
+    assert len(same) > 50
+    assert sum(same) >= 0.97 * len(same)
 
 
 def test_no_batch_changes_an_answer(model, text):
