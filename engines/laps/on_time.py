@@ -15,7 +15,7 @@ from typing import Annotated, Protocol
 from engines.errors import UserError, require
 from engines.knobs import Fixed, Range
 from engines.laps.filling import Filling, WorkModel
-from engines.policies.on_time import LateShare, Split, by_arrival, work_by
+from engines.policies.on_time import LateShare, Split, by_arrival, whole_steps_s, work_by
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillTask
 
@@ -43,7 +43,7 @@ class OnTimeConfig(LateShare):
     """Least budget of a step as a part of the objective; of 0.4 s where there is none."""
     max_step: Part = 0.375
     """Most: long steps amortise, short ones respond."""
-    backlog_share: Annotated[float, Range(0, 1e6)] = 0.15
+    backlog_share: Annotated[float, Range(0, 1e6)] = 0.5
     """A step's budget as a share of all waiting work, between the two."""
     max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
 
@@ -59,12 +59,13 @@ class OnTimeConfig(LateShare):
 def longest_wait_s(config: OnTimeConfig, ahead_s: float, model: StepTimeModel) -> float:
     """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
 
-    After max(1, patience) objectives it is late, so given up, and the share is paid; the step running then ends within T_max =
-    b_max + o, where o is the step's overhead. The share goes by arrival: before it are at most ``ahead_s``. A step of budget b
-    takes at most b + o and does at least share b of that work, unless it finishes all of it; so the work takes at most
-    ahead / share (1 + o / b_min) and one last step:
+    A step of budget b takes at most b + o, where o is its overhead, so that first come, first served it would wait F = ahead (1 + o
+    / b_min) + o at most once it is seen. By max(objective, patience max(objective, F)) it is late, so given up, and the share is
+    paid; the step running then ends within T_max = b_max + o. The share goes by arrival: before it are at most ``ahead_s``. A step
+    does at least share b of that work, unless it finishes all of it; so the work takes at most ahead / share (1 + o / b_min) and
+    one last step:
 
-        max(1, patience) objective + ahead / share (1 + o / b_min) + 2 T_max
+        max(objective, patience max(objective, F)) + ahead / share (1 + o / b_min) + 2 T_max
 
     Budgets are no less than the floor below which a step takes as long, so that b + o is what it takes. Work counts as the model's,
     whose steps are true; ``max_num_seqs`` and the rest of a step leave room for the share and for the token that it is rounded
@@ -76,8 +77,8 @@ def longest_wait_s(config: OnTimeConfig, ahead_s: float, model: StepTimeModel) -
     overhead_s = model.base_s + model.request_s * config.max_num_seqs
     least_s = max(config.min_step * config.slo_s / 2**_HALVINGS, model.floor_s)
     most_s = max(config.max_step * config.slo_s, model.floor_s)
-    steps_s = ahead_s / config.share * (1 + overhead_s / least_s) + 2 * (most_s + overhead_s)
-    return config.from_s(config.slo_s) + steps_s
+    step_s, work_s = most_s + overhead_s, ahead_s * (1 + overhead_s / least_s)
+    return config.from_s(config.slo_s, work_s + overhead_s) + work_s / config.share + 2 * step_s
 
 
 class OnTime:
@@ -95,6 +96,8 @@ class OnTime:
         self._num_measured = 0
         self._last: tuple[float, float] | None = None
         """When the last step began and what it should take, where the next one follows at once."""
+        self._first_come_s: dict[int, float] = {}
+        """What each that waits would wait, first come, first served, when it was first seen."""
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         queue = at.queue
@@ -157,7 +160,8 @@ class OnTime:
             return Split.of(tasks, works_s, limits_s)
 
         found, share = split(budget_s, 1.0), 0.0
-        if found.owes(config, self._slo_s, now):
+        self._first_come_s = self._waits_s(tasks, works_s, budget_s)
+        if found.owes(config, self._slo_s, self._first_come_s, now):
             share = config.share
             if share < 1:
                 # What is on time with the share paid.
@@ -170,6 +174,17 @@ class OnTime:
             if len(other.given_up) < len(found.given_up):
                 found, budget_s = other, shorter_s
         return found, budget_s, share
+
+    def _waits_s(self, tasks: Sequence[PrefillTask], works_s: Sequence[float], budget_s: float) -> dict[int, float]:
+        """How long the work takes that came no later than each of the tasks, which are by arrival; of those seen before as it was."""
+        known, done_s, waits_s = self._first_come_s, 0.0, dict[int, float]()
+        for task, work_s in zip(tasks, works_s, strict=True):
+            done_s += work_s
+            wait_s = known.get(task.task_id)
+            if wait_s is None:
+                wait_s = self._pace * whole_steps_s(done_s, budget_s, self._model.base_s)
+            waits_s[task.task_id] = wait_s
+        return waits_s
 
     def _work_s(self, task: PrefillTask) -> float:
         model, left, done = self._model, task.left, task.history + task.computed

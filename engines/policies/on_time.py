@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -18,17 +18,20 @@ from engines.policies.task import OpenQueue, PrefillTask
 
 @dataclass(frozen=True, kw_only=True)
 class LateShare(Checked):
-    """What those given up get: a share of the work that goes by arrival, once they have waited. None of it and they wait until
-    nothing else does; all of it at once, and all go by due time."""
+    """What those given up get: a share of the work that goes by arrival, once they have waited some times as long as first come,
+    first served. None of it and they wait until nothing else does; all of it at once, and all go by due time."""
 
     share: Annotated[float, Range(0, 1)] = 0.25
     """Share of the work that goes by arrival, late or not, while one given up has waited so long; 0 forgets them."""
-    patience: Annotated[float, Range(0, 1e6)] = 5.0
-    """Objectives that one given up waits before the share is paid."""
+    patience: Annotated[float, Range(0, 1e6)] = 2.0
+    """Times its wait first come, first served, and as many objectives at least, that one given up waits before the share is paid."""
 
-    def from_s(self, slo_s: float) -> float:
+    def is_owed(self, waited_s: float, slo_s: float, first_come_s: float) -> bool:
+        return waited_s >= self.patience * max(slo_s, first_come_s)
+
+    def from_s(self, slo_s: float, first_come_s: float) -> float:
         """Seconds of waiting after which a prefill has the share paid at the latest: it is late by then, and so given up."""
-        return max(1.0, self.patience) * slo_s
+        return max(slo_s, self.patience * max(slo_s, first_come_s))
 
 
 def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
@@ -59,9 +62,12 @@ class Split(NamedTuple):
         pairs = list(zip(tasks, flags, strict=True))
         return Split([task for task, is_kept in pairs if is_kept], [task for task, is_kept in pairs if not is_kept])
 
-    def owes(self, late: LateShare, slo_s: float, now: float) -> bool:
-        """Whether the oldest given up has waited long enough for the share to be paid."""
-        return late.share > 0 and bool(self.given_up) and now - self.given_up[0].ready_s >= late.patience * slo_s
+    def owes(self, late: LateShare, slo_s: float, first_come_s: Mapping[int, float], now: float) -> bool:
+        """Whether one given up has waited long enough for the share to be paid; ``first_come_s`` is each one's wait, first come,
+        first served."""
+        return late.share > 0 and any(
+            late.is_owed(now - task.ready_s, slo_s, first_come_s[task.task_id]) for task in self.given_up
+        )
 
 
 def by_arrival(task: PrefillTask) -> tuple[float, int]:
@@ -75,7 +81,7 @@ class OnTimeQueue(OpenQueue):
 
     One that comes to ``A`` seconds of work, its own included, of prefills that came no later, starts and ends within
 
-        max(1, patience) objective + A / share + 3 / share E
+        max(objective, patience max(objective, A)) + A / share + 3 / share E
 
     where E is the longest prefill: by then it is given up, and one may run. Let V be the work then taken by arrival, ``A`` at most,
     and U the work of others meanwhile. ``_owed_s`` grows by share x work of these, falls by (1 - share) x work of those, and
@@ -88,6 +94,16 @@ class OnTimeQueue(OpenQueue):
         self.ttft_s, self.late = ttft_s, late
         self._owed_s = 0.0
         """Work that the oldest are owed; nothing is saved up while none of them is."""
+        self._first_come_s: dict[int, float] = {}
+        """Work that waited when each came, its own included."""
+
+    def push(self, task: PrefillTask) -> None:
+        super().push(task)
+        self._first_come_s[task.task_id] = self.backlog_s
+
+    def pull(self, task: PrefillTask) -> PrefillTask:
+        del self._first_come_s[task.task_id]
+        return super().pull(task)
 
     def peek(self, now: float) -> PrefillTask:
         return self._next(now)[0]
@@ -104,7 +120,7 @@ class OnTimeQueue(OpenQueue):
         """The task, and what is owed when it is taken."""
         tasks = sorted(self, key=by_arrival)
         split, share = self._split(tasks, now, 1.0), self.late.share
-        owes = split.owes(self.late, self.ttft_s, now)
+        owes = split.owes(self.late, self.ttft_s, self._first_come_s, now)
         if owes and share < 1:
             # What is on time with the share paid.
             split = self._split(tasks, now, 1 - share)
@@ -121,10 +137,14 @@ class OnTimeQueue(OpenQueue):
         return Split.of(tasks, [task.estimate_s for task in tasks], limits_s)
 
 
+def whole_steps_s(work_s: float, budget_s: float, overhead_s: float) -> float:
+    """How long steps take that do all of the work, full ones but the last."""
+    return work_s + math.ceil(work_s / budget_s - 1e-9) * overhead_s
+
+
 def work_by(slack_s: float, *, budget_s: float, overhead_s: float, rate: float, all_s: float) -> float:
     """Most work, in its order, that ends within ``slack_s``: that of whole steps, as a prefill ends with its step. ``all_s`` of
     work are there in all, and make the last step a shorter one."""
-    whole = all_s + math.ceil(all_s / budget_s - 1e-9) * overhead_s
-    if rate == 1 and whole <= slack_s:
+    if rate == 1 and whole_steps_s(all_s, budget_s, overhead_s) <= slack_s:
         return math.inf
     return rate * budget_s * math.floor(slack_s / (budget_s + overhead_s) + 1e-9)

@@ -199,7 +199,8 @@ def test_on_time_without_a_share():
 
 def owed_by_arrival(ahead: Ahead) -> float:
     late = LateShare()
-    return late.from_s(SLO.ttft_s) + ahead.work / late.share + 3 / late.share * ahead.longest + 2 * ahead.step
+    from_s = late.from_s(SLO.ttft_s, ahead.work)
+    return from_s + ahead.work / late.share + 3 / late.share * ahead.longest + 2 * ahead.step
 
 
 def test_the_on_time_queue():

@@ -1,0 +1,349 @@
+"""Holds On-time against the orders of others over many loads: python benchmarks/queues.py --help
+
+One instance, composed, serves 2,000 turns by every order: with LMSYS-Chat-1M's lengths by three models, under tight and loose
+objectives, bursts, steps 30 % off either way and beliefs times 0.6 and 1.5, with equal prompts, and with the prompts of Azure's and
+Mooncake's traces, consecutive ones from a place drawn by the seed, where $REPRO_DATA_DIR holds them. A load of 1 is what SGLang serves
+with 256 clients; of other lengths the rate with as much work. LAPS is the best of six settings, chosen cell by cell.
+
+    late        turns whose first token was later than the objective, %; of prompts above 1,000 tokens, %
+    longest     longest wait, s
+    more late   late turns of On-time above theirs, in points; ends of Student's 95 % interval over paired seeds, and the lower end of
+                that above 1,000 tokens
+    times       longest wait of On-time over theirs
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from common import Rows, add_counts, parser_of, run, shown, table
+
+from engines.errors import UserError
+from engines.laps.cluster import OpenTurns, Turn
+from engines.laps.step_model import StepModel
+from engines.policies.step import StepTimes
+from paper_figures.laps.contenders import LARGE, MIDDLE, SMALL, rate_of
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import prepare
+from repro.runs.statistics import mean_interval
+from repro.systems.laps.settings import Settings
+from repro.systems.laps.system import PrefillDeployment
+from repro.workloads.card import DATA_DIR_VARIABLE
+
+LOADS = (0.5, 0.7, 0.8, 0.95, 1.05)
+LONG_LOAD = 0.8
+"""Up to it long prompts must not pay."""
+LAPS: Sequence[Mapping[str, Scalar]] = (
+    {},
+    {"wait": "off"},
+    {"max_long_wait_s": 0.2},
+    {"chunk_tokens": 8192},
+    {"wait": "off", "max_long_wait_s": 0.2},
+    {"wait": "off", "chunk_tokens": 8192},
+)
+ORDERS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
+    "On-time": ("on-time", {}),
+    "SGLang": ("sglang-pd", {}),
+    "SRPT": ("srpt", {}),
+    "Reserve": ("reserve", {}),
+    "by due time": ("on-time", {"share": 1.0, "patience": 0.0}),
+    "Moore-Hodgson": ("on-time", {"share": 0.0}),
+    **{f"LAPS {place}": ("laps", own) for place, own in enumerate(LAPS)},
+}
+"""The first is held against the others."""
+ENDS = ("by due time", "Moore-Hodgson")
+"""Of On-time's own front, by its share."""
+_LONG = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    name: str
+    knobs: Mapping[str, Scalar] = field(default_factory=dict)
+    slo_s: float = 0.4
+    noise: float = 0.0
+    """Steps are so much longer or shorter at most."""
+    belief: float = 1.0
+    """What policies believe that a step takes, over what it takes."""
+    lengths: Callable[[], Sequence[int]] | None = None
+    """Tokens of prompts in the order that they came; LMSYS-Chat-1M's, drawn, by default."""
+
+    @property
+    def model(self) -> str:
+        return str(self.knobs.get("model", MIDDLE))
+
+
+def _equal() -> Sequence[int]:
+    return [200] * 10_000
+
+
+def _azure(name: str) -> Sequence[int]:
+    with _data(f"azure/AzureLLMInferenceTrace_{name}.csv").open(encoding="utf-8", newline="") as opened:
+        return [int(row["ContextTokens"]) for row in csv.DictReader(opened)]
+
+
+def _mooncake() -> Sequence[int]:
+    """Cut to what a GPU holds beside the model."""
+    with gzip.open(_data("mooncake/conversation_trace.jsonl.gz"), "rt", encoding="utf-8") as opened:
+        return [min(int(json.loads(line)["input_length"]), 30_000) for line in opened]
+
+
+def _data(name: str) -> Path:
+    return Path(os.environ[DATA_DIR_VARIABLE]) / name
+
+
+TRAFFIC = (
+    Traffic(name="LMSYS"),
+    Traffic(name="LMSYS, 7B", knobs={"model": SMALL}),
+    Traffic(name="LMSYS, 32B", knobs={"model": LARGE}),
+    Traffic(name="objective 0.05 s", slo_s=0.05),
+    Traffic(name="objective 2 s", slo_s=2.0),
+    Traffic(name="bursts", knobs={"arrivals": "gamma", "burstiness": 0.25}),
+    Traffic(name="steps 30 % off", noise=0.3),
+    Traffic(name="beliefs x 0.6", belief=0.6),
+    Traffic(name="beliefs x 1.5", belief=1.5),
+    Traffic(name="200 tokens each", lengths=_equal),
+)
+RECORDED = (
+    Traffic(name="Azure, code", lengths=partial(_azure, "code")),
+    Traffic(name="Azure, conversation", lengths=partial(_azure, "conv")),
+    Traffic(name="Mooncake, 4 s", lengths=_mooncake, slo_s=4.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Believing(Settings):
+    """Of a system whose policies are wrong by a factor."""
+
+    belief: float
+
+    def step_model(self, shapes: Any) -> StepModel:
+        known = super().step_model(shapes)
+        scaled = {
+            each.name: self.belief * getattr(known, each.name)
+            for each in fields(StepModel)
+            if each.name not in ("shapes", "mean_error")
+        }
+        return replace(known, **scaled, shapes={shape: self.belief * known.shapes[shape] for shape in known.shapes})
+
+
+@dataclass
+class Noisy:
+    """Steps that take up to ``noise`` more or less than ``cost`` says, evenly."""
+
+    cost: StepTimes
+    noise: float
+    draws: random.Random
+
+    def step_s(self, *step: Any) -> float:
+        return self.cost.step_s(*step) * self.draws.uniform(1 - self.noise, 1 + self.noise)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cost, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    traffic: str = shown("traffic")
+    load: float = shown("load")
+    order: str = shown("order")
+    late: float = shown("late %", ".2f")
+    late_long: float | None = shown(">1,000", ".1f")
+    longest_s: float = shown("longest s", ".1f")
+    more_late: float | None = shown("more late", ".2f")
+    low: float | None = shown("from", ".2f")
+    high: float | None = shown("to", ".2f")
+    long_low: float | None = shown(">1,000 from", ".1f")
+    times: float | None = shown("times", ".2f")
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10, 15)), help="paired")
+    parser.add_argument("--csv", type=Path, help="write the rows here as a table")
+    add_counts(parser, prompts=(2000, "turns of a run"), processes=(os.cpu_count() or 1, "at once"))
+    options = parser.parse_args()
+    if len(options.seeds) < 2:
+        raise UserError(f"seeds={options.seeds}: give at least two, differences have intervals")
+    traffic = (*TRAFFIC, *(RECORDED if os.environ.get(DATA_DIR_VARIABLE) else ()))
+    if len(traffic) == len(TRAFFIC):
+        print(f"{DATA_DIR_VARIABLE} is not set: without Azure's and Mooncake's traces", file=sys.stderr)
+    cells = [(each.name, load) for each in traffic for load in LOADS]
+    rows = Rows(options.json, {"seeds": options.seeds, "prompts": options.prompts})
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        serve = partial(rows_of, seeds=tuple(options.seeds), num_prompts=options.prompts)
+        for (name, load), found in zip(cells, pool.map(serve, *zip(*cells, strict=True)), strict=True):
+            print(f"{name}, load {load:g}", file=sys.stderr)
+            rows.rows += found
+            rows.save()
+    print(table(rows.rows))
+    print("\n".join(verdicts(rows.rows)))
+    if options.csv:
+        with options.csv.open("w", newline="", encoding="utf-8") as opened:
+            writer = csv.writer(opened, lineterminator="\n")
+            writer.writerow([each.name for each in fields(Row)])
+            for row in rows.rows:
+                writer.writerow([f"{x:.4g}" if isinstance(x, float) else x for x in asdict(row).values()])
+
+
+def verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """In how many cells On-time is behind, outside noise."""
+    num_cells = len({(row.traffic, row.load) for row in rows})
+    others = [row for row in rows if row.more_late is not None]
+    beside_sglang = [row for row in others if row.order == "SGLang"]
+
+    def said(claim: str, found: Sequence[tuple[Row, str]]) -> str:
+        cells = [f"{row.traffic} {row.load:g} ({how})" for row, how in found]
+        return f"{claim} in {len(found)} of {num_cells} cells: {', '.join(cells) or 'none'}."
+
+    above = [(row, row.order) for row in others if row.order not in ENDS and _is_above(row.low)]
+    yield said("More late than another, outside noise,", above)
+    forgotten = [(row, f"{row.times:.1f}") for row in beside_sglang if row.times is not None and row.times > 3]
+    yield said("Longest wait above 3 times SGLang's", forgotten)
+    paying = [
+        (row, f"{row.long_low:.1f}") for row in beside_sglang if row.load <= LONG_LOAD and _is_above(row.long_low)
+    ]
+    yield said(f"Up to a load of {LONG_LOAD:g} more late than SGLang above {_LONG:,} tokens, outside noise,", paying)
+    for order in ENDS:
+        behind = sum(row.order == order and _is_above(row.low) for row in others)
+        yield f"More late than its own front's end '{order}' in {behind}."
+
+
+def _is_above(low: float | None) -> bool:
+    return low is not None and low > 1e-9
+
+
+def rows_of(name: str, load: float, *, seeds: Sequence[int], num_prompts: int) -> list[Row]:
+    (traffic,) = (each for each in (*TRAFFIC, *RECORDED) if each.name == name)
+    found = {order: [served(traffic, load, order, seed, num_prompts) for seed in seeds] for order in ORDERS}
+    laps = [order for order in ORDERS if order.startswith("LAPS")]
+    found["LAPS"] = found[min(laps, key=lambda order: fmean(each.late for each in found[order]))]
+    first = found[next(iter(ORDERS))]
+    rows = []
+    for order, own in found.items():
+        if order in laps:
+            continue
+        longest_s = fmean(each.longest_s for each in own)
+        long = [each.late_long for each in own if each.late_long is not None]
+        more = mean_interval([ours.late - theirs.late for ours, theirs in zip(first, own, strict=True)])
+        long_more = [
+            ours.late_long - theirs.late_long
+            for ours, theirs in zip(first, own, strict=True)
+            if ours.late_long is not None and theirs.late_long is not None
+        ]
+        is_first = own is first
+        rows.append(
+            Row(
+                traffic=name,
+                load=load,
+                order=order,
+                late=fmean(each.late for each in own),
+                late_long=fmean(long) if long else None,
+                longest_s=longest_s,
+                more_late=None if is_first else more.mean,
+                low=None if is_first else more.low,
+                high=None if is_first else more.high,
+                long_low=None if is_first or len(long_more) < 2 else mean_interval(long_more).low,
+                times=None if is_first else fmean(each.longest_s for each in first) / longest_s,
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    late: float
+    late_long: float | None
+    longest_s: float
+
+
+def served(traffic: Traffic, load: float, order: str, seed: int, num_prompts: int) -> Served:
+    deployment, workload = _prepared(traffic, load, order, seed, num_prompts)
+    settings = deployment.settings
+    if traffic.belief != 1:
+        known = {each.name: getattr(settings, each.name) for each in fields(Settings)}
+        settings = Believing(**known, belief=traffic.belief)
+    cluster = deployment.cluster(settings)
+    if traffic.noise:
+        cluster = replace(cluster, cost=Noisy(cluster.cost, traffic.noise, random.Random(1000 + seed)))
+    arrivals = workload.arrivals
+    if traffic.lengths is not None:
+        arrivals = _stretch(traffic.lengths(), load, seed, num_prompts, deployment.settings.step_model(()))
+    requests = cluster.simulate(arrivals).requests
+    waits_s = np.array([math.inf if end is None else end for end in requests["finished_s"]], float) - np.array(
+        requests["arrival_s"]
+    )
+    is_late, is_long = waits_s > traffic.slo_s, np.array(requests["tokens"]) > _LONG
+    return Served(
+        late=100 * float(is_late.mean()),
+        late_long=100 * float(is_late[is_long].mean()) if is_long.any() else None,
+        longest_s=float(waits_s.max()),
+    )
+
+
+def _prepared(traffic: Traffic, load: float, order: str, seed: int, num_prompts: int) -> tuple[PrefillDeployment, Any]:
+    system, own = ORDERS[order]
+    shared = {
+        "num_prompts": num_prompts,
+        "transient": True,
+        "model": MIDDLE,
+        "slo_ttft_s": traffic.slo_s,
+        **traffic.knobs,
+    }
+    experiment = prepare(
+        Cell(
+            system=system,
+            dataset="lmsys-chat-1m",
+            platform="h200",
+            executor="roofline",
+            rate=rate_of(load, traffic.model),
+            seed=seed,
+            knobs=tuple({**shared, **own}.items()),
+        )
+    )
+    assert isinstance(experiment.deployment, PrefillDeployment)
+    return experiment.deployment, experiment.workload
+
+
+def _stretch(lengths: Sequence[int], load: float, seed: int, count: int, model: StepModel) -> OpenTurns:
+    """``count`` prompts that follow each other, as a Poisson process with as much work a second as LMSYS-Chat-1M's have at the load."""
+    draws = np.random.default_rng(seed)
+    start = int(draws.integers(0, len(lengths) - count))
+    mean_s = fmean(model.work_s(0, tokens) for tokens in lengths)
+    arrivals_s = np.cumsum(draws.exponential(mean_s / (rate_of(load) * _lmsys_work_s(count)), count))
+    return OpenTurns(
+        turns=[
+            Turn(float(arrival_s), index, 0, 0, max(1, lengths[start + index]))
+            for index, arrival_s in enumerate(arrivals_s)
+        ]
+    )
+
+
+@cache
+def _lmsys_work_s(num_prompts: int) -> float:
+    """Of a turn, in the mean; with its history."""
+    deployment, workload = _prepared(TRAFFIC[0], LOADS[0], "Reserve", 0, num_prompts)
+    model = deployment.settings.step_model(())
+    requests = deployment.cluster(deployment.settings).simulate(workload.arrivals).requests
+    return fmean(map(model.work_s, requests["history"], requests["tokens"]))
+
+
+if __name__ == "__main__":
+    run(main)
