@@ -87,6 +87,7 @@ def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
         ({"binder": "support.own:Only", "worker": 101}, "worker=101 must be between 0 and 100"),
         ({"queue": "support.own:Stay"}, "queue='support.own:Stay' fails when called"),
         ({"queue": "support.own:plain", "w": 2}, "w=2 has no effect with queue='support.own:plain': keep one"),
+        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time' has no effect with queue="),
         ({"workload": "support.own:Shelf"}, "has no 'Shelf'"),
     ],
 )
