@@ -92,6 +92,7 @@ class OnTimeQueue(OpenQueue):
     def __init__(self, *, ttft_s: float, late: LateShare) -> None:
         super().__init__()
         self.ttft_s, self.late = ttft_s, late
+        self._peeked: tuple[float, list[PrefillTask], PrefillTask, float] | None = None
         self._owed_s = 0.0
         """Work that the oldest are owed; nothing is saved up while none of them is."""
         self._first_come_s: dict[int, float] = {}
@@ -106,10 +107,16 @@ class OnTimeQueue(OpenQueue):
         return super().pull(task)
 
     def peek(self, now: float) -> PrefillTask:
-        return self._next(now)[0]
+        """Not chosen again where the same was asked before."""
+        waiting = list(self)
+        if self._peeked is None or self._peeked[:2] != (now, waiting):
+            self._peeked = now, waiting, *self._next(now)
+        return self._peeked[2]
 
     def take(self, now: float) -> PrefillTask:
-        task, self._owed_s = self._next(now)
+        self.peek(now)
+        assert self._peeked is not None
+        (_, _, task, self._owed_s), self._peeked = self._peeked, None
         for other in self:
             if other is task:
                 break

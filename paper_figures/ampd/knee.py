@@ -94,11 +94,13 @@ def rate_of(view: View, panel: TracePanel, multiple: float) -> float:
     return multiple if view.rates else short_rate(multiple * keeps_up(view, panel))
 
 
-def cell_of(view: View, name: str, panel: TracePanel, multiple: float) -> Cell:
+def cell_of(
+    view: View, name: str, panel: TracePanel, multiple: float, *, tuned_for: Sequence[float] = TUNED_FOR
+) -> Cell:
     contender = CONTENDERS[name]
     knobs: Knobs = ()
     if contender.is_tuned and not view.rates:
-        told = next(each for each in TUNED_FOR if each >= multiple)
+        told = next(each for each in tuned_for if each >= multiple)
         knobs = (("planning_rate", rate_of(view, panel, told)),)
     return contender.on(view, panel, rate_of(view, panel, multiple), knobs)
 

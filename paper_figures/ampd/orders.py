@@ -14,13 +14,13 @@ from functools import partial
 
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, ORDERED
-from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, crossing, keeps_up, short_rate
+from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, cell_of, crossing, rate_of
 from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
 from paper_figures.ampd.panels import DETAIL_MODEL, TRACES, TracePanel, panel_of
 from paper_figures.common.figure import Page, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide
 from paper_figures.common.runs import Runs
-from repro.reports.figures import Knobs, View
+from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 
@@ -31,6 +31,7 @@ MULTIPLES = (0.85, 1.1, 1.4, 1.8, 2.3, 3.0, 4.0)
 TUNED_FOR = (1.4, 2.3, 4.0)
 """Multiples that deployments are searched for; a rate has that of the next."""
 WAITS = " P99"
+cell_at = partial(cell_of, tuned_for=TUNED_FOR)
 
 
 def panels() -> tuple[TracePanel, ...]:
@@ -41,21 +42,9 @@ def multiples_of(view: View) -> tuple[float, ...]:
     return view.rates or MULTIPLES
 
 
-def rate_of(view: View, panel: TracePanel, multiple: float) -> float:
-    return multiple if view.rates else short_rate(multiple * keeps_up(view, panel))
-
-
-def cell_of(view: View, name: str, panel: TracePanel, multiple: float) -> Cell:
-    knobs: Knobs = ()
-    if not view.rates:
-        told = next(each for each in TUNED_FOR if each >= multiple)
-        knobs = (("planning_rate", rate_of(view, panel, told)),)
-    return CONTENDERS[name].on(view, panel, rate_of(view, panel, multiple), knobs)
-
-
 def cells(view: View) -> list[Cell]:
     asked = (
-        cell_of(view, name, panel, multiple) for panel in panels() for multiple in multiples_of(view) for name in SHOWN
+        cell_at(view, name, panel, multiple) for panel in panels() for multiple in multiples_of(view) for name in SHOWN
     )
     return seed_by_seed(asked, view)
 
@@ -100,7 +89,7 @@ def between(rates: Sequence[float], values: Sequence[float], rate: float) -> flo
 
 def fronts_of(runs: Runs) -> Fronts:
     view = runs.view
-    of = partial(tabulate, runs, SHOWN, panels(), multiples_of(view), ask=partial(cell_of, view))
+    of = partial(tabulate, runs, SHOWN, panels(), multiples_of(view), ask=partial(cell_at, view))
     shares, waits = of(of=ATTAINED), of(of=P99)
     values = {**shares.values, **{name + WAITS: found for name, found in waits.values.items()}}
     rates = tuple(tuple(rate_of(view, panel, each) for each in multiples_of(view)) for panel in panels())
@@ -110,7 +99,7 @@ def fronts_of(runs: Runs) -> Fronts:
 def page(runs: Runs) -> Page:
     found = fronts_of(runs)
     table = found.table
-    longest = tabulate(runs, SHOWN, panels(), table.rates, of=LONGEST, ask=partial(cell_of, runs.view)).means
+    longest = tabulate(runs, SHOWN, panels(), table.rates, of=LONGEST, ask=partial(cell_at, runs.view)).means
     notes = [conclusion(found, name) for name in SHOWN if name != RIVAL]
 
     def wait(name: str, row: int, column: int) -> Interval:

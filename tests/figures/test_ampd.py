@@ -358,7 +358,7 @@ def test_an_order_s_rate_at_equal_p99_ends_where_its_waits_pass_those_of_dynamo_
 
     def place(cell: Cell) -> int:
         panel = panel_of(str(cell.knob_values["model"]), cell.dataset)
-        return [orders.rate_of(VIEW, panel, each) for each in orders.MULTIPLES].index(cell.rate)
+        return [knee.rate_of(VIEW, panel, each) for each in orders.MULTIPLES].index(cell.rate)
 
     def is_ordered(cell: Cell) -> bool:
         return cell.knob_values.get("queue_order") == "on-time"

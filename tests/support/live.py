@@ -78,7 +78,7 @@ class Hand:
 
     def claim(self, task: int | None = None, *, lease_s: float = 10.0, request: str | None = None) -> dict[str, str]:
         """The first task, or one of them; its fields, and ``epoch`` of its session, or what was ``said`` instead."""
-        version, _, tasks = self._call("queue", self.incarnation)
+        version, _, tasks, _ = self._call("queue", self.incarnation)
         ids = [int(texts(fields)["task_id"]) for fields in tasks]
         if task is None and not ids:
             return {"said": "empty"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from engines.errors import RunError
 from engines.named import asked
 from engines.policies.routing import Binder, Decision, Router
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
 from engines.policies.views import WorkerSnapshot
 
 
@@ -19,17 +21,48 @@ class Choice(NamedTuple):
 
     taken: PrefillTask
     rest: list[PrefillTask]
+    queue: PrefillQueue
+    """The policy's object as the choice leaves it, for the next one."""
 
 
-def choose(queue: PrefillQueue, tasks: Iterable[PrefillTask], now: float) -> Choice:
-    """What an empty ``queue`` that is given ``tasks`` does at ``now``; RunError where it loses one, or fails."""
-    given = list(tasks)
-    for task in given:
-        asked(queue.push, task)
-    choice = Choice(asked(queue.take, now), list(queue))
-    if sorted(task.task_id for task in given) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
+def choose(
+    make: Callable[[], PrefillQueue], last: PrefillQueue | None, tasks: Iterable[PrefillTask], now: float
+) -> Choice:
+    """What a worker's queue takes at ``now`` where ``tasks`` wait; RunError where it loses one, or fails.
+
+    ``last`` is the queue as the choice before left it, and stays so: this choice may come too late. It is told of the tasks that came
+    since, in their order, and so of every push and take that a simulated worker's queue is told of. ``make`` gives the first. Tasks that
+    were withdrawn since (their client left, their lease ran out) are pulled from an OpenQueue; any other is made anew for those left.
+    """
+    given = {task.task_id: task for task in tasks}
+    queue = make() if last is None else _copied(last)
+    withdrawn = [task for task in queue if not _is_same(task, given.get(task.task_id))]
+    if isinstance(queue, OpenQueue):
+        for task in withdrawn:
+            asked(queue.pull, task)
+    elif withdrawn:
+        queue = make()
+    waiting = {task.task_id for task in queue}
+    for task in given.values():
+        if task.task_id not in waiting:
+            asked(queue.push, task)
+    choice = Choice(asked(queue.take, now), list(queue), queue)
+    if sorted(given) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
         raise RunError(f"queue {type(queue).__name__} gives back other tasks than it was given: correct it")
     return choice
+
+
+def _is_same(task: PrefillTask, given: PrefillTask | None) -> bool:
+    """False of one that was withdrawn, also where it was queued here again since."""
+    return given is not None and given.enqueued_s == task.enqueued_s
+
+
+def _copied(queue: PrefillQueue) -> PrefillQueue:
+    try:
+        return deepcopy(queue)
+    except Exception as error:
+        name = type(queue).__name__
+        raise RunError(f"queue {name} cannot be copied ({type(error).__name__}: {error}): keep plain data") from error
 
 
 def bind_line(now: float, session_id: int, workers: Sequence[WorkerSnapshot], chosen: int) -> str:
@@ -43,9 +76,11 @@ def route_line(
     return _line("route", now, task=asdict(task), **views, decision=list(decision))
 
 
-def order_line(now: float, worker_id: int, tasks: Sequence[dict[str, Any]], choice: Choice) -> str:
-    """``tasks`` is the queue before, as a policy may change the tasks it is given."""
-    return _line("order", now, worker=worker_id, queue=list(tasks), outcome=_outcome(choice))
+def order_line(
+    now: float, worker_id: int, tasks: Sequence[dict[str, Any]], choice: Choice, *, is_first: bool = False
+) -> str:
+    """``tasks`` is the queue before, as a policy may change the tasks it is given; ``is_first`` says that the policy's object is new."""
+    return _line("order", now, worker=worker_id, first=is_first, queue=list(tasks), outcome=_outcome(choice))
 
 
 class Mismatch(NamedTuple):
@@ -70,6 +105,7 @@ def replay(
     Decisions that came too late to take effect were made all the same, so a router's random numbers went to them.
     """
     counts, found = {"bind": 0, "route": 0, "order": 0}, []
+    queues: dict[int, PrefillQueue] = {}
     for place, line in enumerate(lines):
         entry = json.loads(line[1:])
         kind, now = entry["kind"], entry["now"]
@@ -83,8 +119,10 @@ def replay(
             logged = entry["decision"]
             made = list(router.route(PrefillTask(**entry["task"]), WorkerSnapshot(**entry["home"]), prefills, now))
         else:
-            tasks = [PrefillTask(**each) for each in entry["queue"]]
-            logged, made = entry["outcome"], _outcome(choose(make_queue(entry["worker"]), tasks, now))
+            worker, tasks = entry["worker"], [PrefillTask(**each) for each in entry["queue"]]
+            last = None if entry["first"] else queues.get(worker)
+            choice = choose(partial(make_queue, worker), last, tasks, now)
+            logged, made, queues[worker] = entry["outcome"], _outcome(choice), choice.queue
         if logged != made:
             found.append(Mismatch(place, kind, logged, made))
     return Replay(counts, found)

@@ -114,7 +114,7 @@ function ops.assign(task, worker, incarnation, is_local, reason, estimate_s, lin
   return 'ok'
 end
 
--- The queue as a policy needs it to choose: {version, running until, task fields ...}.
+-- The queue as a policy needs it to choose: {version, running until, its tasks' fields, era}.
 function ops.queue(worker, incarnation)
   if not is_current(worker, incarnation) then return 'lost' end
   local w, tasks = key('worker', worker), {}
@@ -123,7 +123,7 @@ function ops.queue(worker, incarnation)
   end
   local until_s = now
   if get(w, 'running_task') ~= '' then until_s = number(w, 'running_from') + number(w, 'running_s') end
-  return {get(w, 'version'), exact(until_s), tasks}
+  return {get(w, 'version'), exact(until_s), tasks, get(key('run'), 'era')}
 end
 
 -- Take `task` in the order that follows it: the rest of the queue as "id postponed" pairs. `version` is that of the
@@ -302,8 +302,9 @@ function ops.extend(lease_s)
   return 'ok'
 end
 
--- Windows begin anew: what was before is no evidence of the load to come.
-function ops.forget_windows()
+-- Windows, and what queues keep, begin anew: what was before is no evidence of the load to come.
+function ops.forget()
+  call('HINCRBY', key('run'), 'era', 1)
   for _, worker in ipairs(call('ZRANGE', key('alive'), 0, -1)) do
     call('DEL', key('window', 'ttft', worker), key('window', 'itl', worker))
     call('HSET', key('worker', worker), 'ttft_total', '0', 'ttft_count', 0, 'itl_total', '0', 'itl_count', 0)

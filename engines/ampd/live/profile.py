@@ -104,7 +104,7 @@ def profile_live(
         together = [Session(next(numbers), 0.0, (Round(context, grid.steps),)) for _ in range(batch)]
         serve(coordinator, together, prompts, until_s=until_s, on_turn=on_turn)
     steps = [row for worker in roles for row in _steps(store, worker, num_steps[worker])]
-    store.call("forget_windows")
+    store.call("forget")
     return _fitted(found["remote"], found["local"], steps, round(float(np.mean(grid.contexts))))
 
 

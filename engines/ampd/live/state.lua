@@ -2,7 +2,7 @@
 --
 -- KEYS[1] the run's prefix; ARGV[1] the operation, ARGV[2] the time in seconds, then its own arguments.
 --
---   run                       hash    window_s, next_task, next_order, taken_back
+--   run                       hash    window_s, next_task, next_order, taken_back, era
 --   worker:W                  hash    role, degree, address, incarnation, its queue's sums, what runs, K/V, window sums
 --   queue:W, ready:W          list, sorted set of the tasks queued at W, by place and by the time they became ready
 --   window:ttft:W, window:itl:W  list "time total count" of the last seconds

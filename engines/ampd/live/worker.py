@@ -91,6 +91,10 @@ class Worker:
         self.said: dict[str, Any] = {}
         """What it reports of itself with its heartbeat."""
         self._requests = 0
+        self._queue: PrefillQueue | None = None
+        """As its last choice left it; None where the next is the first of its kind."""
+        self._queue_of = ("", b"")
+        """The incarnation and the era that it is of."""
 
     def join(self, capacity: int) -> None:
         """Take part, as somebody new: nothing of an earlier incarnation counts."""
@@ -117,15 +121,17 @@ class Worker:
         spec = self.spec
         while True:
             now = self.store.clock.now()
-            version, until, rows = self.call("queue")
+            version, until, rows, era = self.call("queue")
             if not rows:
                 return None
             fields = {int(each["task_id"]): each for each in map(texts, rows)}
             tasks = [held(PrefillTask, each) for each in fields.values()]
             before = [asdict(task) for task in tasks]
             start_s = max(now, float(until))
+            queue_of = (self.incarnation, era)
+            last = self._queue if queue_of == self._queue_of else None
             try:
-                choice = choose(spec.make_queue(), tasks, start_s)
+                choice = choose(spec.make_queue, last, tasks, start_s)
             except RunError as error:
                 self.store.client.hset(self.store.key("worker", spec.worker_id), FAULT, str(error))
                 raise
@@ -134,11 +140,12 @@ class Worker:
             allowed_s = max(spec.lease_s, spec.patience * taken.estimate_s)
             lease_s = start_s - now + allowed_s * 2 ** int(fields[taken.task_id]["requeued"])
             rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
-            line = order_line(start_s, spec.worker_id, before, choice)
+            line = order_line(start_s, spec.worker_id, before, choice, is_first=last is None)
             choosing = (version, taken.task_id, taken.postponed, lease_s, is_staged, line)
             said = self.call("claim", self.request(), *choosing, *rest)
             if said == b"changed":
                 continue
+            self._queue, self._queue_of = choice.queue, queue_of
             task, session, address, ids = texts(said[0]), texts(said[1]), said[2].decode(), said[3]
             found = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
             home = int(session["home"] or -1)

@@ -8,10 +8,14 @@ from typing import Any
 
 from engines.ampd.policies import RoutingConfig
 from engines.knobs import knobs_of
+from engines.policies.on_time import LateShare
 from engines.policies.own import BINDER, QUEUE, ROUTER, Own, check_beside, named_in
 
 POLICIES = (ROUTER, BINDER, QUEUE)
-_REPLACED = {"router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"), "queue": ("prefill_reordering", "w")}
+_REPLACED = {
+    "router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"),
+    "queue": ("prefill_reordering", "queue_order", "w", *knobs_of(LateShare)),
+}
 """Knobs of what each stands in place of."""
 
 

@@ -73,7 +73,7 @@ class OverDynamo:
             driving = Driving(Endpoint(url=url, timeout_s=GIVEN_UP_S), sessions, prompts)
             try:
                 asyncio.run(driving.warm_up(fleet.check))
-                store.call("forget_windows")
+                store.call("forget")
                 # That request's decision drew from the router's random numbers as every other does.
                 mark = replace(Mark.of(store, fleet.worker_ids), decision=before.decision)
                 exchanges = asyncio.run(driving.run(fleet.check))

@@ -117,11 +117,6 @@ def resolve(cell: Cell, system: str) -> Settings:
     plugged = (*(each.knobs for each in own.values()), workload_knobs(cell.asked))
     check_given(cell.asked, LiveKnobs, AmpdConfig, *plugged, who=f"system={system!r}")
     knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
-    require(
-        policies.queue_order == "window",
-        f"queue_order={policies.queue_order!r}: a live queue keeps nothing but its tasks, and the share of those given up would be "
-        "lost with every choice: use window, or system=ampd",
-    )
     told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for each in own.values():
         module, _, name = each.where.partition(":")

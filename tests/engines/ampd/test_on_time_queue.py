@@ -1,5 +1,7 @@
 """The on-time queue: its order by hand, and its bound on the longest wait for any arrivals."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,6 +119,37 @@ def test_nobody_waits_longer_than_the_bound(gaps, siege_s, share, patience):
         from_s = max(TTFT_S, patience * max(TTFT_S, ahead[each.task_id]))
         most_s = from_s + ahead[each.task_id] / share + 3 / share * longest_s
         assert ends[each.task_id] - each.ready_s <= most_s + 1e-9
+
+
+class Forgetful(OnTimeQueue):
+    """Chooses anew whenever it is asked."""
+
+    def peek(self, now: float) -> PrefillTask:
+        self._peeked = None
+        return super().peek(now)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_what_was_peeked_is_no_choice_of_another_time_or_queue(share):
+    """Tasks come, and the last that was taken comes back, between a peek and a take of the same moment."""
+    draw = random.Random(0)
+    for _ in range(200):
+        queues = [kind(ttft_s=TTFT_S, late=LateShare(share=share, patience=1.0)) for kind in (OnTimeQueue, Forgetful)]
+        now, num, taken = 2.0, 0, list[PrefillTask]()
+        for _ in range(40):
+            now += draw.choice((0.0, 0.0, 0.3))
+            what = draw.choice(("push", "peek", "take", "back"))
+            if what in ("peek", "take") and queues[0]:
+                found = [getattr(queue, what)(now) for queue in queues]
+                assert found[0] is found[1]
+                taken = found[:1] if what == "take" else taken
+                continue
+            num += 1
+            coming = taken if what == "back" else [task(num, draw.uniform(0.01, 0.8), now - draw.uniform(0, 3))]
+            for each in coming:
+                for queue in queues:
+                    queue.push(each)
+            taken = []
 
 
 def test_shares_are_checked():

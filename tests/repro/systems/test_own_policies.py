@@ -152,6 +152,7 @@ def test_a_queue_orders_waiting_prefills():
     ("knobs", "said"),
     [
         ({"queue": "support.own:plain", "w": 2}, "w=2 has no effect with queue='support.own:plain': keep one"),
+        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time' has no effect with queue="),
         ({"queue": "support.own:Only"}, "makes Only, which has no take() of one argument"),
         ({"binder": "support.own:Gather"}, "fails when called"),
         ({"router": "support.own:Stay", "alpha": 0.5}, "alpha=0.5 has no effect with router="),

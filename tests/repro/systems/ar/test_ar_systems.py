@@ -239,6 +239,21 @@ def test_a_search_is_for_the_rate_that_it_is_told():
     assert chosen(0.4) == chosen(2.4, planning_rate=0.4) != chosen(2.4) == chosen(0.4, planning_rate=2.4)
 
 
+def test_a_search_simulates_the_order_that_is_asked_and_the_planner_knows_none():
+    usual, ours = (
+        cell("ampd", dataset="hotpotqa", model="Qwen3-32B", rate=1.2, num_gpus=8, num_prompts=40, **knobs)
+        for knobs in ({"adaptive_routing": False}, {"adaptive_routing": False, "queue_order": "on-time"})
+    )
+
+    def chosen(asked: Cell, how: str) -> object:
+        return ran(replace(asked, knobs=(*asked.without("deployment").knobs, ("deployment", how))))[1].facts[
+            "deployment"
+        ]
+
+    assert chosen(usual, "search") != chosen(ours, "search")
+    assert chosen(usual, "planner") == chosen(ours, "planner")
+
+
 def test_the_planner_plans_for_the_rate_of_the_cell():
     _, low = ran(cell(deployment="planner", rate=0.4))
     _, high = ran(cell(deployment="planner", rate=1.6))

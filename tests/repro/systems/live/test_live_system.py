@@ -87,6 +87,7 @@ def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
         ({"binder": "support.own:Only", "worker": 101}, "worker=101 must be between 0 and 100"),
         ({"queue": "support.own:Stay"}, "queue='support.own:Stay' fails when called"),
         ({"queue": "support.own:plain", "w": 2}, "w=2 has no effect with queue='support.own:plain': keep one"),
+        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time' has no effect with queue="),
         ({"workload": "support.own:Shelf"}, "has no 'Shelf'"),
     ],
 )
@@ -96,14 +97,17 @@ def test_what_is_no_policy_is_refused_before_work(knobs, said):
 
 
 class Latest(Newest):
-    """Marks what it takes, and lets the first prompts gather, so that there is an order to choose."""
+    """Numbers what it takes, by a count that it keeps, and lets the first prompts gather, so that there is an order to choose."""
+
+    num_taken = 0
 
     def take(self, now: float) -> PrefillTask:
         first = self.peek(now)
         if first.session_id < FIRST_ID and first.round_index == 0:
             time.sleep(0.1)
         task = super().take(now)
-        task.postponed = MARK
+        self.num_taken += 1
+        task.postponed = self.num_taken
         return task
 
 
@@ -114,9 +118,6 @@ class Sulks(Newest):
         if self.peek(now).session_id < FIRST_ID:
             raise LookupError("enough")
         return super().take(now)
-
-
-MARK = 7
 
 
 @pytest.fixture
@@ -149,13 +150,26 @@ def test_a_binder_and_a_queue_of_one_s_own_decide_in_real_processes(small, monke
     num_rounds = sum(len(each.rounds) for each in workload.sessions)
     assert found.requests["status"] == ["ok"] * 6
     assert found.requests["worker_id"] == [0, 0, 1, 0, 0, 1]
-    assert found.tables["tasks"]["postponed"] == [MARK] * num_rounds
+    assert sorted(found.tables["tasks"]["postponed"]) == [*range(1, num_rounds + 1)], (
+        "what the profile took is forgotten"
+    )
     assert found.facts["decisions"] == {"bind": 6, "route": num_rounds, "order": num_rounds, "not_made_again": 0}
     (lines,) = logs
     orders = [each for each in (json.loads(line[1:]) for line in lines) if each["kind"] == "order"]
     assert max(len(each["queue"]) for each in orders) > 1
-    for each in orders:
-        assert each["outcome"][0] == [each["queue"][-1]["task_id"], MARK]
+    for number, each in enumerate(orders, 1):
+        assert each["outcome"][0] == [each["queue"][-1]["task_id"], number]
+
+
+@needs_redis
+def test_on_time_decides_in_real_processes(small):
+    """Also by what its queues keep: the log's decisions are made again by others that keep it."""
+    asked = own_cell(queue_order="on-time", share=0.4, patience=1.0, slo_ttft_s=0.02)
+    deployment, workload = SYSTEMS.get("ampd-live").prepare(asked)
+    found = deployment.run(workload)
+    num_rounds = sum(len(each.rounds) for each in workload.sessions)
+    assert found.requests["status"] == ["ok"] * 6
+    assert found.facts["decisions"] == {"bind": 6, "route": num_rounds, "order": num_rounds, "not_made_again": 0}
 
 
 @needs_redis
