@@ -146,17 +146,10 @@ class OnTime:
         budget_s = min(max(config.backlog_share * all_s, config.min_step * unit_s), config.max_step * unit_s)
         budget_s = max(budget_s, model.floor_s)
 
+        slacks_s = [(task.ready_s + self._slo_s - now) / pace for task in tasks]
+
         def split(budget_s: float, rate: float) -> Split:
-            limits_s = [
-                work_by(
-                    (task.ready_s + self._slo_s - now) / pace,
-                    budget_s=budget_s,
-                    overhead_s=model.base_s,
-                    rate=rate,
-                    all_s=all_s,
-                )
-                for task in tasks
-            ]
+            limits_s = work_by(slacks_s, budget_s=budget_s, overhead_s=model.base_s, rate=rate, all_s=all_s)
             return Split.of(tasks, works_s, limits_s)
 
         found, share = split(budget_s, 1.0), 0.0

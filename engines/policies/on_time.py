@@ -40,6 +40,9 @@ def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
     done_s, longest = 0.0, list[tuple[float, int]]()
     found = [True] * len(works_s)
     for index, (work_s, limit_s) in enumerate(zip(works_s, limits_s, strict=True)):
+        if work_s > limit_s and not longest:
+            found[index] = False
+            continue
         done_s += work_s
         # Of equals the one that came last goes.
         heapq.heappush(longest, (-work_s, -index))
@@ -149,9 +152,9 @@ def whole_steps_s(work_s: float, budget_s: float, overhead_s: float) -> float:
     return work_s + math.ceil(work_s / budget_s - 1e-9) * overhead_s
 
 
-def work_by(slack_s: float, *, budget_s: float, overhead_s: float, rate: float, all_s: float) -> float:
-    """Most work, in its order, that ends within ``slack_s``: that of whole steps, as a prefill ends with its step. ``all_s`` of
-    work are there in all, and make the last step a shorter one."""
-    if rate == 1 and whole_steps_s(all_s, budget_s, overhead_s) <= slack_s:
-        return math.inf
-    return rate * budget_s * math.floor(slack_s / (budget_s + overhead_s) + 1e-9)
+def work_by(slacks_s: Sequence[float], *, budget_s: float, overhead_s: float, rate: float, all_s: float) -> list[float]:
+    """Most work, in its order, that ends within each of the slacks: that of whole steps, as a prefill ends with its step. ``all_s``
+    of work are there in all, and make the last step a shorter one."""
+    whole_s = whole_steps_s(all_s, budget_s, overhead_s) if rate == 1 else math.inf
+    paid_s, step_s, floor = rate * budget_s, budget_s + overhead_s, math.floor
+    return [math.inf if whole_s <= slack_s else paid_s * floor(slack_s / step_s + 1e-9) for slack_s in slacks_s]

@@ -55,7 +55,7 @@ def test_the_last_of_equals_is_given_up():
 def test_work_that_ends_by_a_time_is_that_of_the_steps_until_then(work, budget_s, overhead_s, slack_s):
     """Against the steps one by one: full ones, and the last as long as what is left."""
     all_s = sum(work)
-    limit_s = work_by(slack_s, budget_s=budget_s, overhead_s=overhead_s, rate=1.0, all_s=all_s)
+    (limit_s,) = work_by([slack_s], budget_s=budget_s, overhead_s=overhead_s, rate=1.0, all_s=all_s)
     end_s = done_s = 0.0
     while done_s < all_s - 1e-9:
         step_s = min(budget_s, all_s - done_s)
