@@ -53,7 +53,8 @@ def edited(path: Path, old: str, new: str, root: Path) -> dict[str, str]:
 PAGES = {
     "README.md",
     "docs/dllm-serve.md",
-    "docs/frontier.md",
+    "docs/frontier-rows.md",
+    "docs/frontier-queues.md",
     "docs/ampd.md",
     "docs/laps.md",
     "docs/block-diffusion.md",
