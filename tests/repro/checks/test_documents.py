@@ -53,6 +53,7 @@ def edited(path: Path, old: str, new: str, root: Path) -> dict[str, str]:
 PAGES = {
     "README.md",
     "docs/dllm-serve.md",
+    "docs/frontier.md",
     "docs/frontier-rows.md",
     "docs/frontier-queues.md",
     "docs/ampd.md",
