@@ -54,6 +54,8 @@ PAGES = {
     "README.md",
     "docs/dllm-serve.md",
     "docs/frontier.md",
+    "docs/frontier-rows.md",
+    "docs/frontier-queues.md",
     "docs/ampd.md",
     "docs/laps.md",
     "docs/block-diffusion.md",
