@@ -1,6 +1,6 @@
 """Holds On-time against the orders of others over many loads: python benchmarks/queues.py --help
 
-One instance, composed, serves 2,000 turns by every order: with LMSYS-Chat-1M's lengths by three models, under tight and loose
+One instance, composed, serves 2,000 turns by every order: with LMSYS-Chat-1M's lengths by three models, ShareGPT's, tight and loose
 objectives, bursts, steps 30 % off either way and beliefs times 0.6 and 1.5, with equal prompts, and with the prompts of Azure's and
 Mooncake's traces, consecutive ones from a place drawn by the seed, where $REPRO_DATA_DIR holds them. A load of 1 is what SGLang serves
 with 256 clients; of other lengths the rate with as much work. LAPS is the best of six settings, chosen cell by cell.
@@ -39,7 +39,7 @@ from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.step_model import StepModel
 from engines.policies.step import StepTimes
-from paper_figures.laps.contenders import LARGE, MIDDLE, SMALL, rate_of
+from paper_figures.laps.contenders import LARGE, LMSYS, MIDDLE, SHAREGPT, SMALL, rate_of
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
@@ -76,6 +76,7 @@ _LONG = 1000
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     name: str
+    dataset: str = LMSYS
     knobs: Mapping[str, Scalar] = field(default_factory=dict)
     slo_s: float = 0.4
     noise: float = 0.0
@@ -83,7 +84,7 @@ class Traffic:
     belief: float = 1.0
     """What policies believe that a step takes, over what it takes."""
     lengths: Callable[[], Sequence[int]] | None = None
-    """Tokens of prompts in the order that they came; LMSYS-Chat-1M's, drawn, by default."""
+    """Tokens of prompts in the order that they came; the data set's turns, drawn, by default."""
 
     @property
     def model(self) -> str:
@@ -113,6 +114,7 @@ TRAFFIC = (
     Traffic(name="LMSYS"),
     Traffic(name="LMSYS, 7B", knobs={"model": SMALL}),
     Traffic(name="LMSYS, 32B", knobs={"model": LARGE}),
+    Traffic(name="ShareGPT", dataset=SHAREGPT),
     Traffic(name="objective 0.05 s", slo_s=0.05),
     Traffic(name="objective 2 s", slo_s=2.0),
     Traffic(name="bursts", knobs={"arrivals": "gamma", "burstiness": 0.25}),
@@ -275,7 +277,10 @@ class Served:
 
 
 def served(traffic: Traffic, load: float, order: str, seed: int, num_prompts: int) -> Served:
-    deployment, workload = _prepared(traffic, load, order, seed, num_prompts)
+    rate = rate_of(load, traffic.model)
+    if traffic.dataset != LMSYS:
+        rate = round(rate * _work_s(LMSYS, num_prompts) / _work_s(traffic.dataset, num_prompts), 3)
+    deployment, workload = _prepared(traffic, rate, order, seed, num_prompts)
     settings = deployment.settings
     if traffic.belief != 1:
         known = {each.name: getattr(settings, each.name) for each in fields(Settings)}
@@ -298,7 +303,7 @@ def served(traffic: Traffic, load: float, order: str, seed: int, num_prompts: in
     )
 
 
-def _prepared(traffic: Traffic, load: float, order: str, seed: int, num_prompts: int) -> tuple[PrefillDeployment, Any]:
+def _prepared(traffic: Traffic, rate: float, order: str, seed: int, num_prompts: int) -> tuple[PrefillDeployment, Any]:
     system, own = ORDERS[order]
     shared = {
         "num_prompts": num_prompts,
@@ -310,10 +315,10 @@ def _prepared(traffic: Traffic, load: float, order: str, seed: int, num_prompts:
     experiment = prepare(
         Cell(
             system=system,
-            dataset="lmsys-chat-1m",
+            dataset=traffic.dataset,
             platform="h200",
             executor="roofline",
-            rate=rate_of(load, traffic.model),
+            rate=rate,
             seed=seed,
             knobs=tuple({**shared, **own}.items()),
         )
@@ -327,7 +332,7 @@ def _stretch(lengths: Sequence[int], load: float, seed: int, count: int, model: 
     draws = np.random.default_rng(seed)
     start = int(draws.integers(0, len(lengths) - count))
     mean_s = fmean(model.work_s(0, tokens) for tokens in lengths)
-    arrivals_s = np.cumsum(draws.exponential(mean_s / (rate_of(load) * _lmsys_work_s(count)), count))
+    arrivals_s = np.cumsum(draws.exponential(mean_s / (rate_of(load) * _work_s(LMSYS, count)), count))
     return OpenTurns(
         turns=[
             Turn(float(arrival_s), index, 0, 0, max(1, lengths[start + index]))
@@ -337,12 +342,11 @@ def _stretch(lengths: Sequence[int], load: float, seed: int, count: int, model: 
 
 
 @cache
-def _lmsys_work_s(num_prompts: int) -> float:
+def _work_s(dataset: str, num_prompts: int) -> float:
     """Of a turn, in the mean; with its history."""
-    deployment, workload = _prepared(TRAFFIC[0], LOADS[0], "Reserve", 0, num_prompts)
+    deployment, workload = _prepared(Traffic(name=dataset, dataset=dataset), 1.0, "SGLang", 0, num_prompts)
     model = deployment.settings.step_model(())
-    requests = deployment.cluster(deployment.settings).simulate(workload.arrivals).requests
-    return fmean(map(model.work_s, requests["history"], requests["tokens"]))
+    return fmean(model.work_s(turn.history, turn.tokens) for turn in workload.arrivals[0].turns)
 
 
 if __name__ == "__main__":

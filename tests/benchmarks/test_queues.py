@@ -37,7 +37,7 @@ def test_noise_lengthens_and_shortens_steps():
 
 def test_a_stretch_of_a_file_follows_on_and_has_the_load():
     """Twice the load is half the time; prompts are the file's, in its order."""
-    model = queues._prepared(PLAIN, 0.5, "SGLang", 0, 300)[0].settings.step_model(())
+    model = queues._prepared(PLAIN, 40.0, "SGLang", 0, 300)[0].settings.step_model(())
     lengths = list(range(1, 2001))
     half, whole = (list(queues._stretch(lengths, load, 3, 300, model).turns) for load in (0.5, 1.0))
     tokens = [turn.tokens for turn in half]
