@@ -35,7 +35,7 @@ FIRST_DONE: Mapping[str, Scalar] = {"batching": "first-done"}
 ON_OUR_ENGINE = "fast-dllm"
 """The system that is measured so too, the nearest by the simulator."""
 
-FIRST = ("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes")
+FIRST = ("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "block")
 """Stages of the first minutes on a card, in this order: what the verdict rests on. The suite has them first too."""
 
 Knobs = Mapping[str, Scalar]

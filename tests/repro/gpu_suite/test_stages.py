@@ -23,8 +23,8 @@ LARGE = ("mixing", "prefill")
 SERVED = ("dllm-serve", "dllm-serve", "fast-dllm", *COMPARED[1:])
 """dLLM-Serve as published and with a single refresh, and Fast-dLLM's rule on its engine, beside the static baselines."""
 ALL = (
-    *("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "prefill"),
-    *("block", "paper-length", "burst", "kernels", "agreement", "figures"),
+    *("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "block"),
+    *("prefill", "paper-length", "burst", "kernels", "agreement", "figures"),
 )
 
 
