@@ -56,6 +56,7 @@ PAGES = {
     "docs/frontier.md",
     "docs/ampd.md",
     "docs/laps.md",
+    "docs/using.md",
     "docs/block-diffusion.md",
 }
 
