@@ -49,7 +49,7 @@ class Policy:
     system: str = OURS
     knobs: Knobs = ONE_REFRESH
     paces: Mapping[str, Knobs] | None = None
-    """Of a system of its own; None are those of the platform."""
+    """Replace the platform's, for a system of its own."""
 
 
 FAST_DLLM = Policy(
