@@ -10,11 +10,12 @@ which others on the machine hardly touch, paired by repeat. Answers end with the
     problems/s   problems per processor second; mean
     times        that over block diffusion in mixed steps's, and the ends of Student's 95 % interval of the paired logarithms
 
-One thread on the CPU. Runs are stored in --result-dir, and reused.
+One thread on the CPU. Runs are stored in --result-dir, and reused; --csv has a row of each, which documents quote.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--threshold", type=float, default=0.9, help="confidence above which tokens are taken")
     parser.add_argument("--result-dir", type=Path, default=Path("results/local/block-diffusion"))
+    parser.add_argument("--csv", type=Path, help="write a row of each run here")
     options = parser.parse_args()
     shared = {
         "num_prompts": options.problems,
@@ -91,12 +93,41 @@ def main() -> None:
         for seed in range(options.repeats)
     }
     runs = dict(zip(cells, sweep(list(cells.values()), interleave=True, result_dir=options.result_dir), strict=True))
+    if options.csv is not None:
+        write_csv(options.csv, runs)
     rows = Rows(options.json, {"threshold": options.threshold, "at_once": options.at_once})
     for task in TASKS:
         first = _speeds([runs[task, next(iter(SIDES)), seed] for seed in range(options.repeats)])
         for side in SIDES:
             rows.add(_row(task, side, [runs[task, side, seed] for seed in range(options.repeats)], first))
     print(table(rows.rows))
+
+
+COLUMNS = (
+    "task",
+    "side",
+    "seed",
+    "solved",
+    "n",
+    "forwards",
+    "rows",
+    "processor_s",
+    "problems_per_s",
+    "obtained",
+    "valid",
+)
+
+
+def write_csv(path: Path, runs: Mapping[tuple[str, str, int], StoredRun]) -> None:
+    """A row of each run, by task, side and seed."""
+    with path.open("w", newline="", encoding="utf-8") as out:
+        table = csv.writer(out, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for (task, side, seed), run in runs.items():
+            n, spent = run.summary["accuracy"]["n"], run.facts["processor_s"]
+            solved = round(run.summary["accuracy"]["value"] * n)
+            counts = (solved, n, run.summary["num_steps"], _rows_of(run), spent, n / spent)
+            table.writerow((task, side, seed, *counts, run.obtained, str(run.validity.valid).lower()))
 
 
 def _row(task: str, side: str, own: Sequence[StoredRun], first: Mapping[int, float]) -> Row:

@@ -40,20 +40,22 @@ class BlockDraws(Sampling):
         )
 
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
-        """[m, V] the tokens that may be drawn, at least one a row: the ``top_k`` likeliest, and of these the shortest beginning
-        whose probabilities sum to more than ``top_p``. None if all may."""
+        """[m, V] the tokens whose probabilities confidence is read off: the ``top_k`` likeliest, and of these the shortest beginning
+        whose probabilities sum to more than ``top_p``. None if all are.
+
+        The mask is one of them where it is so likely, as in the published samplers; it is never drawn, and where it would be
+        alone the next token joins it."""
         if self.top_p is None or self.top_k is None:
             return None
-        wide = logits.to(torch.float64, copy=True)
-        if suppress_id is not None:
-            wide[:, suppress_id] = -torch.inf
-        ordered, token = wide.sort(dim=-1, descending=True, stable=True)
-        place = torch.arange(wide.shape[1], device=wide.device)
+        ordered, token = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
+        place = torch.arange(logits.shape[1], device=logits.device)
         is_near = place < self.top_k.unsqueeze(1)
         scaled = (ordered - ordered[:, :1]) / torch.where(self.temperature > 0, self.temperature, 1.0).unsqueeze(1)
         share = torch.softmax(scaled.masked_fill(~is_near, -torch.inf), dim=-1)
         top_p = self.top_p.unsqueeze(1)
         is_kept = is_near & ((share.cumsum(dim=-1) - share <= top_p) | (top_p >= 1))
+        if suppress_id is not None:
+            is_kept |= (place == 1) & (token[:, :1] == suppress_id)
         return torch.empty_like(is_kept).scatter_(1, token, is_kept)
 
     def tokens(self, logits: Tensor, greedy: Tensor, kept: Tensor | None) -> Tensor:

@@ -209,7 +209,8 @@ class SubBlocks(DecodeRule):
 
     def span(self, holes: Bools, step: int) -> tuple[int, int]:
         first = int(np.argmax(holes)) // self.length * self.length
-        if not self.dual_cache or step == 0 or holes[first]:
+        # A block without holes is computed for its K/V, all of which later blocks read.
+        if not self.dual_cache or step == 0 or holes[first] or not holes.any():
             return 0, len(holes)
         return first, first + self.length
 

@@ -122,7 +122,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused.rms_norm is not None:
-            return self.fused.rms_norm(x.reshape(-1, self.shape[0]), self.weight, self.eps, None).view(x.shape)
+            # The one head of a part of a joined product stays where it lies, with other parts between its rows.
+            rows = x.reshape(-1, self.shape[0]).contiguous()
+            return self.fused.rms_norm(rows, self.weight, self.eps, None).view(x.shape)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         y = F.rms_norm(x.float(), self.shape, None, self.eps)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paper_figures.common.caption import (
     how_obtained,
     invalid_notes,
@@ -26,7 +28,9 @@ from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
+from repro.systems.block.settings import EMBEDDED, EMBEDDED_TASKS, NAME
 from repro.systems.dllm.family import STEPS
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
 SOURCE = "ours; whole blocks and whole Refreshes are Fast-dLLM's dual cache (arXiv:2505.22618)"
@@ -44,6 +48,8 @@ class Policy:
     look: Look
     system: str = OURS
     knobs: Knobs = ONE_REFRESH
+    paces: Mapping[str, Knobs] | None = None
+    """Replace the platform's, for a system of its own."""
 
 
 FAST_DLLM = Policy(
@@ -72,6 +78,14 @@ SETTINGS: Mapping[str, Knobs] = {
 """The first leaves much of a block to settle, the second has several blocks to refresh, and of the third each block needs what the
 one before came to."""
 PACES: Mapping[str, Knobs] = {"one token a step": (), "threshold 0.9": (("threshold", 0.9),)}
+BLOCK_DIFFUSION = Policy(
+    name="block diffusion in blocks of 16",
+    system=NAME,
+    knobs=(("model", EMBEDDED),),
+    paces={"one token a step": (("rule", "static"),), "threshold 0.95": (("threshold", 0.95),)},
+    look=Look(color="#D55E00", marker="P"),
+)
+"""Another model of tiny's size (tiny-block), in an engine of its own; its steps take the same rows at most."""
 CARD_PACES: Mapping[str, Knobs] = {
     "one token a step": (("steps", 256),),
     "four tokens a step": (("steps", 64),),
@@ -111,53 +125,70 @@ class Point:
 
 
 def rows_per_request(run: StoredRun) -> float:
-    return float(sum(run.record.tables[STEPS]["query_tokens"]) / run.num_requests)
+    rows = "num_rows" if run.cell.system == NAME else "query_tokens"
+    return float(sum(run.record.tables[STEPS][rows]) / run.num_requests)
 
 
 def seconds(run: StoredRun) -> float:
     taken = run.facts.get("processor_s")
-    return float(run.summary["busy_s"] if taken is None else taken)
+    return float(np.sum(run.record.tables[STEPS]["duration_s"]) if taken is None else taken)
 
 
-def paces(where: Platform) -> Mapping[str, Knobs]:
-    return PACES if where.gpu is None else CARD_PACES
+def paces(where: Platform, policy: Policy = FAST_DLLM) -> Mapping[str, Knobs]:
+    return policy.paces or (PACES if where.gpu is None else CARD_PACES)
 
 
 def settings(where: Platform) -> tuple[str, ...]:
     return tuple(SETTINGS) if where.gpu is None else (CARD_SETTING,)
 
 
+def task_of(setting: str) -> str:
+    return setting.partition(" ")[0]
+
+
+def asked(where: Platform) -> list[tuple[str, str, Policy]]:
+    """Setting, pace and policy of every point. Block diffusion is asked of the tasks that its embedded model was trained on; on a card it
+    would be a model of other weights, and rows say nothing of what its accuracy costs."""
+    found = []
+    for setting in settings(where):
+        found += [(setting, pace, policy) for pace in paces(where) for policy in POLICIES]
+        if where.gpu is None and task_of(setting) in EMBEDDED_TASKS:
+            found += [(setting, pace, BLOCK_DIFFUSION) for pace in paces(where, BLOCK_DIFFUSION)]
+    return found
+
+
 def cell_of(view: View, setting: str, pace: str, policy: Policy) -> Cell:
-    if view.platform.gpu is None:
-        dataset, asked = setting.partition(" ")[0], (*SETTINGS[setting], ("num_prompts", NUM_PROBLEMS))
+    where, dataset = view.platform, task_of(setting)
+    own: Knobs
+    if where.gpu is not None:
+        dataset, own = "burst", (("num_prompts", CARD_REQUESTS),)
+    elif policy.system == NAME:
+        own = (("gen_length", dict(SETTINGS[setting])["gen_length"]), ("num_prompts", NUM_PROBLEMS))
+        own += (("max_num_batched_tokens", where.part(DllmPart).max_num_batched_tokens),)
     else:
-        dataset, asked = "burst", (("num_prompts", CARD_REQUESTS),)
-    knobs = {**dict(asked), **dict(paces(view.platform)[pace]), **dict(policy.knobs), **dict(view.together("frontier"))}
+        own = (*SETTINGS[setting], ("num_prompts", NUM_PROBLEMS))
+    knobs = {**dict(own), **dict(paces(where, policy)[pace]), **dict(policy.knobs), **dict(view.together("frontier"))}
     return view.cell(None, policy.system, dataset, knobs=tuple(knobs.items()))
 
 
 def points_of(runs: Runs) -> list[Point]:
     view, where = runs.view, runs.view.platform
-    found = []
-    for setting in settings(where):
-        against = runs.of(cell_of(view, setting, next(iter(paces(where))), FAST_DLLM))
-        for pace in paces(where):
-            for policy in POLICIES:
-                own = runs.of(cell_of(view, setting, pace, policy))
-                found.append(Point(setting=setting, pace=pace, policy=policy, runs=own, against=against))
-    return found
+    first = next(iter(paces(where)))
+    return [
+        Point(
+            setting=setting,
+            pace=pace,
+            policy=policy,
+            runs=runs.of(cell_of(view, setting, pace, policy)),
+            against=runs.of(cell_of(view, setting, first, FAST_DLLM)),
+        )
+        for setting, pace, policy in asked(where)
+    ]
 
 
 def cells(view: View) -> list[Cell]:
-    """All requests of a run at once; the engine is the same for all."""
-    where = view.platform
-    asked = (
-        cell_of(view, setting, pace, policy)
-        for setting in settings(where)
-        for pace in paces(where)
-        for policy in POLICIES
-    )
-    return cell_by_cell(asked, view)
+    """All requests of a run at once."""
+    return cell_by_cell((cell_of(view, *each) for each in asked(view.platform)), view)
 
 
 def page(runs: Runs) -> Page:
@@ -165,12 +196,16 @@ def page(runs: Runs) -> Page:
     complete = [point for point in found if point.runs]
     missing = [f"{point.setting} {point.pace} {point.policy.name}" for point in found if not point.runs]
     sentences = [
-        "The engine, scheduler and batching are the same for all, dLLM-Serve's. Speed-up: over Fast-dLLM's rule at one token a step, "
+        "The engine, scheduler and batching are the same for all"
+        + (" but block diffusion" if where.gpu is None else "")
+        + ", dLLM-Serve's. Speed-up: over Fast-dLLM's rule at one token a step, "
         + ("in processor time, " if where.gpu is None else "")
         + "mean of pairs of a seed with its 95 % interval.",
         *(
             [
-                "Accuracy: problems of all seeds, with Wilson's 95 % interval. mini-chain is asked of tiny-long, the others of tiny."
+                "Accuracy: problems of all seeds, with Wilson's 95 % interval. mini-chain is asked of tiny-long, block diffusion of "
+                "tiny-block, the others of tiny. Block diffusion ends with the block that has its end of text; the others denoise all "
+                "tokens that are asked for."
             ]
             if where.gpu is None
             else ["On a card nothing is answered: tokens a step are fixed, and rows say what accuracy costs."]
@@ -223,7 +258,7 @@ def panel(setting: str, complete: Sequence[Point], where: Platform) -> Panel:
     """Accuracy over the speed-up; on a card, where nothing is answered, the speed-up over the rows left."""
     own = [point for point in complete if point.setting == setting and point.speedup.mean is not None]
     layers: list[Layer] = [Text(text="no valid runs")] if not own else [Guide(value=1.0, is_upright=where.gpu is None)]
-    for policy in POLICIES:
+    for policy in (*POLICIES, BLOCK_DIFFUSION):
         line = [point for point in own if point.policy is policy]
         if not line:
             continue

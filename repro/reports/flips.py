@@ -53,9 +53,13 @@ READINGS: tuple[Setting, ...] = (
     *_each("long_dispatch", "single"),
     *_each("kappa", -0.08, 0.14),
     *_each("boundary", 64),
+    *_each("batching", "synchronous", "mixed"),
+    *_each("shared_len", 0),
+    (("step_overhead_s", 0.004), ("tokens_per_forward", 11.4)),
 )
 """What the papers leave open of what they measured, besides what it is by default: for every system that has such a knob. Lengths by a
-factor of two; LAPS's mixing penalty as far as it was measured (docs/silicon.md). Not ``counted``: sessions of rounds that long fit on no worker
+factor of two; LAPS's mixing penalty as far as it was measured (docs/silicon.md); of SGLang's published points the schedule, the prefix that prompts
+share, and 4 ms of the host a step with the tokens a forward that the first point is fitted by then. Not ``counted``: sessions of rounds that long fit on no worker
 of Table 2."""
 
 
@@ -73,6 +77,7 @@ SIZES: Mapping[str, Size] = {
     "ampd": Size(figures=("fig4", "fig5", "fig6", "fig8"), rates=(2.0,)),
     "laps": Size(figures=("fig1", "fig3", "fig5", "fig6", "fig7", "fig8", "table2")),
     "dllm-serve": Size(figures=("fig3", "fig4", "fig5", "fig7", "fig8", "table4"), knobs=(("num_prompts", 150),)),
+    "block": Size(figures=("sglang",), num_runs=3),
 }
 """Simulated figures that claims rest on; AMPD's without those of the planner, which none of this changes."""
 

@@ -8,6 +8,8 @@ from paper_figures.dllm_serve import frontier
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.block.settings import resolve
+from repro.systems.dllm.part import DllmPart
 from repro.systems.dllm.platforms import CPU_TINY, H200
 
 pytestmark = pytest.mark.usefixtures("unsaved")
@@ -35,9 +37,30 @@ def test_policies_are_asked_the_same(view):
     assert len(asked) == len({each for given in asked.values() for each in given})
 
 
+def test_block_diffusion_is_asked_what_its_embedded_model_knows():
+    """The same problems, as many tokens and rows a step at most; existing cells are what they were."""
+    view = VIEWS[0]
+    settings = {setting for setting, _, policy in frontier.asked(CPU_TINY) if policy is frontier.BLOCK_DIFFUSION}
+    assert settings == {"mini-gsm in blocks of 32", "mini-code in blocks of 8"}
+    assert all(policy is not frontier.BLOCK_DIFFUSION for _, _, policy in frontier.asked(H200))
+    for setting in settings:
+        full = frontier.cell_of(view, setting, "one token a step", frontier.FAST_DLLM)
+        for pace in frontier.paces(CPU_TINY, frontier.BLOCK_DIFFUSION):
+            cell = frontier.cell_of(view, setting, pace, frontier.BLOCK_DIFFUSION)
+            for name in ("gen_length", "num_prompts", "comparison"):
+                assert cell.knob_values[name] == full.knob_values[name]
+            assert cell.dataset == full.dataset
+            assert (
+                resolve(cell.without("comparison")).knobs.max_num_batched_tokens
+                == CPU_TINY.part(DllmPart).max_num_batched_tokens
+            )
+            assert resolve(cell.without("comparison")).block == 16
+
+
 def with_rows(run: StoredRun, rows: int) -> StoredRun:
     tables = dict(run.record.tables)
-    tables["steps"] = {**tables["steps"], "query_tokens": [rows] * len(tables["steps"]["step"])}
+    name = "num_rows" if run.cell.system == "block-diffusion" else "query_tokens"
+    tables["steps"] = {**tables["steps"], name: [rows] * len(tables["steps"]["step"])}
     return changed(run, record=type(run.record)(tables=tables, manifest=run.record.manifest))
 
 
@@ -47,10 +70,10 @@ def test_speed_ups_are_of_pairs_and_rows_of_a_request(tmp_path, drawn):
     points = frontier.points_of(Runs(runs, view))
     for point in points:
         settles = "settle_after" in dict(point.policy.knobs)
-        due = (2 if settles else 1) * (4 if point.pace == "threshold 0.9" else 1)
+        due = (2 if settles else 1) * (4 if point.pace.startswith("threshold") else 1)
         assert point.speedup.mean == pytest.approx(due)
         assert point.speedup.half_width == pytest.approx(0)
         assert point.rows == 800 / runs[0].num_requests
     rendered = frontier.FIGURE.render(runs, view, tmp_path)
-    assert len(rendered.rows) == len(points) == 30
+    assert len(rendered.rows) == len(points) == 34
     assert "Fast-dLLM's rule at one token a step" in text_of(drawn[0])

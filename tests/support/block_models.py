@@ -58,9 +58,9 @@ FAMILIES = tuple(RAW)
 
 
 @cache
-def block_model(family: str, seed: int = 0) -> PackedModel[BlockConfig]:
+def block_model(family: str, seed: int = 0, **config: Any) -> PackedModel[BlockConfig]:
     """Random weights, large enough that the likeliest token is not always the same."""
-    model = load_block(BlockConfig.from_dict(RAW[family]), weights="random", seed=seed)
+    model = load_block(BlockConfig.from_dict(RAW[family] | config), weights="random", seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -46,7 +46,8 @@ from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
-from repro.workloads.knobs import ArrivalKnobs
+from repro.workloads.knobs import TraceKnobs
+from repro.workloads.own import workload_knobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
     "low-confidence": LowConfidence,
@@ -99,7 +100,7 @@ _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockKnobs(ArrivalKnobs):
+class BlockKnobs(TraceKnobs):
     model: str | None = None
     """tiny-block, the embedded checkpoint and the default of a graded task; tiny-llada2, the default elsewhere, tiny-sdar,
     tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights; or a checkpoint's directory or
@@ -248,9 +249,10 @@ def resolve(cell: Cell) -> Settings:
         cell.executor in ("torch", "roofline"),
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
-    check_given(cell.asked, BlockKnobs, who="system='block-diffusion'")
+    check_given(cell.asked, BlockKnobs, workload_knobs(cell.asked), who="system='block-diffusion'")
     knobs = given_to(_usual(where, cell.executor), cell.asked, executor=cell.executor)
-    model = knobs.model or (EMBEDDED if cell.dataset in TASKS else "tiny-llada2")
+    is_graded = cell.dataset in TASKS and knobs.workload is None
+    model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     has_weights = not is_random(model)
     config = TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model)
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length

@@ -1,7 +1,7 @@
 """A block-diffusion engine behind the harness: from a cell to a deployment and its requests.
 
-A graded task's problems are asked of a checkpoint as texts. Prompts of other data sets have their lengths and arrivals, and random
-ids: what a block-diffusion tokenizer would make of their texts is not known here.
+A graded task's problems are asked of a checkpoint as texts, and so is what a user serves in place of a data set. Prompts of other data
+sets have their lengths and arrivals, and random ids: what a block-diffusion tokenizer would make of their texts is not known here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 from repro.systems.block.family import BLOCK, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 from repro.systems.block.settings import BlockKnobs, Settings, resolve
-from repro.systems.block.text import answer_of, text_of
+from repro.systems.block.text import answer_of, find_text, text_of
 from repro.systems.dllm.requests import graded
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload
+from repro.workloads.own import Traced, trace_asked
+from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload, traced_workload
 
 ON_TORCH = "repro.systems.block.on_torch"
 SIMULATED = "repro.systems.block.simulated"
@@ -53,6 +54,8 @@ class Deployment:
     """Decides what a simulation draws."""
     task: Task | None = None
     """Whose problems the workload asks; None where nothing is graded."""
+    asks_texts: bool = False
+    """Whether prompts are texts; of a task they are."""
 
     @property
     def obtained(self) -> Obtained:
@@ -80,7 +83,7 @@ class Deployment:
             "rule": {"name": type(rule).__name__, **asdict(rule), "is_exact": rule.is_exact},
             "batching": settings.knobs.batching,
             "num_tokens": settings.num_tokens,
-            "prompts": "random ids" if self.task is None else "texts",
+            "prompts": "texts" if self.asks_texts else "random ids",
             "system": BlockDiffusion.title,
             "model": settings.model,
             "platform": settings.platform.title,
@@ -177,10 +180,16 @@ class BlockDiffusion:
     def prepare(self, cell: Cell) -> tuple[Deployment, BlockWorkload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         settings = resolve(cell)
+        file = trace_asked(cell.dataset, settings.knobs, cell.asked)
+        if file is not None:
+            asks_texts = not settings.is_simulated and find_text(settings) is not None
+            workload = _traced(cell, settings, file, asks_texts=asks_texts)
+            return Deployment(settings=settings, seed=cell.seed, asks_texts=asks_texts), workload
         task = _task_of(cell, settings)
         if task is None:
             return Deployment(settings=settings, seed=cell.seed), _requests(cell, settings)
-        return Deployment(settings=settings, seed=cell.seed, task=task), _problems(cell, settings, task)
+        workload = _problems(cell, settings, task)
+        return Deployment(settings=settings, seed=cell.seed, task=task, asks_texts=True), workload
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
@@ -227,10 +236,32 @@ def _problems(cell: Cell, settings: Settings, task: Task) -> BlockWorkload:
         f"problem {task.problems[longest.request_id].problem_id} has {longest.prompt_len} prompt tokens and there is room for "
         f"{most}: lower gen_length, or raise max_model_len",
     )
-    requests = tuple(
-        _request(each, settings, cell.seed, each.prompt_ids or (), text.end_ids) for each in found.requests
-    )
+    requests = tuple(_request(each, settings, cell.seed, text.end_ids) for each in found.requests)
     return BlockWorkload(requests=requests, provenance=found.provenance)
+
+
+def _traced(cell: Cell, settings: Settings, file: Traced, *, asks_texts: bool) -> BlockWorkload:
+    """A request of each row, whose answer is as long as the row's: the last block is cut to it."""
+    knobs = settings.knobs
+    for name in ("gen_length", *(("shared_len",) if asks_texts else ())):
+        require(
+            name not in cell.asked,
+            f"{name}={cell.asked.get(name)!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
+        )
+    found = traced_workload(
+        file,
+        arrivals_asked(cell.rate, knobs),
+        cell.seed,
+        _as_long,
+        most=settings.max_model_len // settings.block * settings.block,
+        num=knobs.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
+        fixed_prompt_len=knobs.input_len,
+        encode=(lambda prompt: list(text_of(settings).encode(prompt))) if asks_texts else None,
+    )
+    return BlockWorkload(
+        requests=tuple(_request(each, settings, cell.seed) for each in found.requests), provenance=found.provenance
+    )
 
 
 def room_for_prompt(settings: Settings) -> int:
@@ -242,13 +273,13 @@ def _as_long(gen_length: int) -> GenerationConfig:
     return GenerationConfig(gen_length=gen_length, block_length=gen_length, steps=gen_length)
 
 
-def _request(
-    asked: Request, settings: Settings, seed: int, prompt_ids: tuple[int, ...], stop_ids: frozenset[int] = frozenset()
-) -> BlockRequest:
+def _request(asked: Request, settings: Settings, seed: int, stop_ids: frozenset[int] = frozenset()) -> BlockRequest:
+    """With random ids where it has a length alone."""
+    ids = asked.prompt_ids
     return BlockRequest(
         request_id=asked.request_id,
-        prompt_ids=prompt_ids,
-        gen_length=settings.knobs.gen_length,
+        prompt_ids=_prompt(settings, asked.prompt_len, seed, asked.request_id) if ids is None else tuple(ids),
+        gen_length=asked.generation.gen_length,
         rule=settings.rule,
         sampling=settings.sampling(derive_seed(seed, "sampling", asked.request_id)),
         stop_ids=stop_ids,
@@ -269,10 +300,7 @@ def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
         fixed_prompt_len=knobs.input_len,
     )
     found = build_workload(config, _as_long(knobs.gen_length))
-    requests = tuple(
-        _request(each, settings, cell.seed, _prompt(settings, each.prompt_len, cell.seed, each.request_id))
-        for each in found.requests
-    )
+    requests = tuple(_request(each, settings, cell.seed) for each in found.requests)
     return BlockWorkload(requests=requests, provenance=found.provenance)
 
 

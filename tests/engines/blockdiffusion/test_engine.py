@@ -3,18 +3,24 @@
 T1 to T11 name the properties a server of block-diffusion models has to have.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.block_models import END, FAMILIES, MASK, block_model
+from support.block_models import END, FAMILIES, MASK, block_model, plain_logits
 from support.block_runs import Recorder, alone, engine_for, is_whole, prompt, recorder, request
 
 from engines.blockdiffusion import sequence
+from engines.blockdiffusion.draws import BlockDraws
 from engines.blockdiffusion.engine import BlockEngine
+from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.dllm.decode.denoise import Reduction
 from engines.errors import UserError
 from repro.checks.plain_blocks import plain_run
 
@@ -43,6 +49,16 @@ def test_t1_cached_blocks_are_the_whole_sequence_computed_anew(family, tokens):
         assert answer.denoised == plain.denoised  # T11
         for (_, mine), (_, theirs) in zip(trace, plain.trace, strict=True):
             assert all(min(abs(a - b) for b in theirs) < 1e-4 for a in mine)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_head_of_keys_serves_all_queries(family):
+    """Its rows lie apart in the product of queries, keys and values."""
+    model = block_model(family, num_key_value_heads=1)
+    executor = TorchBlockExecutor(model, num_slots=1, max_len=64, num_tokens=64, block=B)
+    asked = request(0, B + 3, 2 * B, RULES[0])
+    plain = plain_run(model, list(asked.prompt_ids), asked.gen_length, RULES[0], B, plain_logits)
+    assert list(BlockEngine(executor).run([asked])[0].ids) == plain.ids[: asked.gen_length]
 
 
 def test_t2_k_v_of_a_block_with_holes_are_not_the_block_s(monkeypatch):
@@ -288,20 +304,41 @@ def test_draws_depend_on_the_seed_alone():
     assert alone("sdar", request(0, 9, 24, Sequential(steps=8), sampling=likeliest))[0].ids == greedy.ids
 
 
-def test_a_confidence_is_what_temperature_and_cuts_leave():
-    """The first row's, by hand: top_k before top_p, the mask's id in neither."""
-    from repro.checks.plain_blocks import masked_logits
-
-    asked = request(0, B, 1, Static(steps=1), sampling=BlockSampling(temperature=0.7, top_k=5, top_p=0.6, draws=False))
-    _, trace = alone("llada2", asked)
-    row = masked_logits(block_model("llada2"), [*asked.prompt_ids, *[MASK] * B], B)[B].double().numpy().copy()
-    row[MASK] = -np.inf
-    order = np.argsort(-row)[:5]
-    share = np.exp((row[order] - row[order[0]]) / 0.7)
-    share /= share.sum()
-    kept = share[: int(np.argmax(share.cumsum() > 0.6)) + 1]
-    assert trace[0][0][0] == order[0]
-    assert trace[0][1][0] == pytest.approx(kept[0] / kept.sum(), rel=1e-4)
+@pytest.mark.parametrize("raised", [None, 0, 1, 3])
+def test_a_confidence_is_what_temperature_and_cuts_leave(raised):
+    """By hand: top_k before top_p. The mask, raised to some rank, counts in both as any other token; it is not taken, and where the cuts
+    leave it alone the next one is beside it."""
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3)) * 2
+    mask = 17
+    if raised is not None:
+        logits[:, mask] = logits.sort(descending=True).values[:, raised] + 1e-3
+    cuts = [(0.7, 5, 0.6), (1.0, 1, 1.0), (1.3, 40, 0.9), (0.5, 3, 1.0), (1.0, 40, 0.05), (2.0, 40, 1.0)]
+    temperature, top_k, top_p = (torch.tensor(each) for each in zip(*cuts, strict=True))
+    is_drawn = torch.zeros(6, dtype=torch.bool)
+    draws = BlockDraws(
+        temperature=temperature,
+        keys=torch.arange(6),
+        random_remasking=is_drawn,
+        top_k=top_k,
+        top_p=top_p,
+        draws=is_drawn,
+    )
+    tokens, confidence = Reduction(confidence_of="sampler", suppress_id=mask)(logits.clone(), draws)
+    drawing = replace(draws, draws=~is_drawn)
+    drawn, _ = Reduction(confidence_of="sampler", suppress_id=mask)(logits.clone(), drawing)
+    for row, (warmth, k, p), token, sure, other in zip(
+        logits.double().tolist(), cuts, tokens, confidence, drawn, strict=True
+    ):
+        order = sorted(range(40), key=lambda i: -row[i])
+        share = np.exp([(row[i] - row[order[0]]) / warmth for i in order[:k]])
+        share /= share.sum()
+        left = len(share) if p == 1.0 else int(np.argmax(share.cumsum() > p)) + 1
+        left = max(left, 2) if order[0] == mask else left
+        weight = np.exp([(row[i] - row[order[0]]) / warmth for i in order[:left]])
+        likeliest = next(i for i in order if i != mask)
+        assert token == likeliest
+        assert float(sure) == pytest.approx(weight[order.index(likeliest)] / weight.sum(), rel=1e-5)
+        assert int(other) in set(order[:left]) - {mask}
 
 
 class Replay:

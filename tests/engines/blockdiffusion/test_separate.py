@@ -4,7 +4,7 @@ import pytest
 from support.block_models import block_model
 from support.block_runs import alone, engine_for, is_whole, recorder, request
 
-from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Static
+from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Static, SubBlocks
 from engines.errors import UserError
 from repro.checks.plain_blocks import plain_run
 
@@ -41,6 +41,17 @@ def test_answers_are_those_of_mixed_steps(family, batching, prefix_cache):
     for plan, _ in recorder(engine).steps:
         assert len({(work.blocks > 0, work.rows is not None) for work in plan.works}) == 1
         assert all((work.blocks > 0) != (work.rows is not None) for work in plan.works)
+
+
+@pytest.mark.parametrize("family", ["llada2", "sdar"])
+@pytest.mark.parametrize("batching", BATCHING)
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_the_forward_that_ends_a_block_computes_all_of_it(family, batching, length):
+    """With a dual cache too, whose other forwards leave stale K/V of other parts."""
+    rule = SubBlocks(length=length, threshold=0.3, dual_cache=True)
+    for tokens in (3, 2 * B):
+        asked = request(tokens, tokens, 3 * B, rule)
+        assert alone(family, asked, batching=batching)[0].ids == alone(family, asked)[0].ids
 
 
 @pytest.mark.parametrize("family", ["llada2", "sdar"])

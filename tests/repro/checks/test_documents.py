@@ -58,6 +58,7 @@ PAGES = {
     "docs/frontier-queues.md",
     "docs/ampd.md",
     "docs/laps.md",
+    "docs/using.md",
     "docs/block-diffusion.md",
 }
 

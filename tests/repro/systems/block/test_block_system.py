@@ -1,13 +1,20 @@
 """`--system block-diffusion`: its models, rules and refusals, and what its runs record."""
 
+import random
+from dataclasses import dataclass
+from typing import Annotated
+
 import pytest
 from support.block_models import write_block
 from support.cells import a_cell
 
 from engines.errors import UserError
+from engines.knobs import Range
 from repro.runs.system import SYSTEMS
 from repro.systems.block.family import BLOCK, STEPS
 from repro.systems.block.settings import RULES, TINY
+from repro.systems.block.text import text_of
+from repro.workloads.rounds import RecordedRound, TracedSession
 
 SYSTEM = SYSTEMS.get("block-diffusion")
 
@@ -141,3 +148,62 @@ def test_sglang_s_schedule_waits_for_the_slowest():
         for name in ("mixed", "first-done", "synchronous")
     )
     assert mixed < first_done < synchronous
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    num_prompts: int = 3
+    answer: Annotated[int, Range(1, 100)] = 21
+    text: str | None = None
+
+    def sessions(self, seed):
+        draw = random.Random(seed)
+        for index in range(self.num_prompts):
+            asked = RecordedRound(draw.randint(5, 40), self.answer + index)
+            yield TracedSession((asked,), arrival_s=0.5 * index, prompt=self.text)
+
+
+def served(**asked):
+    knobs = {"workload": f"{__name__}:Asked", "block_length": 8, **asked}
+    deployment, workload = SYSTEM.prepare(a_cell("block-diffusion", "Asked", **knobs))
+    return deployment, workload
+
+
+def test_a_workload_of_one_s_own_is_served_as_it_asks():
+    deployment, workload = served(arrivals="trace", answer=13, num_prompts=4, rule="static", steps=4)
+    draw = random.Random(0)
+    assert [len(each.prompt_ids) for each in workload.requests] == [draw.randint(5, 40) for _ in range(4)]
+    assert [each.gen_length for each in workload.requests] == [13, 14, 15, 16]
+    assert [each.arrival_s for each in workload.requests] == [0.0, 0.5, 1.0, 1.5]
+    record = deployment.run(workload)
+    assert BLOCK.assess(record).reasons == ()
+    assert record.requests["output_len"] == [13, 14, 15, 16]
+    assert record.manifest["prompts"] == "random ids"
+    on_card = {"platform": "h200-sdar-8b", "executor": "roofline", "workload": f"{__name__}:Asked"}
+    simulated, same = SYSTEM.prepare(a_cell("block-diffusion", "Asked", answer=13, **on_card))
+    assert sorted(each.gen_length for each in same.requests) == [13, 14, 15]
+    assert BLOCK.assess(simulated.run(same)).reasons == ()
+
+
+def test_a_workload_s_text_is_the_prompt_of_a_model_that_reads_it():
+    text = "Story: Ben has 3 coins."
+    deployment, workload = served(model="tiny-block", block_length=None, text=text)
+    expected = text_of(deployment.settings).encode(text)
+    assert {each.prompt_ids for each in workload.requests} == {expected}
+    assert deployment.facts["prompts"] == "texts"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"gen_length": 16}, "gen_length=16 has no effect with workload="),
+        ({"columns": "prompt_len=x"}, "columns='prompt_len=x' has no effect with workload="),
+        ({"burst": 2}, "burst=2 has no effect with system='block-diffusion'"),
+        ({"answer": 101}, "answer=101"),
+        ({"max_model_len": 72, "answer": 90}, "leaves none for a prompt of the 72"),
+        ({"model": "tiny-block", "block_length": None, "shared_len": 4}, "shared_len=4 has no effect with workload="),
+    ],
+)
+def test_what_a_workload_leaves_no_room_for_is_refused(asked, says):
+    with pytest.raises(UserError, match=says):
+        served(**asked)
