@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -66,11 +67,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Says what is refused in one line."""
+    """Says what is refused in one line, and exits with 2."""
     try:
         main()
     except UserError as error:
-        raise SystemExit(f"Error: {error}") from None
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 # -- device and model ---------------------------------------------------------------------------------------

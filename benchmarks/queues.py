@@ -1,8 +1,8 @@
 """Holds On-time against the orders of others over many loads: python benchmarks/queues.py --help
 
-One instance, composed, serves 2,000 turns by every order: with LMSYS-Chat-1M's lengths by three models, ShareGPT's, tight and loose
-objectives, bursts, steps 30 % off either way and beliefs times 0.6 and 1.5, with equal prompts, and with the prompts of Azure's and
-Mooncake's traces, consecutive ones from a place drawn by the seed, where $REPRO_DATA_DIR holds them. A load of 1 is what SGLang serves
+One instance, composed, serves 2,000 turns by every order: with LMSYS-Chat-1M's lengths by three models, tight and loose
+objectives, bursts, steps 30 % off either way and beliefs times 0.6 and 1.5, with equal prompts, and with ShareGPT's first prompts and those of Azure's
+and Mooncake's traces, consecutive ones from a place drawn by the seed, where $REPRO_DATA_DIR holds them. A load of 1 is what SGLang serves
 with 256 clients; of other lengths the rate with as much work. LAPS is the best of six settings, chosen cell by cell.
 
     late        turns whose first token was later than the objective, %; of prompts above 1,000 tokens, %
@@ -35,11 +35,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from common import Rows, add_counts, parser_of, run, shown, table
 
-from engines.errors import UserError
+from engines.errors import require
 from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.step_model import StepModel
 from engines.policies.step import StepTimes
-from paper_figures.laps.contenders import LARGE, LMSYS, MIDDLE, SHAREGPT, SMALL, rate_of
+from paper_figures.laps.contenders import LARGE, LMSYS, MIDDLE, SMALL, rate_of
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
@@ -76,7 +76,6 @@ _LONG = 1000
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     name: str
-    dataset: str = LMSYS
     knobs: Mapping[str, Scalar] = field(default_factory=dict)
     slo_s: float = 0.4
     noise: float = 0.0
@@ -84,7 +83,7 @@ class Traffic:
     belief: float = 1.0
     """What policies believe that a step takes, over what it takes."""
     lengths: Callable[[], Sequence[int]] | None = None
-    """Tokens of prompts in the order that they came; the data set's turns, drawn, by default."""
+    """Tokens of prompts in the order that they came; LMSYS-Chat-1M's turns, drawn, by default."""
 
     @property
     def model(self) -> str:
@@ -100,6 +99,14 @@ def _azure(name: str) -> Sequence[int]:
         return [int(row["ContextTokens"]) for row in csv.DictReader(opened)]
 
 
+def _sharegpt() -> Sequence[int]:
+    """First prompts, at four characters a token; their file is sorted by length, so they are shuffled."""
+    with _data("sharegpt/sharegpt_90k_first_prompt_lengths.csv").open(encoding="utf-8", newline="") as opened:
+        lengths = [math.ceil(int(row["chars"]) / 4) for row in csv.DictReader(opened)]
+    random.Random(0).shuffle(lengths)
+    return lengths
+
+
 def _mooncake() -> Sequence[int]:
     """Cut to what a GPU holds beside the model."""
     with gzip.open(_data("mooncake/conversation_trace.jsonl.gz"), "rt", encoding="utf-8") as opened:
@@ -107,14 +114,18 @@ def _mooncake() -> Sequence[int]:
 
 
 def _data(name: str) -> Path:
-    return Path(os.environ[DATA_DIR_VARIABLE]) / name
+    path = Path(os.environ[DATA_DIR_VARIABLE]) / name
+    require(
+        path.is_file(),
+        f"{DATA_DIR_VARIABLE}={os.environ[DATA_DIR_VARIABLE]!r} has no {name}: unset it, or put it there",
+    )
+    return path
 
 
 TRAFFIC = (
     Traffic(name="LMSYS"),
     Traffic(name="LMSYS, 7B", knobs={"model": SMALL}),
     Traffic(name="LMSYS, 32B", knobs={"model": LARGE}),
-    Traffic(name="ShareGPT", dataset=SHAREGPT),
     Traffic(name="objective 0.05 s", slo_s=0.05),
     Traffic(name="objective 2 s", slo_s=2.0),
     Traffic(name="bursts", knobs={"arrivals": "gamma", "burstiness": 0.25}),
@@ -124,6 +135,7 @@ TRAFFIC = (
     Traffic(name="200 tokens each", lengths=_equal),
 )
 RECORDED = (
+    Traffic(name="ShareGPT", lengths=_sharegpt),
     Traffic(name="Azure, code", lengths=partial(_azure, "code")),
     Traffic(name="Azure, conversation", lengths=partial(_azure, "conv")),
     Traffic(name="Mooncake, 4 s", lengths=_mooncake, slo_s=4.0),
@@ -182,11 +194,18 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write the rows here as a table")
     add_counts(parser, prompts=(2000, "turns of a run"), processes=(os.cpu_count() or 1, "at once"))
     options = parser.parse_args()
-    if len(options.seeds) < 2:
-        raise UserError(f"seeds={options.seeds}: give at least two, differences have intervals")
+    require(
+        len(options.seeds) > 1 and len(set(options.seeds)) == len(options.seeds),
+        f"seeds={options.seeds}: give at least two, each once: differences have intervals",
+    )
+    for path in (options.csv, options.json):
+        require(path is None or path.parent.is_dir(), f"{path}: there is no folder {path and path.parent}, make it")
     traffic = (*TRAFFIC, *(RECORDED if os.environ.get(DATA_DIR_VARIABLE) else ()))
     if len(traffic) == len(TRAFFIC):
-        print(f"{DATA_DIR_VARIABLE} is not set: without Azure's and Mooncake's traces", file=sys.stderr)
+        print(f"{DATA_DIR_VARIABLE} is not set: without recorded prompts", file=sys.stderr)
+    for each in traffic:
+        known = options.prompts if each.lengths is None else len(each.lengths())
+        require(options.prompts <= known, f"prompts={options.prompts}: {each.name} has {known}, give no more")
     cells = [(each.name, load) for each in traffic for load in LOADS]
     rows = Rows(options.json, {"seeds": options.seeds, "prompts": options.prompts})
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
@@ -277,10 +296,7 @@ class Served:
 
 
 def served(traffic: Traffic, load: float, order: str, seed: int, num_prompts: int) -> Served:
-    rate = rate_of(load, traffic.model)
-    if traffic.dataset != LMSYS:
-        rate = round(rate * _work_s(LMSYS, num_prompts) / _work_s(traffic.dataset, num_prompts), 3)
-    deployment, workload = _prepared(traffic, rate, order, seed, num_prompts)
+    deployment, workload = _prepared(traffic, rate_of(load, traffic.model), order, seed, num_prompts)
     settings = deployment.settings
     if traffic.belief != 1:
         known = {each.name: getattr(settings, each.name) for each in fields(Settings)}
@@ -315,7 +331,7 @@ def _prepared(traffic: Traffic, rate: float, order: str, seed: int, num_prompts:
     experiment = prepare(
         Cell(
             system=system,
-            dataset=traffic.dataset,
+            dataset=LMSYS,
             platform="h200",
             executor="roofline",
             rate=rate,
@@ -330,9 +346,9 @@ def _prepared(traffic: Traffic, rate: float, order: str, seed: int, num_prompts:
 def _stretch(lengths: Sequence[int], load: float, seed: int, count: int, model: StepModel) -> OpenTurns:
     """``count`` prompts that follow each other, as a Poisson process with as much work a second as LMSYS-Chat-1M's have at the load."""
     draws = np.random.default_rng(seed)
-    start = int(draws.integers(0, len(lengths) - count))
+    start = int(draws.integers(0, len(lengths) - count + 1))
     mean_s = fmean(model.work_s(0, tokens) for tokens in lengths)
-    arrivals_s = np.cumsum(draws.exponential(mean_s / (rate_of(load) * _work_s(LMSYS, count)), count))
+    arrivals_s = np.cumsum(draws.exponential(mean_s / (rate_of(load) * _lmsys_work_s(count)), count))
     return OpenTurns(
         turns=[
             Turn(float(arrival_s), index, 0, 0, max(1, lengths[start + index]))
@@ -342,9 +358,9 @@ def _stretch(lengths: Sequence[int], load: float, seed: int, count: int, model: 
 
 
 @cache
-def _work_s(dataset: str, num_prompts: int) -> float:
+def _lmsys_work_s(num_prompts: int) -> float:
     """Of a turn, in the mean; with its history."""
-    deployment, workload = _prepared(Traffic(name=dataset, dataset=dataset), 1.0, "SGLang", 0, num_prompts)
+    deployment, workload = _prepared(TRAFFIC[0], 1.0, "SGLang", 0, num_prompts)
     model = deployment.settings.step_model(())
     return fmean(model.work_s(turn.history, turn.tokens) for turn in workload.arrivals[0].turns)
 

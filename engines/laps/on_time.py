@@ -56,20 +56,19 @@ class OnTimeConfig(LateShare):
         return 0.4 if self.slo_s is None else self.slo_s
 
 
-def longest_wait_s(config: OnTimeConfig, ahead_s: float, model: StepTimeModel) -> float:
-    """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
+def longest_wait_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, model: StepTimeModel) -> float:
+    """Upper bound on the TTFT of a request behind ``ahead_s`` of work and ``num_ahead`` requests (its own included) that arrived no later.
 
     A step of budget b takes at most b + o, where o is its overhead, so that first come, first served it would wait F = ahead (1 + o
     / b_min) + o at most once it is seen. By max(objective, patience max(objective, F)) it is late, so given up, and the share is
     paid; the step running then ends within T_max = b_max + o. The share goes by arrival: before it are at most ``ahead_s``. A step
-    does at least share b of that work, unless it finishes all of it; so the work takes at most ahead / share (1 + o / b_min) and
-    one last step:
+    does at least share b of that work, or finishes as many requests as it has places, ``max_num_seqs``, or all of them; so the work
+    takes at most ahead / share (1 + o / b_min), a step for every so many requests, and one last step:
 
-        max(objective, patience max(objective, F)) + ahead / share (1 + o / b_min) + 2 T_max
+        max(objective, patience max(objective, F)) + ahead / share (1 + o / b_min) + (2 + n_ahead / max_num_seqs) T_max
 
     Budgets are no less than the floor below which a step takes as long, so that b + o is what it takes. Work counts as the model's,
-    whose steps are true; ``max_num_seqs`` and the rest of a step leave room for the share and for the token that it is rounded
-    up to. Where one of the share finds no K/V, nobody is admitted until it does.
+    whose steps are true; the rest of a step leaves room for the token that the share is rounded up to. Where one of the share finds no K/V, nobody is admitted until it does.
     """
     assert config.slo_s is not None
     if not config.share:
@@ -78,7 +77,11 @@ def longest_wait_s(config: OnTimeConfig, ahead_s: float, model: StepTimeModel) -
     least_s = max(config.min_step * config.slo_s / 2**_HALVINGS, model.floor_s)
     most_s = max(config.max_step * config.slo_s, model.floor_s)
     step_s, work_s = most_s + overhead_s, ahead_s * (1 + overhead_s / least_s)
-    return config.from_s(config.slo_s, work_s + overhead_s) + work_s / config.share + 2 * step_s
+    return (
+        config.from_s(config.slo_s, work_s + overhead_s)
+        + work_s / config.share
+        + (2 + num_ahead / config.max_num_seqs) * step_s
+    )
 
 
 class OnTime:
@@ -105,6 +108,7 @@ class OnTime:
             raise UserError(f"queue={type(queue).__name__}: On-time takes requests out of turn, give an OpenQueue")
         self._measure(now)
         if not queue and not at.begun:
+            self._first_come_s = {}
             return IDLE
         tasks = sorted([*at.begun, *queue], key=by_arrival)
         split, budget_s, share = self._chosen(tasks, now)

@@ -34,19 +34,23 @@ class LateShare(Checked):
         return max(slo_s, self.patience * max(slo_s, first_come_s))
 
 
+_ROUNDING_S = 1e-9
+
+
 def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
     """Say of jobs in rising order of their limits which are kept, such that the work of each and of those kept before it is
-    within its limit, and as many as possible are. O(n log n)."""
+    within its limit, up to rounding, and as many as possible are. O(n log n)."""
     done_s, longest = 0.0, list[tuple[float, int]]()
     found = [True] * len(works_s)
     for index, (work_s, limit_s) in enumerate(zip(works_s, limits_s, strict=True)):
-        if work_s > limit_s and not longest:
+        latest_s = limit_s + _ROUNDING_S
+        if work_s > latest_s and not longest:
             found[index] = False
             continue
         done_s += work_s
         # Of equals the one that came last goes.
         heapq.heappush(longest, (-work_s, -index))
-        if done_s > limit_s:
+        if done_s > latest_s:
             negative_s, which = heapq.heappop(longest)
             done_s += negative_s
             found[-which] = False

@@ -93,14 +93,15 @@ def chat(rate: float, until_s: float, seed: int, *, long_share: float = 0.28) ->
     )
 
 
-def ahead_of(requests: Table, index: int, model: StepModel) -> float:
-    """Work of the requests that arrived no later and had not finished, its own included."""
+def ahead_of(requests: Table, index: int, model: StepModel) -> tuple[float, int]:
+    """Work and number of the requests that arrived no later and had not finished, its own included."""
     arrival = requests["arrival_s"][index]
-    return sum(
+    works_s = [
         model.work_s(requests["history"][other], requests["tokens"][other])
         for other in range(index + 1)
         if requests["finished_s"][other] > arrival
-    )
+    ]
+    return sum(works_s), len(works_s)
 
 
 def hostile(seed: int, load: float) -> OpenTurns:

@@ -42,6 +42,11 @@ def test_no_set_that_is_on_time_is_larger(jobs):
     assert not any(is_on_time(chosen) for chosen in combinations(jobs, len(found) + 1))
 
 
+def test_sums_that_are_rounded_up_end_in_time():
+    assert 0.1 + 0.1 + 0.1 > 0.3
+    assert kept([0.1] * 3, [0.3] * 3) == [True] * 3
+
+
 def test_the_last_of_equals_is_given_up():
     assert kept([2.0, 2.0, 2.0], [4.0, 4.0, 4.0]) == [True, True, False]
 
@@ -176,7 +181,8 @@ def check_bound(arrivals: OpenTurns, config: OnTimeConfig) -> None:
     run = PrefillCluster(system=on_time(MODEL, config, graphs="none"), cost=MODEL).simulate(arrivals)
     for index, finished in enumerate(run.requests["finished_s"]):
         ttft_s = finished - run.requests["arrival_s"][index]
-        assert ttft_s <= longest_wait_s(config, ahead_of(run.requests, index, MODEL), MODEL)
+        work_s, num_ahead = ahead_of(run.requests, index, MODEL)
+        assert ttft_s <= longest_wait_s(config, work_s, num_ahead, MODEL)
 
 
 @settings(max_examples=8, deadline=None)
@@ -202,8 +208,23 @@ def test_no_backlog_is_forgotten_under_siege(backlog, siege, share):
     check_bound(turns(*((0.0, tokens) for tokens in backlog), *later), OnTimeConfig(share=share))
 
 
+@pytest.mark.parametrize(("places", "tokens"), [(1, 5), (1, 20), (3, 200)])
+def test_places_bound_the_wait_where_steps_have_few(places, tokens):
+    config = OnTimeConfig(max_num_seqs=places)
+    check_bound(turns(*((0.001 * index, tokens) for index in range(400))), config)
+
+
+def test_an_idle_instance_forgets_who_waited():
+    """The same numbers come again, behind less work than before."""
+    batching = policy(share=0.2, patience=2.0)
+    ask(batching, queue_of((4000, 0.0), (500, 0.0)), 0.0)
+    ask(batching, queue_of(), 0.15)
+    again = ask(batching, queue_of((400, 98.0), (100, 100.0)), 100.0)
+    assert given_tokens(again)[0][0] == 0
+
+
 def test_without_a_share_there_is_no_bound():
-    assert longest_wait_s(OnTimeConfig(share=0.0), 1.0, MODEL) == math.inf
+    assert longest_wait_s(OnTimeConfig(share=0.0), 1.0, 1, MODEL) == math.inf
     later = [(0.01 * index, 100) for index in range(1, 1500)]
     waits = {}
     for share in (0.0, 0.25):

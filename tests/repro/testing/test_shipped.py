@@ -180,7 +180,7 @@ def test_shortest_remaining_prefill_first():
 
 
 def share_by_arrival(ahead: Ahead) -> float:
-    return on_time_wait_s(OnTimeConfig(), ahead.work, STEPS)
+    return on_time_wait_s(OnTimeConfig(), ahead.work, ahead.requests, STEPS)
 
 
 def test_on_time():
