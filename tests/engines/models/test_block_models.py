@@ -74,6 +74,18 @@ def test_a_router_s_bias_may_be_stored_narrow(tmp_path):
     assert torch.equal(found, weights[name].float())
 
 
+@pytest.mark.parametrize("own", ["weight", "expert_bias"])
+def test_a_router_that_is_not_finite_is_refused(own, tmp_path):
+    """It would choose experts all the same."""
+    folder = write_block(tmp_path / "torn", "llada2")
+    weights = load_file(folder / "model.safetensors")
+    name = f"model.layers.1.mlp.gate.{own}"
+    weights[name].view(-1)[3] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"{name} in .*model.safetensors has values that are not finite"):
+        load_block(str(folder))
+
+
 def test_a_missing_expert_is_named(tmp_path):
     folder = write_block(tmp_path / "torn", "llada2")
     weights = load_file(folder / "model.safetensors")
@@ -238,8 +250,13 @@ def test_the_router_at_published_width():
         assert set(chosen[row].tolist()) == set(mine)
         for expert, weight in zip(chosen[row].tolist(), weights[row].tolist(), strict=True):
             assert weight == pytest.approx(mine[expert], rel=1e-4)
-    # In 16 bits rows are routed in float32 all the same.
-    assert router.bfloat16().weight.dtype == torch.float32
+    # In 16 bits rows are routed in float32 all the same, by weights that nothing rounded.
+    held = {name: tensor.clone() for name, tensor in router.state_dict().items()}
+    for rounded in (router.bfloat16(), router.half(), router.to("cpu", torch.bfloat16), router.double()):
+        for name, tensor in rounded.state_dict().items():
+            assert tensor.dtype == torch.float32
+            assert torch.equal(tensor, held[name])
+    assert all(torch.equal(mine, own) for mine, own in zip(router(h), (chosen, weights), strict=True))
 
 
 @torch.inference_mode()
