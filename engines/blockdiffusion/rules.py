@@ -199,7 +199,8 @@ class SubBlocks(DecodeRule):
 
     def check_block(self, length: int) -> None:
         require(
-            length % self.length == 0, f"length={self.length} of a sub-block must divide the block's {length} tokens"
+            length % self.length == 0,
+            f"sub_block={self.length} must divide the block's {length} tokens: give one that does",
         )
 
     def wanted(self, blocks: Blocks) -> Bools:

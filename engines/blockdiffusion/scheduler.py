@@ -53,7 +53,7 @@ class BlockScheduler:
         require(
             total <= self.most_tokens,
             f"request {sequence.request.request_id} grows to {total} tokens in whole blocks of {self.block}; a sequence may "
-            f"have {self.most_tokens}: shorten it, or raise num_tokens and max_len",
+            f"have {self.most_tokens}: shorten it, or raise num_tokens and max_model_len",
         )
         self.waiting.append(sequence)
 

@@ -5,7 +5,7 @@ LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -20,6 +20,7 @@ from engines.models.config_fields import (
     Rope,
     decoder_fields,
     read_numbers,
+    read_rope,
     refuse_unsupported,
     require_fields,
     token_id,
@@ -32,6 +33,7 @@ _Count = Annotated[int, Range(1, 2**16)]
 _DECODER = {
     **IMPLEMENTED_OF_DECODERS,
     "rope_scaling": (None,),
+    "partial_rotary_factor": (1.0, None),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
 }
@@ -148,13 +150,16 @@ class BlockConfig:
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> BlockConfig:
         """Unknown keys are ignored, unsupported values refused."""
-        published = _FAMILIES.get(raw.get("model_type"))  # type: ignore[arg-type]
+        kind = raw.get("model_type")
+        published = _FAMILIES.get(kind) if isinstance(kind, str) else None
         if published is None:
+            mixture = ", SDAR's mixture of experts, which is not implemented" if kind == "sdar_moe" else ""
             raise UserError(
-                f"config.json has model_type={raw.get('model_type')!r}: give a checkpoint of type {' or '.join(BLOCK_TYPES)}"
+                f"config.json has model_type={kind!r}{mixture}: give a checkpoint of type {' or '.join(BLOCK_TYPES)}"
             )
+        is_moe = published.family == "llada2"
         end = "pad_token_id" if raw.get("eos_token_id") is None else "eos_token_id"
-        require_fields(raw, (*DECODER_SIZES.values(), "rms_norm_eps", "rope_theta", end))
+        require_fields(raw, (*DECODER_SIZES.values(), "rms_norm_eps", end))
         refuse_unsupported(raw, published.implemented)
         fields = decoder_fields(BlockConfig, raw)
         d_model, n_heads, vocab_size = fields["d_model"], fields["n_heads"], fields["vocab_size"]
@@ -173,7 +178,7 @@ class BlockConfig:
             "mask_token_id": published.mask_token_id if raw.get("mask_token_id") is None else raw["mask_token_id"],
             "eos_token_id": raw[end],
         }
-        is_moe = published.family == "llada2"
+        raw, rope = _read_rope(raw, rotates_parts=is_moe)
         return BlockConfig(
             **fields,
             **sizes,
@@ -181,9 +186,30 @@ class BlockConfig:
             eos_token_id=token_id(special, "eos_token_id", vocab_size),
             family=published.family,
             rotary_dim=_rotary_dim(raw, sizes["head_dim"]) if is_moe else sizes["head_dim"],
-            rope=Rope(**read_numbers(Rope, raw, {"theta": "rope_theta"})),
+            rope=rope,
             experts=_read_experts(raw) if is_moe else None,
         )
+
+
+def _read_rope(raw: Mapping[str, Any], *, rotates_parts: bool) -> tuple[Mapping[str, Any], Rope]:
+    """Plain positions alone. In ``rope_parameters`` the rotated share of a head may stand too: it is moved to where it was before."""
+    given = raw.get("rope_parameters")
+    if rotates_parts and isinstance(given, Mapping):
+        share = given.get("partial_rotary_factor")
+        if share is not None:
+            require(
+                raw.get("partial_rotary_factor") in (None, share),
+                f"config.json has partial_rotary_factor={raw.get('partial_rotary_factor')!r} and {share!r} in rope_parameters: "
+                "correct one of them",
+            )
+            own = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
+            raw = {**raw, "partial_rotary_factor": share, "rope_parameters": own}
+    rope = read_rope(raw)
+    if rope.scaling is not None:
+        raise UserError(
+            f"config.json has rope_parameters={given!r}; only positions that nothing scales are implemented"
+        )
+    return raw, rope
 
 
 def _rotary_dim(raw: Mapping[str, Any], head_dim: int) -> int:
@@ -316,7 +342,7 @@ BLOCK_SHAPES: Mapping[str, BlockConfig] = {
 """Full-size shapes that need no download with random weights."""
 
 
-def block_config(model: str) -> BlockConfig:
-    """The config of a shape's name (``BLOCK_SHAPES``), a directory or a hub id."""
+def block_config(model: str, *, known: Iterable[str] = BLOCK_SHAPES) -> BlockConfig:
+    """The config of a shape's name (``BLOCK_SHAPES``), a directory or a hub id; ``known`` are names that a refusal tells."""
     found = BLOCK_SHAPES.get(model.lower())
-    return read_block_config(checkpoint_dir(model, weights=False)) if found is None else found
+    return read_block_config(checkpoint_dir(model, weights=False, known=known)) if found is None else found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -38,23 +39,21 @@ _MODEL_TYPES = ("llada", "Dream")
 _HUB_FILES = ["*.json", "merges.txt", "*.jinja"]
 
 
-def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
+def checkpoint_dir(model: str, *, weights: bool = True, known: Iterable[str] = EMBEDDED) -> Path:
     """Directory of ``model``: an embedded one, a local path, or a hub id (fetched with huggingface_hub, without its
-    weights where they are not asked for)."""
+    weights where they are not asked for). ``known`` are names that a refusal tells."""
     if model in EMBEDDED:
         return EMBEDDED[model]
+    *names, last = map(repr, known)
+    others = f"give a checkpoint directory, a hub id, {', '.join(names)} or {last}"
     try:
         path = Path(model).expanduser()
         if path.is_dir():
             return path
     except (RuntimeError, OSError, ValueError) as error:  # no such user; a name too long, or no name
-        raise UserError(
-            f"model={model!r} is no path ({error}): give a checkpoint directory, a hub id, 'tiny' or 'tiny-long'"
-        ) from None
+        raise UserError(f"model={model!r} is no path ({error}): {others}") from None
     if model.count("/") != 1 or path.exists() or model.startswith((".", "/", "~")):
-        raise UserError(
-            f"model={model!r} is not a directory: give a checkpoint directory, a hub id, 'tiny' or 'tiny-long'"
-        )
+        raise UserError(f"model={model!r} is not a directory: {others}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

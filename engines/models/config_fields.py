@@ -31,9 +31,12 @@ IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
 
 def decoder_fields(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     """What Qwen2, Llama and Dream publish alike, by our names."""
-    layer_types = set(raw.get("layer_types") or ()) - {"full_attention"}
-    if layer_types:
-        raise UserError(f"config.json has layer_types={sorted(layer_types)}; only 'full_attention' is implemented")
+    layer_types = [] if raw.get("layer_types") is None else raw["layer_types"]
+    if not isinstance(layer_types, list | tuple):
+        raise UserError(f"config.json has layer_types={layer_types!r}: give a list of one type a layer, or null")
+    others = sorted({repr(each) for each in layer_types if each != "full_attention"})
+    if others:
+        raise UserError(f"config.json has layer_types=[{', '.join(others)}]; only 'full_attention' is implemented")
     return {
         **read_numbers(kind, raw, {**DECODER_SIZES, "rms_norm_eps": "rms_norm_eps"}),
         "weight_tying": flag(raw, "tie_word_embeddings"),

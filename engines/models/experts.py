@@ -25,14 +25,18 @@ class Router(nn.Module):
 
     def __init__(self, width: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.num_experts, width))
-        self.expert_bias = nn.Parameter(torch.zeros(config.num_experts))
+        self.weight = nn.Parameter(torch.empty(config.num_experts, width, dtype=torch.float32))
+        self.expert_bias = nn.Parameter(torch.zeros(config.num_experts, dtype=torch.float32))
         self._config = config
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Router:
-        super()._apply(fn, recurse)
-        for parameter in self.parameters():
-            parameter.data = parameter.data.float()
+        """Moved with the model, never rounded with it."""
+
+        def moved(held: Tensor) -> Tensor:
+            there = fn(held)
+            return there if there.dtype == torch.float32 else held.to(there.device, torch.float32)
+
+        super()._apply(moved, recurse)
         return self
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -115,7 +115,7 @@ def load_weights(
 
     ``repeated`` maps a name the checkpoint may hold in vain to the tensor it must equal (tied weights).
     ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read. ``in_float32`` are tensors that
-    ``dtype`` is not for.
+    ``dtype`` is not for, and that nothing else would show to be broken: routers choose among NaN too.
     """
     stored = stored_tensors(directory)
     _check(network, stored, repeated, parts, directory)
@@ -127,6 +127,10 @@ def load_weights(
                 # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
                 part = parts.get(repeated.get(name, name))
                 tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
+                if name in in_float32 and not tensor.isfinite().all():
+                    raise UserError(
+                        f"{name} in {directory / file} has values that are not finite: restore the checkpoint"
+                    )
                 wanted = torch.float32 if name in in_float32 else dtype
                 tensor = tensor.to(device=device, dtype=wanted, copy=True, memory_format=torch.contiguous_format)
                 (in_vain if name in repeated else fresh)[name] = tensor

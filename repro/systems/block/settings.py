@@ -237,6 +237,12 @@ def is_random(model: str) -> bool:
     return model in TINY or model.lower() in BLOCK_SHAPES
 
 
+def _config_of(model: str) -> BlockConfig:
+    if model in TINY:
+        return TINY[model]
+    return block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=(EMBEDDED, *TINY, *BLOCK_SHAPES))
+
+
 def directory_of(model: str) -> Path:
     """The folder of a checkpoint: the embedded one, a path or a hub id."""
     return EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
@@ -254,7 +260,7 @@ def resolve(cell: Cell) -> Settings:
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     has_weights = not is_random(model)
-    config = TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model)
+    config = _config_of(model)
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
     for name in ("block_length", "batching", "rule") if knobs.autoregressive else ():
         value = getattr(knobs, name)

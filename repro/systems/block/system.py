@@ -7,7 +7,7 @@ sets have their lengths and arrivals, and random ids: what a block-diffusion tok
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -208,7 +208,7 @@ def _task_of(cell: Cell, settings: Settings) -> Task | None:
     )
     if settings.directory is None:
         return None
-    for name in ("length_scale", "input_len"):
+    for name in ("length_scale", "input_len", "shared_len"):
         require(
             name not in cell.asked,
             f"{name}={cell.asked.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
@@ -259,6 +259,7 @@ def _traced(cell: Cell, settings: Settings, file: Traced, *, asks_texts: bool) -
         fixed_prompt_len=knobs.input_len,
         encode=(lambda prompt: list(text_of(settings).encode(prompt))) if asks_texts else None,
     )
+    _check_shared(settings, found.requests)
     return BlockWorkload(
         requests=tuple(_request(each, settings, cell.seed) for each in found.requests), provenance=found.provenance
     )
@@ -288,25 +289,39 @@ def _request(asked: Request, settings: Settings, seed: int, stop_ids: frozenset[
 
 
 def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
-    knobs = settings.knobs
+    knobs, most = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
+    require(
+        knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= most,
+        f"input_len={knobs.input_len} must be between {MIN_PROMPT_LEN} and {most}, what gen_length={knobs.gen_length} and a block of "
+        f"{settings.block} leave of max_model_len={settings.max_model_len}: correct it",
+    )
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=knobs.num_prompts,
         seed=cell.seed,
         arrivals=arrivals_asked(cell.rate, knobs),
         length_scale=1.0 if knobs.input_len is not None else knobs.length_scale,
-        max_prompt_len=max(room_for_prompt(settings), MIN_PROMPT_LEN),
+        max_prompt_len=most,
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=knobs.input_len,
     )
     found = build_workload(config, _as_long(knobs.gen_length))
+    _check_shared(settings, found.requests)
     requests = tuple(_request(each, settings, cell.seed) for each in found.requests)
     return BlockWorkload(requests=requests, provenance=found.provenance)
 
 
+def _check_shared(settings: Settings, requests: Sequence[Request]) -> None:
+    shared, shortest = settings.knobs.shared_len, min(each.prompt_len for each in requests)
+    require(
+        shared == 0 or shared < shortest,
+        f"shared_len={shared} leaves nothing of its own to a prompt of {shortest} tokens, the shortest: lower it",
+    )
+
+
 def _prompt(settings: Settings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
     """Random ids, the first ``shared_len`` of them those of every request."""
-    shared = min(settings.knobs.shared_len, tokens)
+    shared = settings.knobs.shared_len
     own = _random_ids(settings, tokens - shared, (seed, request_id))
     return _random_ids(settings, shared, (seed,)) + own
 

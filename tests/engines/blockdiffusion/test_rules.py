@@ -159,7 +159,7 @@ def test_a_dual_cache_computes_its_part_once_that_has_begun():
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        (SubBlocks(length=3), "length=3 of a sub-block must divide the block's 8 tokens"),
+        (SubBlocks(length=3), "sub_block=3 must divide the block's 8 tokens"),
         (Static(steps=9), "steps=9 exceeds the block's 8 tokens: lower it"),
     ],
 )

@@ -18,6 +18,7 @@ from support.block_models import (
 
 from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
+from engines.models.config_fields import Rope
 from engines.models.experts import Experts, Router, _sorted_places
 from engines.models.layers import RMSNorm
 from engines.models.llada2 import LLaDA2Attention
@@ -71,6 +72,18 @@ def test_a_router_s_bias_may_be_stored_narrow(tmp_path):
     found = load_block(str(folder)).state_dict()[name]
     assert found.dtype == torch.float32
     assert torch.equal(found, weights[name].float())
+
+
+@pytest.mark.parametrize("own", ["weight", "expert_bias"])
+def test_a_router_that_is_not_finite_is_refused(own, tmp_path):
+    """It would choose experts all the same."""
+    folder = write_block(tmp_path / "torn", "llada2")
+    weights = load_file(folder / "model.safetensors")
+    name = f"model.layers.1.mlp.gate.{own}"
+    weights[name].view(-1)[3] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"{name} in .*model.safetensors has values that are not finite"):
+        load_block(str(folder))
 
 
 def test_a_missing_expert_is_named(tmp_path):
@@ -157,9 +170,24 @@ def test_published_configurations_are_read(name):
 REFUSED = {
     "model_type": (
         "llada2",
-        {"model_type": "sdar_moe"},
-        "has model_type='sdar_moe': give a checkpoint of type llada2_moe or",
+        {"model_type": "qwen2"},
+        "has model_type='qwen2': give a checkpoint of type llada2_moe or",
     ),
+    "mixture": ("sdar", {"model_type": "sdar_moe"}, "SDAR's mixture of experts, which is not implemented"),
+    "type list": ("sdar", {"model_type": ["sdar"]}, r"has model_type=\['sdar'\]: give a checkpoint of type"),
+    "layers number": ("sdar", {"layer_types": 2}, "layer_types=2: give a list"),
+    "layers flag": ("sdar", {"layer_types": True}, "layer_types=True: give a list"),
+    "layers mixed": ("sdar", {"layer_types": [["a"], 1]}, r"layer_types=\[1, \['a'\]\]; only 'full_attention'"),
+    "yarn": ("sdar", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "has rope_type='yarn'; only"),
+    "scaled": ("sdar", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "nothing scales"),
+    "rotated": ("sdar", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; only 1.0"),
+    "rotated before": ("sdar", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; only 1.0"),
+    "rotated twice": (
+        "llada2",
+        {"rope_parameters": {"partial_rotary_factor": 0.25}},
+        "partial_rotary_factor=0.5 and 0.25 in rope_parameters",
+    ),
+    "no theta": ("sdar", {"rope_theta": None}, "lacks rope_theta"),
     "norm_head": ("llada2", {"norm_head": True}, "has norm_head=True; only False is implemented"),
     "score": ("llada2", {"score_function": "softmax"}, "has score_function='softmax'; only 'sigmoid' is implemented"),
     "groups": ("llada2", {"n_group": 3}, "n_group=3 must divide num_experts=16"),
@@ -179,11 +207,28 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_positions_are_read_where_transformers_5_has_them(name):
+    raw = dict(PUBLISHED[name])
+    moved = {key: raw.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in raw}
+    read = BlockConfig.from_dict(raw | {"rope_parameters": {"rope_type": "default", **moved}})
+    assert read == BLOCK_SHAPES[name]
+    # Where theta stands in both places that of rope_parameters counts, as in every other model.
+    twice = BlockConfig.from_dict(PUBLISHED[name] | {"rope_parameters": {"rope_theta": 5e4}})
+    assert twice == replace(BLOCK_SHAPES[name], rope=Rope(theta=5e4))
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_not_computed_is_refused(what):
     family, changes, says = REFUSED[what]
     with pytest.raises(UserError, match=says.replace("(", r"\(")):
         BlockConfig.from_dict(RAW[family] | changes)
+
+
+def test_what_is_not_computed_is_refused_of_a_folder_too(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": ["sdar"]}')
+    with pytest.raises(UserError, match=r"has model_type=\['sdar'\]: give a checkpoint of type"):
+        load_block(str(tmp_path))
 
 
 # ---- at published widths -------------------------------------------------------------------------------------------------
@@ -205,8 +250,13 @@ def test_the_router_at_published_width():
         assert set(chosen[row].tolist()) == set(mine)
         for expert, weight in zip(chosen[row].tolist(), weights[row].tolist(), strict=True):
             assert weight == pytest.approx(mine[expert], rel=1e-4)
-    # In 16 bits rows are routed in float32 all the same.
-    assert router.bfloat16().weight.dtype == torch.float32
+    # In 16 bits rows are routed in float32 all the same, by weights that nothing rounded.
+    held = {name: tensor.clone() for name, tensor in router.state_dict().items()}
+    for rounded in (router.bfloat16(), router.half(), router.to("cpu", torch.bfloat16), router.double()):
+        for name, tensor in rounded.state_dict().items():
+            assert tensor.dtype == torch.float32
+            assert torch.equal(tensor, held[name])
+    assert all(torch.equal(mine, own) for mine, own in zip(router(h), (chosen, weights), strict=True))
 
 
 @torch.inference_mode()

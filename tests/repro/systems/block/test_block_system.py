@@ -82,16 +82,24 @@ def test_a_checkpoint_serves(tmp_path):
         ({"rule": "best"}, "rule='best'"),
         ({"rule": "sequential", "threshold": 0.5}, "threshold=0.5 has no effect with rule='sequential'"),
         ({"rule": "static", "steps": 9}, "steps=9 exceeds the block's 8 tokens"),
-        ({"rule": "sub-blocks", "sub_block": 3}, "length=3 of a sub-block must divide"),
+        ({"rule": "sub-blocks", "sub_block": 3}, "sub_block=3 must divide"),
         ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
         ({"max_model_len": 20}, "max_model_len=20 must hold gen_length=16 and a block of 8"),
-        ({"model": "tiny-none"}, "model='tiny-none' is not a directory"),
+        ({"model": "tiny-none"}, "a hub id, 'tiny-block', 'tiny-llada2', .* or 'fast-dllm-v2-7b'$"),
+        ({"input_len": 2040}, "input_len=2040 must be between 8 and 2024, what gen_length=16 and a block of 8 leave"),
+        ({"input_len": 3}, "input_len=3 must be between 8 and"),
+        ({"shared_len": 20}, "shared_len=20 leaves nothing of its own to a prompt of 20 tokens"),
         ({"retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='block-diffusion'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked, says):
     with pytest.raises(UserError, match=says):
         SYSTEM.prepare(cell(**asked))
+
+
+def test_a_request_that_the_cache_never_holds_is_refused_by_what_was_asked():
+    with pytest.raises(UserError, match="a sequence may have 32: shorten it, or raise num_tokens and max_model_len"):
+        run(num_tokens=32)
 
 
 def simulated(platform="h200-sdar-8b", **asked):
@@ -137,8 +145,11 @@ def test_an_autoregressive_decoder_is_one_row_a_token():
 
 
 def test_prompts_may_begin_alike():
-    alike = simulated(input_len=256, shared_len=256, max_num_seqs=1)
-    assert sum(alike.tables[STEPS]["num_prefilled"]) == 256 / 4
+    alike = simulated(input_len=256, shared_len=252, max_num_seqs=1)
+    assert sum(alike.tables[STEPS]["num_prefilled"]) == 252 / 4 + 8
+    _, workload = SYSTEM.prepare(cell(shared_len=19))
+    assert len({each.prompt_ids[:19] for each in workload.requests}) == 1
+    assert len({each.prompt_ids for each in workload.requests}) > 1
     assert sum(simulated(input_len=256, max_num_seqs=1).tables[STEPS]["num_prefilled"]) == 8 * 256 / 4
 
 
@@ -202,6 +213,7 @@ def test_a_workload_s_text_is_the_prompt_of_a_model_that_reads_it():
         ({"answer": 101}, "answer=101"),
         ({"max_model_len": 72, "answer": 90}, "leaves none for a prompt of the 72"),
         ({"model": "tiny-block", "block_length": None, "shared_len": 4}, "shared_len=4 has no effect with workload="),
+        ({"shared_len": 40}, "shared_len=40 leaves nothing of its own to a prompt"),
     ],
 )
 def test_what_a_workload_leaves_no_room_for_is_refused(asked, says):

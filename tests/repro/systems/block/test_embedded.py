@@ -174,6 +174,7 @@ def test_a_task_s_problems_are_asked_and_graded():
     [
         ("mini-gsm", {"model": "tiny-sdar"}, "dataset='mini-gsm' is graded and random weights cannot answer it"),
         ("mini-gsm", {"input_len": 20}, "input_len=20 has no effect with dataset='mini-gsm'"),
+        ("mini-gsm", {"shared_len": 4}, "shared_len=4 has no effect with dataset='mini-gsm'"),
         ("mini-gsm", {"max_model_len": 96}, "there is room for 16: lower gen_length"),
         ("mini-gsm", {"batching": "static"}, "batching='static'"),
     ],
