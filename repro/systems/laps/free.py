@@ -70,6 +70,10 @@ RESERVE = (
 )
 ON_TIME = (
     Free("share of those given up", ({"share": 0.125}, {"share": 0.5}), "ours. A quarter by default"),
-    Free("times their wait by arrival that they wait for it", ({"patience": 1.0}, {"patience": 4.0}), "ours. 2 by default"),
+    Free(
+        "times their wait by arrival that they wait for it",
+        ({"patience": 1.0}, {"patience": 4.0}),
+        "ours. 2 by default",
+    ),
 )
 SRPT = (_STEP_SECONDS._replace(settings=(*_STEP_SECONDS.settings, {"min_step_s": 0.15})),)
