@@ -86,6 +86,7 @@ def test_a_checkpoint_serves(tmp_path):
         ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
         ({"max_model_len": 20}, "max_model_len=20 must hold gen_length=16 and a block of 8"),
         ({"model": "tiny-none"}, "model='tiny-none' is not a directory"),
+        ({"length_scale": 0.5}, "length_scale=0.5 has no effect with input_len=20: leave one out"),
         ({"retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='block-diffusion'"),
     ],
 )
