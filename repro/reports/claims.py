@@ -48,6 +48,8 @@ class Finding:
     """The same in other readings of what the paper leaves open: a name and the value there."""
     is_between: bool = False
     """Whether readings are points of something continuous, as a load, so that what lies between two of them is met between them."""
+    fitted_elsewhere: bool = False
+    """Whether what of ours was chosen to meet the claim was chosen with other runs than these, which may miss it."""
     comparable: bool = True
     """False where the runs stand for something else than the claim's (another model); ``how`` says what."""
 
@@ -95,11 +97,13 @@ class Judged:
 
     @property
     def role(self) -> Role | None:
-        """The answer's role; None where nothing is compared. A prediction that something of ours was chosen to meet is fitted."""
+        """The answer's role; None where nothing is compared. A prediction that something of ours was chosen to meet is fitted, where
+        it was chosen with such runs."""
         if self.answer is None or self.verdict not in COMPARED:
             return None
         role = self.answer.role
-        return "fitted" if role == "prediction" and self.claim.chosen is not None else role
+        chosen = self.claim.chosen is not None and not self.answer.finding.fitted_elsewhere
+        return "fitted" if role == "prediction" and chosen else role
 
 
 COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "undecided by reading", "by construction")

@@ -17,7 +17,7 @@ from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from repro.files import kept, replace_text
 from repro.paths import LOCAL_FIGURES
-from repro.reports.claims import Answer, Finding, Role, Verdict, judge_all
+from repro.reports.claims import COMPARED, Answer, Finding, Role, Verdict, judge_all
 from repro.reports.evidence import Source, sources
 from repro.reports.figures import Knobs, Paper
 from repro.reports.figures import paper as paper_of
@@ -56,11 +56,17 @@ READINGS: tuple[Setting, ...] = (
     *_each("batching", "synchronous", "mixed"),
     *_each("shared_len", 0),
     (("step_overhead_s", 0.004), ("tokens_per_forward", 11.4)),
+    (("input_len", 450), ("shared_len", 416), ("tokens_per_forward", 5.72)),
+    (("input_len", 1800), ("shared_len", 1664), ("tokens_per_forward", 6.51)),
+    (("gen_length", 128), ("tokens_per_forward", 7.0)),
+    (("gen_length", 512), ("tokens_per_forward", 5.56)),
 )
 """What the papers leave open of what they measured, besides what it is by default: for every system that has such a knob. Lengths by a
 factor of two; LAPS's mixing penalty as far as it was measured (docs/silicon.md); of SGLang's published points the schedule, the prefix that prompts
-share, and 4 ms of the host a step with the tokens a forward that the first point is fitted by then. Not ``counted``: sessions of rounds that long fit on no worker
-of Table 2."""
+share, and 4 ms of the host a step or other prompts and answers, each with the tokens a forward that the first point is fitted by then. Not
+``counted``: sessions of rounds that long fit on no worker of Table 2."""
+ASSUMED_LENGTHS = frozenset({"input_len", "gen_length", "shared_len"})
+"""What a reading changes only of cells that say what their prompts share, which is assumed: other cells' lengths are published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +109,16 @@ class Change:
 
     def of(self, cell: Cell) -> Cell:
         """The cell so changed, or itself where it has no such choice, searches or says it itself, or refuses it."""
+        setting = dict(self.setting)
         if self.system is None:
-            has_it = {name for name, _ in self.setting} <= _knobs(cell.system)
+            has_it = setting.keys() <= _knobs(cell.system)
+            if "shared_len" not in cell.knob_values:
+                setting = {name: value for name, value in setting.items() if name not in ASSUMED_LENGTHS}
         else:
             has_it = self.system == cell.system and not _searches(cell) and self.setting in free_settings(cell)
         if not has_it:
             return cell
-        changed = replace(cell, knobs=tuple({**cell.knob_values, **dict(self.setting)}.items()))
+        changed = replace(cell, knobs=tuple({**cell.knob_values, **setting}.items()))
         return changed if _can_be(changed.with_seed(0)) else cell
 
 
@@ -160,6 +169,11 @@ class Judging:
     def cells(self) -> list[Cell]:
         return [cell for source, _ in self.made for cell in source.cells]
 
+    @property
+    def compared(self) -> frozenset[str]:
+        """Claims that the defaults are held against."""
+        return frozenset(claim for claim, (verdict, _) in self.default.items() if verdict in COMPARED)
+
     def flips(self, tried: Sequence[Change]) -> Iterator[Flip]:
         """Claims whose verdict differs under a change, one after the other. All runs are made first, at once."""
         asked = [[self._asked(change, place) for place in range(len(self.made))] for change in tried]
@@ -181,8 +195,8 @@ class Judging:
 
     def _flips(self, change: Change, made: Sequence[tuple[Source, Sequence[StoredRun]]]) -> Iterator[Flip]:
         for claim, (verdict, value) in self._verdicts(made).items():
-            before, was = self.default.get(claim, (verdict, value))
-            if before != verdict:
+            before, was = self.default[claim]
+            if before != verdict and not {before, verdict}.isdisjoint(COMPARED):
                 yield Flip(
                     kind=change.kind,
                     change=change.text,
@@ -194,18 +208,14 @@ class Judging:
                 )
 
     def _verdicts(self, made: Sequence[tuple[Source, Sequence[StoredRun]]]) -> Mapping[str, tuple[Verdict, str]]:
+        """Of every claim, those too that no finding answers: under a change one may be answered no more."""
         role: Role = "prediction"
         answers = [
             Answer(finding=each, roles=(role,) * len(each.values))
             for source, runs in made
             for each in source.figure.findings(runs, source.view)
         ]
-        judged = judge_all(self.claims, answers)
-        return {
-            each.claim.id: (each.verdict, _text(each.finding))
-            for each in judged
-            if each.verdict in ("reproduced", "not reproduced")
-        }
+        return {each.claim.id: (each.verdict, _text(each.finding)) for each in judge_all(self.claims, answers)}
 
 
 def _sort(cell: Cell) -> str:
@@ -295,8 +305,10 @@ def main(name: str, runs: str, folder: str = str(LOCAL_FIGURES)) -> None:
     found = list(judging.flips(tried))
     path = flips_path(name, Path(folder))
     replace_text(path, as_csv(found))
-    save_flips(paper, path, size=asdict(size), tried=[each.text for each in tried], judged=sorted(judging.default))
-    print(f"file: {path}: {len(found)} flips of {len({each.claim for each in found})} claims, {len(tried)} changes")
+    turned = {each.claim for each in found}
+    judged = sorted(judging.compared | turned)
+    save_flips(paper, path, size=asdict(size), tried=[each.text for each in tried], judged=judged)
+    print(f"file: {path}: {len(found)} flips of {len(turned)} claims, {len(tried)} changes")
 
 
 if __name__ == "__main__":

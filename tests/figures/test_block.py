@@ -5,8 +5,12 @@ import pytest
 from support.figure_runs import block_run, figure_runs
 from support.stored_runs import read_csv
 
+from engines.errors import UserError
 from paper_figures.block import block_diffusion, sglang
-from repro.reports.figures import View, figure
+from repro.reports.claims import judge_all
+from repro.reports.evidence import Source
+from repro.reports.figures import PAPERS, View, figure
+from repro.reports.paper import load_claims
 from repro.runs.experiment import prepare
 from repro.systems.block.family import BLOCK
 from repro.systems.block.platforms import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
@@ -59,6 +63,63 @@ def test_findings_are_of_the_runs_and_have_the_other_schedule_beside(tmp_path):
         ("72", "2032.0"),
         ("128", "2181.0"),
     }
+
+
+def sglang_runs(of_one=592.0, **by_concurrency):
+    """``by_concurrency`` are throughputs of 32 (``n32``), 64 and 128 requests; of 8 and of long prompts whatever."""
+    speeds = {"n1": of_one, "n8": 1900.0, "n72": 2000.0, **by_concurrency}
+    return [
+        block_run(cell, tok_s=speeds[f"n{cell.knob_values['max_num_seqs']}"]) for cell in sglang.FIGURE.cells(H20_VIEW)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("some", "more", "most", "holds"),
+    [
+        (2853, 3241, 3412, True),
+        (1000, 1700, 1800, True),  # however large the first gain
+        (3301, 3400, 3053, False),  # a fall is no gain
+        (1000, 1100, 1300, False),
+        (1000, 900, 890, False),
+    ],
+)
+def test_a_curve_flattens_while_it_still_rises(some, more, most, holds):
+    runs = sglang_runs(n32=some, n64=more, n128=most)
+    found = {each.claim: each for each in sglang.FIGURE.findings(runs, H20_VIEW)}["block-sglang-flattens"]
+    assert found.holds is holds
+    assert found.value == pytest.approx(100 * (most / more - 1))
+    assert found.readings == (("synchronous", pytest.approx(found.value)),)
+
+
+@pytest.mark.parametrize(
+    ("first", "role", "says", "not_says"),
+    [
+        (1.0, "fitted", "Fitted: 6.05 tokens a forward, to the first point (", "other runs"),
+        (1.009, "fitted", "With one constant fitted to one request at a time, ", "other runs"),
+        (
+            1.31,
+            "prediction",
+            "6.05 tokens a forward, fitted to other runs: the first point is +31 % off here (",
+            "Fitted:",
+        ),
+        (0.98, "prediction", "With one constant fitted to other runs, ", "one request at a time,"),
+    ],
+)
+def test_what_misses_the_first_point_is_not_called_fitted(first, role, says, not_says, tmp_path):
+    runs = sglang_runs(of_one=592 * first, n32=2853, n64=3241, n128=3412)
+    notes = " ".join(sglang.FIGURE.render(runs, H20_VIEW, tmp_path).notes)
+    assert says in notes
+    assert not_says not in notes
+    (entry,) = (each for each in PAPERS["block"].entries if each.name == "block/sglang")
+    source = Source(entry=entry, figure=sglang.FIGURE, view=H20_VIEW, cells=tuple(sglang.FIGURE.cells(H20_VIEW)))
+    judged = {each.claim.id: each for each in judge_all(load_claims("block"), source.answers(runs))}
+    assert judged["block-sglang-1"].role == role
+
+
+def test_another_card_is_not_put_beside_the_points():
+    view = View(platform=H200_LLADA2_MINI, reading="published")
+    with pytest.raises(UserError, match=r"platform='h200-llada2-mini' is not the card .* use h20-llada2-mini"):
+        sglang.FIGURE.cells(view)
 
 
 def test_every_way_decodes_the_same_tokens_on_the_same_card():

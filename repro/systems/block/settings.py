@@ -257,6 +257,10 @@ def resolve(cell: Cell) -> Settings:
     )
     check_given(cell.asked, BlockKnobs, workload_knobs(cell.asked), who="system='block-diffusion'")
     knobs = given_to(_usual(where, cell.executor), cell.asked, executor=cell.executor)
+    require(
+        knobs.input_len is None or "length_scale" not in cell.asked,
+        f"length_scale={knobs.length_scale:g} has no effect with input_len={knobs.input_len}: leave one out",
+    )
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     has_weights = not is_random(model)

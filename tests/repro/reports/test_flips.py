@@ -13,6 +13,7 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
 
+from support.figure_runs import block_run
 from support.stored_runs import stored
 
 from baselines.ar.dynamo import DynamoConfig
@@ -27,7 +28,7 @@ from repro.reports.evidence import Source, sources
 from repro.reports.figures import PAPERS, figure
 from repro.reports.flipped import Flip, as_csv, flips_path, read_flips
 from repro.reports.flips import READINGS, SIZES, Change, Judging, changes, free_settings, simulated, sized
-from repro.reports.paper import load_claims
+from repro.reports.paper import load_claims, stated
 from repro.reports.stamp import save_flips
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -94,6 +95,54 @@ def test_a_planted_flip_is_listed(source):
 
 def test_nothing_is_listed_where_nothing_flips(source):
     assert not found_with(source, None)
+
+
+def of_sglang(cells: Sequence[Cell]) -> Sequence[StoredRun]:
+    """As published by the default schedule, half of it by the others: readings differ. Half by all where prompts share nothing."""
+    runs = []
+    for cell in cells:
+        knobs = cell.knob_values
+        long = "long-" if "shared_len" not in knobs else ""
+        published = stated("block", f"block-sglang-{long}{knobs['max_num_seqs']}")
+        is_met = knobs["batching"] == "first-done" and knobs.get("shared_len") != 0
+        runs.append(block_run(cell, tok_s=published if is_met else published / 2))
+    return runs
+
+
+def test_flips_from_and_to_undecided_are_listed_and_so_is_what_is_no_longer_judged():
+    (source,) = sized(PAPERS["block"], replace(SIZES["block"], num_runs=1))
+    whole = source.figure.findings
+
+    def findings(runs, view):
+        return [each for each in whole(runs, view) if each.claim != "block-sglang-8" or each.value > 1000]
+
+    source = replace(source, figure=replace(source.figure, findings=findings))
+    judging = Judging(load_claims("block"), [source], of_sglang)
+    assert "block-sglang-64" in judging.compared
+    assert "block-sglang-radix-share" not in judging.compared
+    found = {each.claim: each for each in judging.flips([Change(setting=(("shared_len", 0),))])}
+    turned = {claim: (each.default, each.changed) for claim, each in found.items() if "-long-" not in claim}
+    gone = ("undecided by reading", "not reproduced")
+    assert turned == {
+        **{f"block-sglang-{n}": gone for n in (1, 32, 64, 128)},
+        "block-sglang-8": ("undecided by reading", "not run"),
+    }
+    assert (found["block-sglang-8"].default_value, found["block-sglang-8"].changed_value) == ("1923", "")
+
+
+def test_assumed_lengths_are_changed_and_published_ones_are_not():
+    cells = [cell for each in chosen("block") for cell in each.cells]
+    short = next(cell for cell in cells if cell.knob_values.get("shared_len") == 832)
+    long = next(cell for cell in cells if cell.knob_values["input_len"] == 4096)
+    lengths = [each for each in tried("block") if "input_len" in each.text or "gen_length" in each.text]
+    assert len(lengths) == 4
+    for change in lengths:
+        setting, fitted = dict(change.setting), {"tokens_per_forward": dict(change.setting)["tokens_per_forward"]}
+        assert change.of(short).knob_values == {**short.knob_values, **setting}
+        assert change.of(long).knob_values == {**long.knob_values, **fitted}
+    others = [cell for paper in SIZES if paper != "block" for each in chosen(paper) for cell in each.cells]
+    assert not any(change.of(cell) != cell for change in lengths for cell in others)
+    assert not any("length_scale" in each.text for each in tried("block"))
 
 
 # -- every choice -------------------------------------------------------------------------------------------

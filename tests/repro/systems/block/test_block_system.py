@@ -89,6 +89,7 @@ def test_a_checkpoint_serves(tmp_path):
         ({"input_len": 2040}, "input_len=2040 must be between 8 and 2024, what gen_length=16 and a block of 8 leave"),
         ({"input_len": 3}, "input_len=3 must be between 8 and"),
         ({"shared_len": 20}, "shared_len=20 leaves nothing of its own to a prompt of 20 tokens"),
+        ({"length_scale": 0.5}, "length_scale=0.5 has no effect with input_len=20: leave one out"),
         ({"retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='block-diffusion'"),
     ],
 )
