@@ -97,14 +97,14 @@ def figures(root: Path) -> Iterator[Path]:
     """Path of each figure's stamp, whether it is there or not."""
     for folder in root.iterdir():
         if folder.is_dir() and folder.name not in OTHER_FOLDERS and not folder.name.startswith("."):
-            drawn = (path for path in folder.iterdir() if path.suffix in SUFFIXES and not _is_of_a_card(path.name))
+            drawn = (path for path in folder.iterdir() if path.suffix in SUFFIXES and not _is_of_a_script(path.name))
             yield from {path.with_suffix(".json") for path in drawn}
 
 
-def _is_of_a_card(name: str) -> bool:
-    """Whether the GPU suite left it, or what holds composed steps against its runs: nothing is drawn there, and like other files
-    it is accepted."""
-    return name in ("README.md", "verdict.md") or name.startswith("composed-")
+def _is_of_a_script(name: str) -> bool:
+    """Whether the GPU suite left it, what holds composed steps against its runs, or a script of ``benchmarks``: nothing is drawn
+    there, and like other files it is accepted."""
+    return name in ("README.md", "verdict.md") or name.startswith(("composed-", "benchmark-"))
 
 
 def _check(path: Path, today: Today) -> Checked:
