@@ -69,7 +69,7 @@ ORDERS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
 }
 """The first is held against the others."""
 ENDS = ("by due time", "Moore-Hodgson")
-"""Of On-time's own front, by its share."""
+"""The ends of On-time's own front, by its share."""
 _LONG = 1000
 
 
@@ -144,7 +144,7 @@ RECORDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Believing(Settings):
-    """Of a system whose policies are wrong by a factor."""
+    """The settings of a system whose policies are wrong by a factor."""
 
     belief: float
 
@@ -359,7 +359,7 @@ def _stretch(lengths: Sequence[int], load: float, seed: int, count: int, model: 
 
 @cache
 def _lmsys_work_s(num_prompts: int) -> float:
-    """Of a turn, in the mean; with its history."""
+    """What a turn asks for in the mean, with its history."""
     deployment, workload = _prepared(TRAFFIC[0], 1.0, "SGLang", 0, num_prompts)
     model = deployment.settings.step_model(())
     return fmean(model.work_s(turn.history, turn.tokens) for turn in workload.arrivals[0].turns)

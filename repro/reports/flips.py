@@ -208,7 +208,7 @@ class Judging:
                 )
 
     def _verdicts(self, made: Sequence[tuple[Source, Sequence[StoredRun]]]) -> Mapping[str, tuple[Verdict, str]]:
-        """Of every claim, those too that no finding answers: under a change one may be answered no more."""
+        """The verdict on every claim, those too that no finding answers: under a change one may be answered no more."""
         role: Role = "prediction"
         answers = [
             Answer(finding=each, roles=(role,) * len(each.values))
