@@ -221,11 +221,12 @@ def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live):
     def state(session: Session) -> str:
         return store.fields("session", session.session_id)["state"]
 
-    def wait_for(session: Session, wanted: str) -> None:
-        until = time.monotonic() + UNTIL_S
-        while state(session) != wanted:
-            assert time.monotonic() < until, f"{state(session)}, not {wanted}"
+    def wait_for(session: Session, *wanted: str) -> str:
+        until = time.monotonic() + 120  # before the suite's own limit, which says no state
+        while (found := state(session)) not in wanted:
+            assert time.monotonic() < until, f"{found}, not {' or '.join(wanted)}"
             time.sleep(0.002)
+        return found
 
     def leave(session: Session, order: int) -> None:
         home = store.fields("session", session.session_id)["home"]
@@ -235,9 +236,11 @@ def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live):
             assert time.monotonic() < until, "rows are held"
             time.sleep(0.002)
 
-    answering = next_session(Round(60, 1900))
-    order = begin(answering, 0)
-    wait_for(answering, "decoding")
+    while True:
+        answering = next_session(Round(60, 1900))
+        order = begin(answering, 0)
+        if wait_for(answering, "decoding", "done") == "decoding":  # on a busy machine it can be over before it is seen
+            break
     leave(answering, order)
     while True:
         caught = next_session(Round(300, 2), Round(1500, 2))
