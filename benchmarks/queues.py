@@ -23,7 +23,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from common import Rows, add_counts, parser_of, run, shown, table
+from common import Rows, add_counts, parser_of, run, shown, table, write_csv
 
 from engines.errors import require
 from engines.laps.cluster import OpenTurns, Turn
@@ -217,11 +217,7 @@ def main() -> None:
     print(table(rows.rows))
     print("\n".join(verdicts(rows.rows)))
     if options.csv:
-        with options.csv.open("w", newline="", encoding="utf-8") as opened:
-            writer = csv.writer(opened, lineterminator="\n")
-            writer.writerow([each.name for each in fields(Row)])
-            for row in rows.rows:
-                writer.writerow([f"{x:.4g}" if isinstance(x, float) else x for x in asdict(row).values()])
+        write_csv(options.csv, rows.rows)
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[str]:

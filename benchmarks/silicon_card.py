@@ -10,14 +10,13 @@ and TensorRT-LLM, measured by others and fitted to nothing here, and by datashee
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common import Rows, parser_of, run, shown, table
+from common import Rows, parser_of, run, shown, table, write_csv
 
 from engines.errors import UserError
 from engines.hardware.catalogue import gpu
@@ -68,10 +67,7 @@ def main() -> None:
     rows.rows.sort(key=lambda row: (row.model, -row.memory_gb, -row.requests, -row.measured_tok_s))
     print(table(rows.rows))
     if options.csv:
-        with options.csv.open("w", newline="", encoding="utf-8") as opened:
-            writer = csv.writer(opened, lineterminator="\n")
-            writer.writerow([each.name for each in fields(Served)])
-            writer.writerows([f"{x:.4g}" if isinstance(x, float) else x for x in astuple(row)] for row in rows.rows)
+        write_csv(options.csv, rows.rows)
 
 
 def _served(parts: dict[str, bytes]) -> Iterator[Served]:
