@@ -110,6 +110,17 @@ def test_those_given_up_have_their_share_once_they_have_waited():
     assert given_tokens(ask(policy(share=0.0), queue_of(late, other), 0.0)) == [(1, 75)]
 
 
+@pytest.mark.parametrize(("now", "goes_first"), [(3.0, 2), (5.9, 1)])
+def test_patience_counts_the_work_that_was_there_before(now, goes_first):
+    """Behind 2,000 tokens its 900 would have taken 2.9 s, first come, first served: it is paid after 5.8 s, whatever became of those."""
+    batching = policy(share=0.2, patience=2.0)
+    ask(batching, queue_of((2000, 0.0), (900, 0.0)), 0.0)
+    left = queue_of()
+    for each in (task(1, 900, ready_s=0.0), task(2, 40, ready_s=now)):
+        left.push(each)
+    assert given_tokens(ask(batching, left, now))[0][0] == goes_first
+
+
 def test_what_is_on_time_is_counted_at_what_the_share_leaves():
     """Before their due times 80 and 60 tokens fit into 190 ms; beside a share of a half they do not, and the longer one is given up."""
     others = (80, -0.21), (60, -0.2)
