@@ -22,10 +22,8 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,9 +38,11 @@ from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.step_model import StepModel
 from engines.policies.step import StepTimes
 from paper_figures.laps.contenders import LARGE, LMSYS, MIDDLE, SMALL, rate_of
+from repro.cores import usable_cores
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
+from repro.runs.workers import worker_processes
 from repro.systems.laps.settings import Settings
 from repro.systems.laps.system import PrefillDeployment
 from repro.workloads.card import DATA_DIR_VARIABLE
@@ -192,7 +192,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10, 15)), help="paired")
     parser.add_argument("--csv", type=Path, help="write the rows here as a table")
-    add_counts(parser, prompts=(2000, "turns of a run"), processes=(os.cpu_count() or 1, "at once"))
+    add_counts(parser, prompts=(2000, "turns of a run"), processes=(usable_cores(), "at once"))
     options = parser.parse_args()
     require(
         len(options.seeds) > 1 and len(set(options.seeds)) == len(options.seeds),
@@ -208,7 +208,7 @@ def main() -> None:
         require(options.prompts <= known, f"prompts={options.prompts}: {each.name} has {known}, give no more")
     cells = [(each.name, load) for each in traffic for load in LOADS]
     rows = Rows(options.json, {"seeds": options.seeds, "prompts": options.prompts})
-    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+    with worker_processes(options.processes) as pool:
         serve = partial(rows_of, seeds=tuple(options.seeds), num_prompts=options.prompts)
         for (name, load), found in zip(cells, pool.map(serve, *zip(*cells, strict=True)), strict=True):
             print(f"{name}, load {load:g}", file=sys.stderr)
