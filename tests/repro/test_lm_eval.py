@@ -245,7 +245,9 @@ def test_what_cannot_be_done_is_refused():
 def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless():
     from lm_eval.api.registry import get_model
 
-    found = get_model("dllm-serve")
+    from repro.lm_eval.model import MODEL_NAME  # which registers it
+
+    found = get_model(MODEL_NAME)
     defaults = {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"}
     model = found.create_from_arg_string("system=sparse-dllm,retention_ratio=0.5,gen_length=32", defaults)
     assert model._cell.knob_values == {"retention_ratio": 0.5, "gen_length": 32}
