@@ -167,8 +167,8 @@ def test_a_measured_run_depends_on_what_runs_it():
 
 def test_a_scheduler_that_is_not_there_is_refused():
     plain = cell("dllm-serve", "roofline")
-    knobs = (*plain.knobs, ("scheduler", "plug_scheduler:Own"))
-    with pytest.raises(UserError, match=r"plug_scheduler:Own.*there is no module plug_scheduler"):
+    knobs = (*plain.knobs, ("scheduler", "no_scheduler:Own"))
+    with pytest.raises(UserError, match=r"no_scheduler:Own.*there is no module no_scheduler"):
         prepare(replace(plain, knobs=knobs))
 
 
