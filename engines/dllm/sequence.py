@@ -215,13 +215,14 @@ class Sequence:
         self.has_cache = self.has_cache or phase is Phase.BUILD
         return phase
 
-    def _settle(self) -> None:
-        """Before a step behind the first of a block: which of its rows are left out."""
+    def _settle(self, before: Phase) -> None:
+        """Behind a step of a block, before its next: which of the next one's rows are left out. A full forward caches nothing, so what
+        was committed around it has its K and V still to come."""
         self.first_row = 0
         if self.settling.settles:
             self.masks = (*self.masks, self.masks_left)
-            reuses = self.phase is Phase.REUSE
-            self.settled_before = self.settling.settled_before(self.masks) if reuses else 0
+            leaves_out = self.phase is Phase.REUSE and before is not Phase.FULL
+            self.settled_before = self.settling.settled_before(self.masks) if leaves_out else 0
             self.settled_rows = self.masks[0] - self.masks[self.settled_before]
 
     def advance(self, committed: int, stop: int | None = None, confidences: tuple[float, ...] = ()) -> None:
@@ -237,9 +238,9 @@ class Sequence:
             # A sampler that commits the mask token commits that position again, and so more than the block holds.
             block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
-                self.phase = self._next_phase()
+                before, self.phase = self.phase, self._next_phase()
                 if self.leaves_out:
-                    self._settle()
+                    self._settle(before)
                 return
             self.stop = stop
             if stop is None and self.block + 1 < self.num_blocks:

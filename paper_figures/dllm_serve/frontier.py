@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paper_figures.common.caption import (
+    basis_of,
     how_obtained,
     invalid_notes,
     missing_note,
@@ -284,5 +285,12 @@ def percent(solved: Solved | None) -> Interval:
 
 
 FIGURE = dllm_figure(
-    "frontier", SOURCE, platforms=("cpu-tiny", "rtx4090", "h200"), page=page, cells=cells, num_runs=3, decides_on=()
+    "frontier",
+    SOURCE,
+    platforms=("cpu-tiny", "rtx4090", "h200"),
+    page=page,
+    cells=cells,
+    num_runs=3,
+    decides_on=(),
+    under_title=basis_of,
 )

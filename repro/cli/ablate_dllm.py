@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from engines.dllm.serve import PRESETS
+from engines.errors import require
 from repro.cli.output import number
 from repro.cli.study import Row, Runs, Study
 
@@ -46,6 +48,7 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         num_runs=len(asked.seeds(MEASURED_RUNS if where.executor != "roofline" else 1)),
         knobs=tuple(knobs.items()),
     )
+    _check_varied(asked.component, variants_of(asked.component, view), knobs)
     variants = (*variants_of(asked.component, view), *asked.own())
     has_baseline = any(variant.system == BASE for variant in variants)
     if not has_baseline:
@@ -69,6 +72,20 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         row=_row,
         columns=COLUMNS,
     )
+
+
+def _check_varied(component: str, variants: Sequence[Variant], knobs: Mapping[str, Any]) -> None:
+    """Refuse a knob, or a preset of one, that a component varies: a variant that is without it would be labelled so and have it."""
+    varied = {name for variant in variants for name, _ in variant.knobs}
+    for name, value in knobs.items():
+        sets = [name] if name != "preset" else [each for each in PRESETS.get(str(value), {}) if each in varied]
+        for each in sets:
+            said = f"{name}={value!r}" + ("" if each == name else f" sets {each}, which")
+            require(
+                each not in varied,
+                f"{said} is what component={component!r} varies: leave it out"
+                + ("" if each == name else ", or give its other knobs one by one"),
+            )
 
 
 def _tasks(asked: Asked, where: Platform) -> Sequence[str]:

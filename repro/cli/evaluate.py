@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
@@ -150,6 +150,7 @@ def _context(deployment: Deployment) -> dict[str, Any]:
 
 def _cache(sampler: Sampler) -> str:
     from baselines.dllm.dllm_cache.method import FeatureSampler
+    from engines.dllm.scheduling.settling import Settling
 
     sparsity = sampler.sparsity
     if isinstance(sampler, FeatureSampler):
@@ -162,10 +163,12 @@ def _cache(sampler: Sampler) -> str:
         return "no KV cache"
     if sampler.rule.window == "suffix":
         return "the rows before the block"
+    usual, own = asdict(Settling()), asdict(sampler.settling)
+    left_out = "".join(f", {name}={value}" for name, value in own.items() if value != usual[name])
     if sparsity.selection == "dense":
-        return "all context rows"
+        return f"all context rows{left_out}"
     whole = "" if sparsity.whole_layer is None else f", all of them in layer {sparsity.whole_layer}"
-    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection}){whole}"
+    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection}){whole}{left_out}"
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:

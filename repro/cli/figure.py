@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table, say
@@ -158,24 +158,38 @@ def check_knobs(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None
 def check_accuracy(name: str, drawing: Figure, views: Sequence[View], grids: Sequence[Sequence[Cell]]) -> None:
     """Refuse an accuracy where every run of a figure has its own retention."""
     for view, cells in zip(views, grids, strict=True):
-        usual = replace(view, accuracy="usual")
-        if view.accuracy != "usual" and {cell.key for cell in cells} == {
-            usual.applied(cell).key for cell in drawing.cells(usual)
-        }:
+        if view.accuracy != "usual" and _asks(cells) == _asks(_cells(drawing, replace(view, accuracy="usual"))):
             raise UserError(
                 f"accuracy={view.accuracy!r} has no effect on {name}, whose runs keep the same at either: leave it out"
             )
 
 
-def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> None:
-    """Refuse readings where no run of a figure is of a baseline that has any."""
+def check_baselines(
+    name: str, asked: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
+) -> None:
+    """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
     from repro.runs.system import SYSTEMS
+    from repro.systems.dllm.knobs import READINGS
 
+    if not asked.reading:
+        return
     families = {SYSTEMS.get(system).family.name for system in {cell.system for cell in cells}}
-    if asked.reading and "dllm" not in families:
-        raise UserError(
-            f"reading={asked.reading[0]!r} has no effect on {name}, which has no runs of such baselines: leave it out"
-        )
+    ignored = f"reading={asked.reading[0]!r} has no effect on {name}, "
+    require("dllm" in families, f"{ignored}which has no runs of such baselines: leave it out")
+    grids = [[_asks(_cells(drawing, replace(view, reading=reading))) for reading in READINGS] for view in views]
+    is_heeded = any(grid != other for grid, *others in grids for other in others)
+    require(is_heeded, f"{ignored}whose runs have their own: leave it out")
+
+
+def _cells(drawing: Figure, view: View) -> list[Cell]:
+    return [view.applied(cell) for cell in drawing.cells(view)]
+
+
+def _asks(cells: Sequence[Cell]) -> set[str]:
+    """What a figure's runs are asked, whatever comparison they are measured in."""
+    from repro.runs.cell import COMPARISON
+
+    return {cell.without(COMPARISON).key for cell in cells}
 
 
 def _make(
@@ -197,11 +211,11 @@ def _make(
     if draw_only:
         readable_folder("result_dir", store.root)
     # One sweep for all views: readings share the runs of dLLM-Serve.
-    grids = [[view.applied(cell) for cell in drawing.cells(view)] for view in views]
+    grids = [_cells(drawing, view) for view in views]
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
     check_knobs(name, views, cells)
-    check_baselines(name, asked, cells)
+    check_baselines(name, asked, drawing, views, cells)
     check_accuracy(name, drawing, views, grids)
     if not cells and asked.num_runs is not None:
         raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")

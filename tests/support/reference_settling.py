@@ -38,20 +38,23 @@ def generate(
     threshold: float | None = None,
     per_step: int = 1,
     builds: Collection[int] = (),
+    fulls: Collection[int] = (),
 ) -> Answer:
-    """The cache is built anew at these steps of a block too. ``per_step`` tokens are committed in each step, or all that reach the threshold and the best one."""
+    """The cache is built anew at the steps ``builds`` of a block too, and at ``fulls`` all is computed and nothing kept. ``per_step`` tokens are committed in each step, or all that reach the threshold and the best one."""
     shape = model.config
     start, total = len(prompt), len(prompt) + gen_length
     ids = torch.tensor([*prompt, *[shape.mask_token_id] * gen_length])
     keys, values = torch.zeros(2, shape.n_layers, total, shape.n_kv_heads, shape.head_dim)
     steps: list[list[int]] = []
 
-    def hidden(positions: torch.Tensor) -> torch.Tensor:
+    def hidden(positions: torch.Tensor, *, keeps: bool) -> torch.Tensor:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            keys[layer, positions], values[layer, positions] = k, v
-            return F.scaled_dot_product_attention(
-                *(each.transpose(0, 1)[None] for each in (q, keys[layer], values[layer])), enable_gqa=True
-            )[0].transpose(0, 1)
+            if keeps:
+                keys[layer, positions], values[layer, positions] = k, v
+                k, v = keys[layer], values[layer]
+            return F.scaled_dot_product_attention(*(each.transpose(0, 1)[None] for each in (q, k, v)), enable_gqa=True)[
+                0
+            ].transpose(0, 1)
 
         return model.hidden(ids[positions], model.rotary(positions), attend)
 
@@ -64,19 +67,19 @@ def generate(
             if step == 0:
                 first = 0 if block % settling.full_every == 0 else begin - block_length
                 computed = torch.arange(total) >= first
-            elif step in builds:
+            elif step in builds or step in fulls:
                 computed = torch.ones(total, dtype=torch.bool)
-                renewed = renewed or left <= settling.renew_at
+                renewed = renewed or (step in builds and left <= settling.renew_at)
             else:
                 computed = (torch.arange(total) >= begin) & (torch.arange(total) < end)
                 renews = left <= settling.renew_at and not renewed
                 renewed = renewed or renews
-                if settling.settle_after is not None and not renews:
+                if settling.settle_after is not None and not renews and step - 1 not in fulls:
                     computed &= masked | (committed_in >= step - settling.settle_after)
             positions = computed.nonzero()[:, 0]
             steps.append(positions.tolist())
             states = torch.zeros(total, shape.d_model)
-            states[positions] = hidden(positions)
+            states[positions] = hidden(positions, keeps=step not in fulls)
             candidates = masked.nonzero()[:, 0]
             logits = model.logits(states[candidates])
             probabilities = logits.softmax(dim=-1)

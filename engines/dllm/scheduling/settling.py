@@ -27,7 +27,7 @@ class Settling(Checked):
     full_every: Annotated[int, Range(1, 2**17)] = 1
     """Every so many blocks a Refresh computes all rows; the others' begin at the block before, and the rows ahead keep their K and V."""
     renew_at: Annotated[int, Range(0, 2**17)] = 0
-    """The first Reuse step of a block with so many masks left or fewer leaves out nothing; 0 for none."""
+    """The first step of a block with so many masks left or fewer leaves out nothing; 0 for none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

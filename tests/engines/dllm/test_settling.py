@@ -172,9 +172,19 @@ class Again(DelayedCache):
         return Phase.BUILD if step_in_block in (0, 5) else Phase.REUSE
 
 
-@pytest.mark.parametrize(("rule", "builds"), [(ONCE, ()), (Again(), (5,))])
+@dataclass(frozen=True, kw_only=True)
+class Between(DelayedCache):
+    """Computes everything in the middle of a block, and caches nothing of it."""
+
+    delay: int = 0
+
+    def phase(self, step_in_block: int) -> Phase:
+        return Phase.FULL if step_in_block in (2, 6) else super().phase(step_in_block)
+
+
+@pytest.mark.parametrize(("rule", "builds", "fulls"), [(ONCE, (), ()), (Again(), (5,), ()), (Between(), (), (2, 6))])
 @pytest.mark.parametrize("name", ["settled", "renewed", "settled later", "two a step", "threshold"])
-def test_the_very_rows_are_computed_and_their_k_and_v_are_the_reference_s(tiny, prompts, name, rule, builds):
+def test_the_very_rows_are_computed_and_their_k_and_v_are_the_reference_s(tiny, prompts, name, rule, builds, fulls):
     settling, how = CASES[name]
     settling = replace(settling, full_every=1)
     generation = GenerationConfig(
@@ -195,7 +205,7 @@ def test_the_very_rows_are_computed_and_their_k_and_v_are_the_reference_s(tiny, 
         executor.state.fresh_rows = noting
         engine = Engine(PhaseScheduler(config, KvPool(request.total_len), rule), executor)
         outputs = run_together(engine, [(0, request)])
-        due = generate(tiny, ids, gen_length=32, block_length=16, settling=settling, builds=builds, **how)
+        due = generate(tiny, ids, gen_length=32, block_length=16, settling=settling, builds=builds, fulls=fulls, **how)
         assert found == [positions for positions in due.computed if len(positions) < 16]
         assert outputs[0] == due.ids
         # Behind the last block there is nothing, so that its rows lie in order.

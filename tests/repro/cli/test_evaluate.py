@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from support.command import repro
 
+from engines.dllm.serve import DLLM_SERVE
+from repro.cli.evaluate import _cache
+
 
 @pytest.mark.usefixtures("no_data")
 def test_command(tmp_path):
@@ -26,3 +29,13 @@ def test_command(tmp_path):
     assert (again.code, "0 runs done, 1 reused" in again.err) == (0, True)
     assert "100.0 % (43.9 to 100.0 %, n = 3)" in again.out
     assert "all context rows" in again.out
+
+
+def test_what_a_preset_leaves_out_stands_beside_its_accuracy():
+    said = {name: _cache(DLLM_SERVE.sampler("llada", {"preset": name})) for name in ("exact", "balanced")}
+    assert said == {
+        "exact": "all context rows",
+        "balanced": "all context rows, settle_after=1, full_every=4, renew_at=2",
+    }
+    settled = DLLM_SERVE.sampler("llada", {"settle_after": 2})
+    assert _cache(settled) == "50 % of the context rows (head), settle_after=2"
