@@ -234,6 +234,15 @@ def test_an_idle_instance_forgets_who_waited():
     assert given_tokens(again)[0][0] == 0
 
 
+def test_a_pause_after_all_have_left_is_no_long_step():
+    """A client goes away with most of its prompt left, and nobody asks for a step until another comes, long after."""
+    batching, queue = policy(), queue_of()
+    ask(batching, queue_of((400, 0.0)), 0.0)
+    for each in (task(1, 100, ready_s=99.9), task(2, 200, ready_s=99.9)):
+        queue.push(each)
+    assert given_tokens(ask(batching, queue, 100.0)) == [(1, 50)]
+
+
 def test_without_a_share_there_is_no_bound():
     assert longest_wait_s(OnTimeConfig(share=0.0), 1.0, 1, MODEL) == math.inf
     later = [(0.01 * index, 100) for index in range(1, 1500)]
