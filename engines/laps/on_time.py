@@ -98,19 +98,19 @@ class OnTime:
         """How many times as long as the model says steps take, lately: what decodes in between counts as theirs."""
         self._num_measured = 0
         self._last: tuple[float, float] | None = None
-        """When the last step began and what it should take, where the next one follows at once."""
+        """When the last step began and what it should take."""
         self._first_come_s: dict[int, float] = {}
-        """What each that waits would wait, first come, first served, when it was first seen."""
+        """What each that waited at the last step would wait, first come, first served, when it was first seen."""
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         queue = at.queue
         if not isinstance(queue, OpenQueue):
             raise UserError(f"queue={type(queue).__name__}: On-time takes requests out of turn, give an OpenQueue")
-        self._measure(now)
-        if not queue and not at.begun:
+        tasks = sorted([*at.begun, *queue], key=by_arrival)
+        self._measure(tasks, now)
+        if not tasks:
             self._first_come_s = {}
             return IDLE
-        tasks = sorted([*at.begun, *queue], key=by_arrival)
         split, budget_s, share = self._chosen(tasks, now)
         step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)
         spent_s = step.fill(tasks, share * budget_s, rounds_up=True) if share else 0.0
@@ -119,12 +119,14 @@ class OnTime:
         for task in step.admitted:
             queue.pull(task)
         shares = list(step.shares.values())
-        if shares and sum(share.tokens for share in shares) < sum(task.left for task in tasks):
+        if shares:
             self._last = now, self._step_s(shares)
         return StepPlan(shares) if shares else IDLE
 
-    def _measure(self, now: float) -> None:
-        if self._last is not None and now > self._last[0]:
+    def _measure(self, tasks: Sequence[PrefillTask], now: float) -> None:
+        """A step is followed at once where one it left is still there. Else they ended, or their clients went away, and time passed."""
+        goes_on = any(task.task_id in self._first_come_s for task in tasks)
+        if goes_on and self._last is not None and now > self._last[0]:
             start_s, step_s = self._last
             pace = min(max((now - start_s) / step_s, 1 / _MOST_PACE), _MOST_PACE)
             self._num_measured += 1

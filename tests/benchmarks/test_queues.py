@@ -11,7 +11,8 @@ PLAIN = queues.TRAFFIC[0]
 
 def test_orders_are_held_against_the_first_over_paired_seeds():
     rows = {row.order: row for row in queues.rows_of(PLAIN.name, 0.95, seeds=(1, 2), num_prompts=300)}
-    assert set(rows) == {*(order for order in queues.ORDERS if not order.startswith("LAPS ")), "LAPS"}
+    plain = {"On-time", "SGLang", "SRPT", "Reserve", *queues.ENDS}
+    assert set(rows) == {*plain, "LAPS", "SGLang, searched", "SRPT, searched"}
     first, sglang = rows["On-time"], rows["SGLang"]
     assert first.more_late is first.times is None
     assert sglang.more_late == pytest.approx(first.late - sglang.late)
@@ -19,6 +20,17 @@ def test_orders_are_held_against_the_first_over_paired_seeds():
     assert sglang.low < sglang.more_late < sglang.high
     for order in ("LAPS 0", "LAPS 3"):
         assert rows["LAPS"].late <= fmean(queues.served(PLAIN, 0.95, order, seed, 300).late for seed in (1, 2))
+    for order in ("SGLang", "SRPT"):
+        assert rows[f"{order}, searched"].late <= rows[order].late
+    assert first.p99_s < first.longest_s
+    assert sglang.p99_low < first.p99_s - sglang.p99_s
+
+
+def test_steps_by_the_objective_are_those_of_the_usual_one_stretched():
+    """0.05 to 0.15 s for 0.4 s, which is what SRPT's are by default."""
+    loose = replace(PLAIN, slo_s=4.0)
+    assert queues.served(PLAIN, 0.95, "SRPT by objective", 1, 300) == queues.served(PLAIN, 0.95, "SRPT", 1, 300)
+    assert queues.served(loose, 0.95, "SRPT by objective", 1, 300) != queues.served(loose, 0.95, "SRPT", 1, 300)
 
 
 def test_a_wrong_belief_changes_what_is_decided_and_no_cost():
@@ -61,16 +73,29 @@ def test_verdicts_count_what_is_outside_noise():
                 "high": 1.1,
                 "long_low": None,
                 "times": 1.0,
+                "p99_s": 1.0,
+                "p99_low": -0.1,
                 **own,
             }
         )
 
     said = list(
-        queues.verdicts([row("SGLang", times=3.1, long_low=0.2), row("SRPT", low=0.1), row("Moore-Hodgson", low=0.2)])
+        queues.verdicts(
+            [
+                row("SGLang", times=3.1, long_low=0.2),
+                row("SGLang, searched", times=3.2),
+                row("SRPT", low=0.1, p99_low=0.1),
+                row("Moore-Hodgson", low=0.2),
+            ]
+        )
     )
-    assert all(" in 1 of 1 cells: " in line for line in said[:3])
+    assert all(" in 1 of 1 cells: " in line for line in said[:4])
     assert "SRPT" in said[0]
     assert "3.1" in said[1]
-    assert said[4].endswith("in 1.")
+    assert "3.2" in said[2]
+    assert said[5].endswith("in 1.")
+    assert [line for line in said if line.startswith("P99") and line.endswith("in 1 of 1.")] == [
+        "P99 TTFT above that of SRPT, outside noise, in 1 of 1."
+    ]
     quiet = list(queues.verdicts([row("SGLang"), row("SRPT")]))
-    assert all(" in 0 of 1 cells: none" in line for line in quiet[:3])
+    assert all(" in 0 of 1 cells: none" in line for line in quiet[:4])

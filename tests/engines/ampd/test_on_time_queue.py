@@ -132,9 +132,9 @@ class Forgetful(OnTimeQueue):
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_what_was_peeked_is_no_choice_of_another_time_or_queue(share):
     """Tasks come, and the last that was taken comes back, between a peek and a take of the same moment."""
-    draw = random.Random(0)
+    draw, late = random.Random(0), LateShare(share=share, patience=1.0 if share else 2.0)
     for _ in range(200):
-        queues = [kind(ttft_s=TTFT_S, late=LateShare(share=share, patience=1.0)) for kind in (OnTimeQueue, Forgetful)]
+        queues = [kind(ttft_s=TTFT_S, late=late) for kind in (OnTimeQueue, Forgetful)]
         now, num, taken = 2.0, 0, list[PrefillTask]()
         for _ in range(40):
             now += draw.choice((0.0, 0.0, 0.3))

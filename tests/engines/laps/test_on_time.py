@@ -107,7 +107,7 @@ def test_those_given_up_have_their_share_once_they_have_waited():
     # 2 s are five objectives. The share is rounded up to a token.
     late = (400, -2.0)
     assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(0, 16), (1, 58)]
-    assert given_tokens(ask(policy(share=0.0), queue_of(late, other), 0.0)) == [(1, 75)]
+    assert given_tokens(ask(policy(share=0.0, patience=2.0), queue_of(late, other), 0.0)) == [(1, 75)]
 
 
 @pytest.mark.parametrize(("now", "goes_first"), [(3.0, 2), (5.9, 1)])
@@ -173,7 +173,7 @@ def test_the_share_finds_room_before_all_others():
     patience=st.floats(0, 8),
 )
 def test_no_token_is_lost(entries, share, patience):
-    batching = OnTime(MODEL, OnTimeConfig(share=share, patience=patience))
+    batching = OnTime(MODEL, OnTimeConfig(share=share, patience=patience if share else 2.0))
     queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
     begun: list = []
     done = 0
@@ -234,6 +234,15 @@ def test_an_idle_instance_forgets_who_waited():
     assert given_tokens(again)[0][0] == 0
 
 
+def test_a_pause_after_all_have_left_is_no_long_step():
+    """A client goes away with most of its prompt left, and nobody asks for a step until another comes, long after."""
+    batching, queue = policy(), queue_of()
+    ask(batching, queue_of((400, 0.0)), 0.0)
+    for each in (task(1, 100, ready_s=99.9), task(2, 200, ready_s=99.9)):
+        queue.push(each)
+    assert given_tokens(ask(batching, queue, 100.0)) == [(1, 50)]
+
+
 def test_without_a_share_there_is_no_bound():
     assert longest_wait_s(OnTimeConfig(share=0.0), 1.0, 1, MODEL) == math.inf
     later = [(0.01 * index, 100) for index in range(1, 1500)]
@@ -278,6 +287,8 @@ def test_bad_configurations_are_refused():
         OnTimeConfig(min_step=0.5)
     with pytest.raises(UserError, match="share"):
         OnTimeConfig(share=1.5)
+    with pytest.raises(UserError, match="patience=1 has no effect with share=0"):
+        OnTimeConfig(share=0.0, patience=1.0)
     queue = PrefillQueue()
     queue.push(task(0, 5))
     with pytest.raises(UserError, match="give an OpenQueue"):
