@@ -92,6 +92,14 @@ def test_a_checkpoint_without_a_tokenizer_ends_where_it_says(tmp_path):
         ({"tokens_per_forward": 2.0}, "tokens_per_forward=2.0 has no effect with executor='torch'"),
         ({"step_overhead_s": 0.1}, "step_overhead_s=0.1 has no effect with executor='torch'"),
         ({"autoregressive": True}, "block_length=8 has no effect with autoregressive=true"),
+        (
+            {"autoregressive": True, "block_length": None, "temperature": 0.8},
+            "temperature=0.8 has no effect with autoregressive=true",
+        ),
+        (
+            {"autoregressive": True, "block_length": None, "threshold": 0.5},
+            "threshold=0.5 has no effect with autoregressive=true",
+        ),
         ({"model": "tiny-fast-dllm-v2", "batching": "synchronous"}, "batching='synchronous' of a model whose blocks"),
         ({"rule": "best"}, "rule='best'"),
         ({"rule": "sequential", "threshold": 0.5}, "threshold=0.5 has no effect with rule='sequential'"),
