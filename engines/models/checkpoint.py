@@ -112,12 +112,7 @@ def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
     if model_type == "Dream":
         generation = directory / "generation_config.json"
         return DreamConfig.from_dict(raw, read_json(generation) if generation.is_file() else None)
-    from engines.models.block_config import BLOCK_TYPES  # which reads its files with this module
-
-    other = ", or --system block-diffusion, which runs this one" if model_type in BLOCK_TYPES else ""
-    raise UserError(
-        f"{path} has model_type={model_type!r}: give a checkpoint of type {' or '.join(_MODEL_TYPES)}{other}"
-    )
+    raise UserError(f"{path} has model_type={model_type!r}: give a checkpoint of type {' or '.join(_MODEL_TYPES)}")
 
 
 def config_of(model: str) -> LLaDAConfig | DreamConfig:
