@@ -79,15 +79,17 @@ class BlockEngine:
                 wanted,
                 tuple(each.request.sampling for each in denoising),
                 np.array([each.draws for each in denoising], dtype=np.int64),
+                np.array([each.forwards for each in denoising], dtype=np.int64),
             ),
         )
         take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
         for rule, which in groups.items():
             predicted = outcome.tokens[which], outcome.confidence[which]
             take[which], is_done[which] = asked(rule.decide, blocks.of(which), *predicted)
+        was_done = self.scheduler.were_done(denoising)
         take, is_done = self.scheduler.settled(denoising, take, is_done)
         committed, prefilled = self._caught_up(plan, sequences, outcome)
-        finished = self._decided(denoising, outcome, take, is_done)
+        finished = self._decided(denoising, outcome, take, is_done, was_done)
         finished += [
             each for each, work in zip(sequences, plan.works, strict=True) if work.wants_first and each.is_over
         ]
@@ -146,12 +148,14 @@ class BlockEngine:
                     self._extend(sequence)
         return num_committed, num_prefilled
 
-    def _decided(self, denoising: Items[Sequence], outcome: Outcome, take: Bools, is_done: Bools) -> list[Sequence]:
+    def _decided(
+        self, denoising: Items[Sequence], outcome: Outcome, take: Bools, is_done: Bools, was_done: Bools
+    ) -> list[Sequence]:
         """Book what the rules decided; the requests that are over."""
         finished = []
         changed = anywhere(take)
         for i, sequence in enumerate(denoising):
-            sequence.denoised(outcome.tokens[i], take[i])
+            sequence.denoised(outcome.tokens[i], take[i], was_done=bool(was_done[i]))
             if not is_done[i]:
                 if sequence.ends_within:
                     finished.append(sequence)

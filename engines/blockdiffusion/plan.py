@@ -45,6 +45,8 @@ class Denoised(NamedTuple):
     sampling: tuple[BlockSampling, ...]
     draw: Ints
     """[n] which draw of its request each is."""
+    forward: Ints
+    """[n] which of its request's forwards; some draw nothing, for their block is done."""
 
 
 class Outcome(NamedTuple):

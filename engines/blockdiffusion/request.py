@@ -73,7 +73,7 @@ class Answer:
     """At most ``gen_length``, up to the first stop token and with it."""
     reason: Literal["stop", "length"]
     denoised: int
-    """Forwards that denoised a block."""
+    """Forwards that denoised a block, anew after a preemption too."""
     committed: int
     """Forwards that wrote the K/V of a generated block that was final."""
     prefilled: int

@@ -91,6 +91,10 @@ class BlockScheduler:
         num_rows = self.config.max_num_batched_tokens - budget
         return StepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
 
+    def were_done(self, denoising: Items[Sequence]) -> Bools:
+        """[n] whose blocks their rule had done with before this step."""
+        return np.zeros(len(denoising), dtype=bool)
+
     def settled(self, denoising: Items[Sequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
         """What of a step's verdicts is written, and which blocks are final with that."""
         return take, is_done

@@ -64,8 +64,11 @@ class SeparateScheduler(BlockScheduler):
         self.step += 1
         return StepPlan(tuple(works), tuple(admitted), tuple(preempted), self.config.max_num_batched_tokens - budget)
 
+    def were_done(self, denoising: Items[Sequence]) -> Bools:
+        return np.array([each.order in self._left for each in denoising], dtype=bool)
+
     def settled(self, denoising: Items[Sequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
-        was_done = np.array([each.order in self._left for each in denoising], dtype=bool)
+        was_done = self.were_done(denoising)
         take = take & ~was_done[:, None]
         changed = anywhere(take)
         for sequence, was, done, changes in zip(denoising, was_done, is_done, changed, strict=True):
@@ -87,8 +90,11 @@ class SeparateScheduler(BlockScheduler):
         self._forget(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
+        """What its rule has done with stays so: asked once more, it might edit once more."""
         super().preempt(sequence)
-        self._forget(sequence)
+        self._batch.discard(sequence.order)
+        if not sequence.request.rule.is_exact:  # its block begins anew
+            self._left.pop(sequence.order, None)
 
     def _forget(self, sequence: Sequence) -> None:
         self._left.pop(sequence.order, None)

@@ -38,8 +38,10 @@ class Sequence:
     step: int = 0
     full: int = 0
     """As in ``Blocks``."""
+    forwards: int = 0
+    """Those that denoised any of its blocks."""
     draws: int = 0
-    """Forwards that denoised any of its blocks, for its random numbers."""
+    """Of them those that a rule decided by, for its random numbers."""
     slot: int = -1
     """-1 while it waits."""
     computed: int = 0
@@ -74,7 +76,11 @@ class Sequence:
         self.ids[0], self.holes[0], self.given[0] = token, False, True
         self.awaits_first = False
 
-    def denoised(self, tokens: Ints, take: Bools) -> None:
+    def denoised(self, tokens: Ints, take: Bools, *, was_done: bool) -> None:
+        """``was_done`` where the rule had done with the block before: the forward decides nothing."""
+        self.forwards += 1
+        if was_done:
+            return
         was_full = not self.holes.any()
         self.ids = np.where(take, tokens, self.ids)
         self.holes = self.holes & ~take
@@ -129,7 +135,7 @@ class Sequence:
         return Answer(
             ids=tuple(ids[:cut]),
             reason="length" if cut is None else "stop",
-            denoised=self.draws,
+            denoised=self.forwards,
             committed=self.committed,
             prefilled=self.prefilled,
             rows=self.rows,

@@ -20,7 +20,7 @@ from engines.knobs import Checked, Only, Range
 from engines.runtime.rows import Ints
 
 Sure = Callable[[int, int], int]
-"""How many places the n-th draw of a request is sure of."""
+"""How many places the n-th forward of a request is sure of."""
 HeadRows = Literal["wanted", "all"]
 _DRAWS = 256
 HostSeconds = Annotated[float, Range(0, 10), Only(executor="roofline")]
@@ -102,9 +102,7 @@ class SimulatedExecutor:
         if seconds is None:
             seconds = self._seconds[work] = self.cost.step_time(work).total_s
         denoising = [each.request_id for each in plan.works if each.rows is not None]
-        count = [
-            self.sure(request_id, draw) for request_id, draw in zip(denoising, denoised.draw.tolist(), strict=True)
-        ]
+        count = [self.sure(request_id, n) for request_id, n in zip(denoising, denoised.forward.tolist(), strict=True)]
         num_sure = np.array(count, dtype=np.int64)[:, None]
         is_sure = wanted & (wanted.cumsum(axis=1) <= num_sure) if count else wanted
         return Outcome(

@@ -119,6 +119,7 @@ class BlockConfig:
     mask_token_id: int
     """The id a place without a token is computed with."""
     eos_token_id: int
+    """The first where a checkpoint has several."""
     block_length: BlockLength
     """What it was trained with."""
     experts: ExpertsConfig | None = None
@@ -130,7 +131,7 @@ class BlockConfig:
             f"config.json: num_attention_heads={self.n_heads} must be a multiple of num_key_value_heads={self.n_kv_heads}",
         )
         require(
-            self.rotary_dim % 2 == 0 and self.rotary_dim <= self.head_dim,
+            self.rotary_dim % 2 == 0 and 0 < self.rotary_dim <= self.head_dim,
             f"config.json: {self.rotary_dim} of head_dim={self.head_dim} are rotated, which must be an even part of it",
         )
 
@@ -158,7 +159,8 @@ class BlockConfig:
                 f"config.json has model_type={kind!r}{mixture}: give a checkpoint of type {' or '.join(BLOCK_TYPES)}"
             )
         is_moe = published.family == "llada2"
-        end = "pad_token_id" if raw.get("eos_token_id") is None else "eos_token_id"
+        has_pad_alone = raw.get("eos_token_id") is None and raw.get("pad_token_id") is not None
+        end = "pad_token_id" if has_pad_alone else "eos_token_id"
         require_fields(raw, (*DECODER_SIZES.values(), "rms_norm_eps", end))
         refuse_unsupported(raw, published.implemented)
         fields = decoder_fields(BlockConfig, raw)
@@ -174,9 +176,10 @@ class BlockConfig:
         }
         names = {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "block_length": published.block_field}
         sizes |= read_numbers(BlockConfig, raw, {ours: name for ours, name in names.items() if name is not None})
+        ends = raw[end]
         special = {
             "mask_token_id": published.mask_token_id if raw.get("mask_token_id") is None else raw["mask_token_id"],
-            "eos_token_id": raw[end],
+            "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends,
         }
         raw, rope = _read_rope(raw, rotates_parts=is_moe)
         return BlockConfig(

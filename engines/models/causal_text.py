@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,12 +58,12 @@ def load_causal_text(directory: Path) -> CausalText | None:
     return CausalText(
         backend=backend,
         template=None if template.source is None else template,
-        end_ids=frozenset(_end_ids(directory, backend)),
+        end_ids=stored_ends(directory) | _text_ends(directory, backend),
     )
 
 
-def _end_ids(directory: Path, backend: Tokenizer) -> Iterator[int]:
-    """As in vLLM: the tokenizer's end of text, and what the checkpoint generates up to."""
+def stored_ends(directory: Path) -> frozenset[int]:
+    """What the checkpoint generates up to, as in vLLM; a text ends at its tokenizer's end of text besides."""
     for name in ("generation_config.json", "config.json"):
         found: Any = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
         ids = found if isinstance(found, list) else [] if found is None else [found]
@@ -71,11 +71,13 @@ def _end_ids(directory: Path, backend: Tokenizer) -> Iterator[int]:
             all(type(each) is int and each >= 0 for each in ids),
             f"{directory / name} has eos_token_id={found!r}: give an id, or a list of ids",
         )
-        yield from ids
         if ids:
-            break
+            return frozenset(ids)
+    return frozenset()
+
+
+def _text_ends(directory: Path, backend: Tokenizer) -> frozenset[int]:
     config = directory / "tokenizer_config.json"
     content = token_content(read_json(config).get("eos_token")) if config.is_file() else None
     end = None if content is None else backend.token_to_id(content)
-    if end is not None:
-        yield end
+    return frozenset() if end is None else frozenset({end})

@@ -127,12 +127,12 @@ def load_weights(
                 # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
                 part = parts.get(repeated.get(name, name))
                 tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
+                wanted = torch.float32 if name in in_float32 else dtype
+                tensor = tensor.to(device=device, dtype=wanted, copy=True, memory_format=torch.contiguous_format)
                 if name in in_float32 and not tensor.isfinite().all():
                     raise UserError(
                         f"{name} in {directory / file} has values that are not finite: restore the checkpoint"
                     )
-                wanted = torch.float32 if name in in_float32 else dtype
-                tensor = tensor.to(device=device, dtype=wanted, copy=True, memory_format=torch.contiguous_format)
                 (in_vain if name in repeated else fresh)[name] = tensor
         # Not strict: a shard is a part. All names and shapes have been checked.
         network.load_state_dict(fresh, strict=False, assign=True)

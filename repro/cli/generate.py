@@ -121,6 +121,10 @@ def generate(
     if system == NAME:
         _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
         return
+    from repro.systems.block.served import is_block
+
+    if model is not None and is_block(model):
+        raise UserError(f"model={model!r} is one of block diffusion: add --system {NAME}")
     model = "tiny" if model is None else model
     from engines.dllm.config import GenerationConfig
     from engines.dllm.method import EVERYONES

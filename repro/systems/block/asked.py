@@ -7,6 +7,7 @@ from importlib import import_module
 
 from engines.blockdiffusion.request import Answer, BlockRequest
 from engines.errors import require
+from engines.models.causal_text import stored_ends
 from repro.systems.block.settings import Settings
 from repro.systems.block.system import ON_TORCH, Deployment
 from repro.systems.block.text import find_text
@@ -45,8 +46,9 @@ def answer_alone(settings: Settings, prompt_ids: tuple[int, ...], *, seed: int) 
 
 
 def stop_ids_of(settings: Settings) -> frozenset[int]:
-    """The end tokens of a checkpoint's tokenizer, else the model's end of text; none where weights are random and any id is as likely."""
+    """The end tokens of a checkpoint, else the model's end of text; none where weights are random and any id is as likely."""
+    if settings.directory is None:
+        return frozenset()
     text = find_text(settings)
-    if text is not None:
-        return text.end_ids
-    return frozenset() if settings.directory is None else frozenset({settings.config.eos_token_id})
+    ends = stored_ends(settings.directory) if text is None else text.end_ids
+    return ends or frozenset({settings.config.eos_token_id})

@@ -266,7 +266,7 @@ def resolve(cell: Cell) -> Settings:
     has_weights = not is_random(model)
     config = _config_of(model)
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
-    for name in ("block_length", "batching", "rule") if knobs.autoregressive else ():
+    for name in ("block_length", "batching", "rule", "threshold", "temperature") if knobs.autoregressive else ():
         value = getattr(knobs, name)
         require(
             value == getattr(BlockKnobs(), name),

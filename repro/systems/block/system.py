@@ -203,10 +203,14 @@ def _task_of(cell: Cell, settings: Settings) -> Task | None:
     if entry is None:
         return None
     require(
+        not settings.is_simulated or not entry.is_generated,
+        f"dataset={cell.dataset!r} is graded and a simulated executor cannot answer it: use --executor torch and a checkpoint",
+    )
+    require(
         settings.directory is not None or not entry.is_generated,
         f"dataset={cell.dataset!r} is graded and random weights cannot answer it: give a checkpoint as model, or leave it out",
     )
-    if settings.directory is None:
+    if settings.directory is None or settings.is_simulated:
         return None
     for name in ("length_scale", "input_len", "shared_len"):
         require(

@@ -228,6 +228,22 @@ def test_t7_preempted_requests_end_as_if_they_had_not_been(family, prefix_cache)
         assert engine.take(each.request_id).ids == alone(family, each)[0].ids
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_t7_answers_count_the_forwards_of_all_steps(family):
+    """Those too that a preempted request made for a block that begins anew."""
+    engine = engine_for(family, num_tokens=10 * B)
+    asked = [request(i, 3 * B + i, 3 * B, DUAL) for i in range(6)]
+    for each in asked:
+        engine.submit(each)
+    records = []
+    while engine.has_work:
+        records.append(engine.step())
+    assert sum(len(each.preempted) for each in records) > 1
+    denoised = [engine.take(each.request_id).denoised for each in asked]
+    assert sum(denoised) == sum(each.denoised for each in records)
+    assert sum(denoised) > sum(alone(family, each)[0].denoised for each in asked)
+
+
 @pytest.mark.parametrize(("family", "rule"), [("llada2", RULES[2]), ("sdar", RULES[0]), ("fast-dllm-v2", DUAL)])
 def test_t7_a_request_may_be_preempted_at_every_step(family, rule):
     sampling = BlockSampling(temperature=0.5, seed=1)

@@ -86,6 +86,13 @@ def test_a_router_that_is_not_finite_is_refused(own, tmp_path):
         load_block(str(folder))
 
 
+def test_a_router_of_eight_bits_is_read(tmp_path):
+    folder = write_block(tmp_path / "narrow", "llada2", dtype=torch.float8_e4m3fn)
+    name = "model.layers.1.mlp.gate.weight"
+    found, stored = load_block(str(folder)).state_dict()[name], load_file(folder / "model.safetensors")[name]
+    assert torch.equal(found, stored.float())
+
+
 def test_a_missing_expert_is_named(tmp_path):
     folder = write_block(tmp_path / "torn", "llada2")
     weights = load_file(folder / "model.safetensors")
@@ -197,6 +204,9 @@ REFUSED = {
         "hold fewer experts than num_experts_per_tok=6",
     ),
     "rotary": ("llada2", {"rotary_dim": 12}, "rotary_dim=12 and partial_rotary_factor=0.5 of head_dim=16"),
+    "none rotated": ("llada2", {"partial_rotary_factor": 0.01}, "0 of head_dim=16 are rotated"),
+    "no end": ("sdar", {"eos_token_id": None}, "lacks eos_token_id"),
+    "no ends": ("sdar", {"eos_token_id": []}, r"has eos_token_id=\[\]: give one id below the 103"),
     "shared": ("llada2", {"num_shared_experts": 0}, "only one or more are implemented"),
     "bias": ("sdar", {"attention_bias": True}, "has attention_bias=True; only False is implemented"),
     "mask": ("sdar", {"mask_token_id": 500}, "has mask_token_id=500: give one id below the 103"),

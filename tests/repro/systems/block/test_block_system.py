@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
-from support.block_models import write_block
+from support.block_models import END, write_block
 from support.cells import a_cell
 
 from engines.errors import UserError
 from engines.knobs import Range
 from repro.runs.system import SYSTEMS
+from repro.systems.block.asked import stop_ids_of
 from repro.systems.block.family import BLOCK, STEPS
-from repro.systems.block.settings import RULES, TINY
+from repro.systems.block.settings import RULES, TINY, settings_of_requests
 from repro.systems.block.text import text_of
 from repro.workloads.rounds import RecordedRound, TracedSession
 
@@ -66,6 +67,19 @@ def test_a_checkpoint_serves(tmp_path):
     assert first != second
 
 
+def test_a_checkpoint_without_a_tokenizer_ends_where_it_says(tmp_path):
+    """SDAR's chat models end their turns with an id that is in generation_config.json alone."""
+    folder = write_block(tmp_path / "sdar", "sdar", eos_token_id=[END, 7])
+    settings = settings_of_requests({"model": str(folder), "max_model_len": 256})
+    assert settings.config.eos_token_id == END
+    assert stop_ids_of(settings) == {END, 7}
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{END}, 8]}}')
+    assert stop_ids_of(settings) == {END, 8}
+    (folder / "generation_config.json").unlink()
+    write_block(tmp_path / "llada2", "llada2", eos_token_id=None, pad_token_id=END)
+    assert stop_ids_of(settings_of_requests({"model": str(tmp_path / "llada2"), "max_model_len": 256})) == {END}
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -78,6 +92,14 @@ def test_a_checkpoint_serves(tmp_path):
         ({"tokens_per_forward": 2.0}, "tokens_per_forward=2.0 has no effect with executor='torch'"),
         ({"step_overhead_s": 0.1}, "step_overhead_s=0.1 has no effect with executor='torch'"),
         ({"autoregressive": True}, "block_length=8 has no effect with autoregressive=true"),
+        (
+            {"autoregressive": True, "block_length": None, "temperature": 0.8},
+            "temperature=0.8 has no effect with autoregressive=true",
+        ),
+        (
+            {"autoregressive": True, "block_length": None, "threshold": 0.5},
+            "threshold=0.5 has no effect with autoregressive=true",
+        ),
         ({"model": "tiny-fast-dllm-v2", "batching": "synchronous"}, "batching='synchronous' of a model whose blocks"),
         ({"rule": "best"}, "rule='best'"),
         ({"rule": "sequential", "threshold": 0.5}, "threshold=0.5 has no effect with rule='sequential'"),

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -182,6 +183,17 @@ def test_a_task_s_problems_are_asked_and_graded():
 def test_what_makes_no_sense_is_refused(dataset, asked, says):
     with pytest.raises(UserError, match=says):
         SYSTEM.prepare(a_cell("block-diffusion", dataset=dataset, **{"num_prompts": 6, **asked}))
+
+
+def test_a_simulation_asks_lengths_and_grades_nothing():
+    """Its tokens mean nothing: they may be the end of a text."""
+    asked = {"model": EMBEDDED, "cost": "roofline", "num_prompts": 2, "max_model_len": 1024}
+    cell = partial(a_cell, "block-diffusion", platform="h200-sdar-8b", executor="roofline", **asked)
+    with pytest.raises(UserError, match="dataset='mini-gsm' is graded and a simulated executor cannot answer it"):
+        SYSTEM.prepare(cell(dataset="mini-gsm"))
+    deployment, workload = SYSTEM.prepare(cell(dataset="gsm8k"))
+    assert deployment.task is None
+    assert not any(each.stop_ids for each in workload.requests)
 
 
 def test_one_prompt_alone_as_text_or_in_a_conversation(text):
