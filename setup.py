@@ -8,8 +8,8 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-DATA = ("datasets", "results/paper", "results/calibration")
-FILES = ("results/cpu-tiny/accuracy-cpu-tiny.csv",)
+DATA = ("datasets", "results/paper", "results/calibration", "results/cpu-tiny/runs")
+FILES = ("results/cpu-tiny/accuracy-cpu-tiny.csv", "results/cpu-tiny/frontier-cpu-tiny.csv")
 """Copied to ``repro/data``, where repro/paths.py looks first."""
 
 

@@ -12,9 +12,10 @@ IS_INSTALLED = _PACKAGED.is_dir()
 
 _DATA = _PACKAGED if IS_INSTALLED else REPO
 DATASETS = _DATA / "datasets"
-PAPER = _DATA / "results" / "paper"
-CALIBRATION = _DATA / "results" / "calibration"
-ACCURACY = _DATA / "results" / "cpu-tiny" / "accuracy-cpu-tiny.csv"
+COMMITTED = _DATA / "results"
+PAPER = COMMITTED / "paper"
+CALIBRATION = COMMITTED / "calibration"
+ACCURACY = COMMITTED / "cpu-tiny" / "accuracy-cpu-tiny.csv"
 """What every compared configuration solves; figures at equal accuracy choose by it."""
 
 RESULTS = Path("results") if IS_INSTALLED else REPO / "results"

@@ -1,20 +1,38 @@
-"""The frontier: what is compared differs in its rows alone, and speed-ups are of pairs."""
+"""The frontier: what is compared differs in its rows alone, speed-ups are of pairs, and cards follow what was measured."""
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from support.stored_runs import changed, runs_of, text_of
 
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve import frontier
+from paper_figures.dllm_serve import frontier, row_policies
+from paper_figures.dllm_serve.row_policies import (
+    BLOCK_DIFFUSION,
+    FAST_DLLM,
+    FIXED,
+    ONE,
+    POLICIES,
+    SETTINGS,
+    THRESHOLD,
+    cell_of,
+    paces_of,
+)
+from repro.paths import COMMITTED
+from repro.reports.accuracy import Solved
 from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
+from repro.runs.experiment import prepare
+from repro.runs.statistics import mean_interval
+from repro.runs.store import StoredRun, read_run
 from repro.systems.block.settings import resolve
 from repro.systems.dllm.part import DllmPart
 from repro.systems.dllm.platforms import CPU_TINY, H200
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 
-VIEWS = [View(platform=where, reading="policy", num_runs=2) for where in (CPU_TINY, H200)]
+CPU, CARD = (View(platform=where, reading="policy", num_runs=2) for where in (CPU_TINY, H200))
 
 
 def speed(cell: Cell) -> float:
@@ -23,30 +41,55 @@ def speed(cell: Cell) -> float:
     return 100.0 * (1 + cell.seed) * (2 if "settle_after" in knobs else 1) * (4 if "threshold" in knobs else 1)
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.platform.name)
+@pytest.mark.parametrize("view", [CPU, CARD], ids=lambda view: view.platform.name)
 def test_policies_are_asked_the_same(view):
-    own = {name for policy in frontier.POLICIES for name, _ in policy.knobs}
+    own = {name for policy in POLICIES for name, _ in policy.knobs} | {"replay"}
     asked: dict[str, set[tuple[object, ...]]] = {}
-    for setting in frontier.settings(view.platform):
-        for pace in frontier.paces(view.platform):
-            for policy in frontier.POLICIES:
-                cell = frontier.cell_of(view, setting, pace, policy)
-                rest = tuple((name, value) for name, value in cell.knobs if name not in own)
-                asked.setdefault(f"{setting} {pace}", set()).add((cell.dataset, rest))
+    for setting, pace, policy in row_policies.asked(view.platform):
+        if policy not in (BLOCK_DIFFUSION, POLICIES[-1]):  # another model, and a preset that has its threshold
+            cell = cell_of(view, setting, pace, policy)
+            rest = tuple((name, value) for name, value in cell.knobs if name not in own)
+            asked.setdefault(f"{setting} {pace}", set()).add((cell.dataset, rest))
     assert {len(each) for each in asked.values()} == {1}
     assert len(asked) == len({each for given in asked.values() for each in given})
+    assert len(asked) == (6 if view is CPU else 9)
+
+
+def test_every_policy_has_every_pace_that_it_knows():
+    for policy in POLICIES:
+        places = {(setting, pace) for setting, pace, each in row_policies.asked(CPU_TINY) if each is policy}
+        assert places == {(setting, pace) for setting in SETTINGS for pace in paces_of(policy)}
+        on_card = {(setting, pace) for setting, pace, each in row_policies.asked(H200) if each is policy}
+        assert places == {place for place in on_card if place[0] != FIXED}
+        assert (len(on_card) - len(places)) == (3 if policy.is_fixed else 0)
+
+
+def test_presets_are_the_policies_that_they_are_drawn_on():
+    """With the knobs of the preset in place of the policy's own the requests' samplers and engines are equal."""
+    marked = [policy for policy in POLICIES if policy.preset is not None]
+    assert [policy.preset for policy in marked] == ["exact", "balanced", "fast"]
+    for policy in marked:
+        pace = next(iter(paces_of(policy)))
+        cell = cell_of(CPU, "mini-chain in blocks of 16", pace, policy)
+        asked = {name: value for name, value in cell.knobs if name not in dict(policy.knobs)}
+        ours, preset = (
+            prepare(replace(cell, knobs=tuple({**asked, **own}.items()))).deployment
+            for own in (dict(policy.knobs), {"preset": policy.preset})
+        )
+        assert ours.sampler == preset.sampler
+        assert ours.config == preset.config
+        assert ours.settings.generation.threshold == (0.9 if policy.preset == "fast" else None)
 
 
 def test_block_diffusion_is_asked_what_its_embedded_model_knows():
-    """The same problems, as many tokens and rows a step at most; existing cells are what they were."""
-    view = VIEWS[0]
-    settings = {setting for setting, _, policy in frontier.asked(CPU_TINY) if policy is frontier.BLOCK_DIFFUSION}
+    """The same problems, as many tokens and rows a step at most."""
+    settings = {setting for setting, _, policy in row_policies.asked(CPU_TINY) if policy is BLOCK_DIFFUSION}
     assert settings == {"mini-gsm in blocks of 32", "mini-code in blocks of 8"}
-    assert all(policy is not frontier.BLOCK_DIFFUSION for _, _, policy in frontier.asked(H200))
+    assert all(policy is not BLOCK_DIFFUSION for _, _, policy in row_policies.asked(H200))
     for setting in settings:
-        full = frontier.cell_of(view, setting, "one token a step", frontier.FAST_DLLM)
-        for pace in frontier.paces(CPU_TINY, frontier.BLOCK_DIFFUSION):
-            cell = frontier.cell_of(view, setting, pace, frontier.BLOCK_DIFFUSION)
+        full = cell_of(CPU, setting, ONE, FAST_DLLM)
+        for pace in paces_of(BLOCK_DIFFUSION):
+            cell = cell_of(CPU, setting, pace, BLOCK_DIFFUSION)
             for name in ("gen_length", "num_prompts", "comparison"):
                 assert cell.knob_values[name] == full.knob_values[name]
             assert cell.dataset == full.dataset
@@ -65,17 +108,63 @@ def with_rows(run: StoredRun, rows: int) -> StoredRun:
 
 
 def test_speed_ups_are_of_pairs_and_rows_of_a_request(tmp_path, drawn):
-    view = VIEWS[0]
-    runs = [with_rows(run, 800) for run in runs_of(frontier.FIGURE.cells(view), speed)]
-    points = frontier.points_of(Runs(runs, view))
+    runs = [with_rows(run, 800) for run in runs_of(frontier.FIGURE.cells(CPU), speed)]
+    points = frontier.points_of(Runs(runs, CPU))
     for point in points:
         settles = "settle_after" in dict(point.policy.knobs)
-        due = (2 if settles else 1) * (4 if point.pace.startswith("threshold") else 1)
+        due = (2 if settles else 1) * (4 if point.pace.startswith("threshold") and point.policy.name != "fast" else 1)
         assert point.speedup.mean == pytest.approx(due)
         assert point.speedup.half_width == pytest.approx(0)
         assert point.rows == 800 / runs[0].num_requests
-    rendered = frontier.FIGURE.render(runs, view, tmp_path)
-    assert len(rendered.rows) == len(points) == 34
+    rendered = frontier.FIGURE.render(runs, CPU, tmp_path)
+    assert len(rendered.rows) == len(points) == 79
     text = text_of(drawn[0])
     assert "Fast-dLLM's rule at one token a step" in text
     assert "baselines" not in text  # none runs in a reading of the view's
+    legend = {each.get_text() for each in drawn[0].legends[0].texts}
+    assert {"front", *(f"--preset {name}" for name in ("exact", "balanced", "fast"))} <= legend
+
+
+def point(times: float, share: float, policy=FAST_DLLM) -> frontier.Point:
+    solved = Solved(share=share, low=0.0, high=1.0, n=10)
+    made = SimpleNamespace(
+        setting="s", policy=policy, solved=solved, speedup=mean_interval([times]), is_behind=lambda other: behind(other)
+    )
+    behind = frontier.Point.is_behind.__get__(made)
+    return made  # type: ignore[return-value]
+
+
+def test_the_front_is_what_none_is_ahead_of():
+    places = [(1.0, 0.9), (2.0, 0.9), (2.0, 0.8), (3.0, 0.8), (2.5, 0.95), (4.0, 0.5), (3.5, 0.5), (2.5, 0.95)]
+    points = [point(*place) for place in places]
+    other_model = point(9.0, 1.0, BLOCK_DIFFUSION)
+    found = [(each.speedup.mean, each.solved.share) for each in frontier.front([*points, other_model], "s")]
+    assert found == [(2.5, 0.95), (2.5, 0.95), (3.0, 0.8), (4.0, 0.5)]
+    assert frontier.front(points, "another") == []
+
+
+def test_cards_follow_the_committed_runs_whose_accuracy_they_have():
+    kept = set((COMMITTED / row_policies.RUNS).glob("*.jsonl.gz"))
+    for setting, pace, policy in row_policies.followed_points():
+        rows = row_policies.measured()[setting, pace, policy.name]
+        file = COMMITTED / row_policies.followed(setting, pace, policy)
+        kept.remove(file)
+        run = read_run(file)
+        assert run.cell.system == policy.system
+        assert dict(policy.knobs).items() <= run.cell.knob_values.items()
+        assert run.summary["accuracy"]["value"] == pytest.approx(float(rows[0]["accuracy"]))
+        solved = row_policies.solved_on_cpu(setting, pace, policy)
+        assert solved is not None
+        assert solved.n == 50 * len(rows)
+        assert solved.share == pytest.approx(sum(float(row["accuracy"]) for row in rows) / len(rows))
+    assert kept == set()
+
+
+def test_a_card_commits_in_a_block_what_the_measured_run_did():
+    setting, policy = "mini-gsm in blocks of 32", FAST_DLLM
+    cell = cell_of(CARD, setting, THRESHOLD, policy)
+    assert cell.knob_values["replay"] == row_policies.followed(setting, THRESHOLD, policy)
+    steps = {len(block.committed) for path in prepare(cell).deployment.replayed.paths.values() for block in path}
+    run = read_run(COMMITTED / row_policies.followed(setting, THRESHOLD, policy))
+    assert steps <= {len(committed.split()) for committed in run.table("blocks")["committed"]}
+    assert max(steps) < 32

@@ -14,7 +14,8 @@ from engines.dllm.executor.replay import Path as Steps
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from repro.files import kept
-from repro.runs.cell import Cell
+from repro.paths import COMMITTED
+from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.record import REQUESTS
 from repro.runs.store import UNREADABLE, StoredRun, StoreError, read_run
 from repro.systems.dllm.family import BLOCKS, DLLM
@@ -27,6 +28,11 @@ class Recorded:
     run: StoredRun
     file: str
     digest: str
+
+    @property
+    def cell(self) -> Cell:
+        """As its system was asked."""
+        return self.run.cell.without(BASIS).without(COMPARISON)
 
     @cached_property
     def paths(self) -> Mapping[int, Steps]:
@@ -129,7 +135,8 @@ def recorded(file: str) -> Recorded:
 
 @kept(maxsize=4)
 def measured_run(file: str, what: str = "measured") -> Recorded:
-    path = Path(file)
+    """Of a file, or below the committed results where there is none so."""
+    path = Path(file) if Path(file).exists() else COMMITTED / file
     try:
         content = path.read_bytes()
         run = read_run(path)

@@ -16,7 +16,7 @@ from engines.dllm.scheduling.phase import SeeingRule, check_rule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
-from repro.runs.cell import BASIS, Cell
+from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.free import Free
 from repro.runs.system import SYSTEMS
@@ -102,7 +102,7 @@ class DllmSystem:
         """The cell's, with what the method makes of a generation."""
         settings = resolve(cell, self.method)
         if (replay := settings.followed.replay) is not None:
-            settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).run.cell)
+            settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).cell)
         return replace(settings, generation=self._generation(settings, settings.generation))
 
     def _generation(self, settings: Settings, asked: GenerationConfig) -> GenerationConfig:
@@ -124,7 +124,7 @@ class DllmSystem:
             run.system == cell.system,
             f"system={cell.system!r} is not that of replay={settings.followed.replay!r}: use --system {run.system}",
         )
-        there, lengths = self.settings(run.without(BASIS)), ("gen_length", "block_length", "steps")
+        there, lengths = self.settings(run), ("gen_length", "block_length", "steps")
         require(
             not there.generation.cfg_scale,
             f"replay={settings.followed.replay!r} ran with guidance, whose second forward has no cost here: replay a run without",

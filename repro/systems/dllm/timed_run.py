@@ -15,7 +15,6 @@ from engines.errors import require
 from engines.hardware.catalogue import L40S
 from engines.hardware.fit import TimedStep
 from engines.hardware.roofline import Calibration, Roofline, StepWork
-from repro.runs.cell import BASIS
 from repro.systems.dllm.family import STEPS
 from repro.systems.dllm.replay import Recorded, measured_run
 from repro.systems.dllm.system import dllm_system
@@ -40,7 +39,7 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
     recorded = measured_run(str(path))
     run = recorded.run
     system = dllm_system(run.cell.system)
-    settings = system.settings(run.cell.without(BASIS))
+    settings = system.settings(recorded.cell)
     works = _works(recorded)
     table = run.table(STEPS)
     require(
@@ -66,7 +65,7 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
 
 def _works(recorded: Recorded) -> Sequence[StepWork]:
     run = recorded.run
-    system, cell = dllm_system(run.cell.system), run.cell.without(BASIS)
+    system, cell = dllm_system(run.cell.system), recorded.cell
     settings = system.settings(cell)
     requests = recorded.workload(cell, settings.generation).requests
     deployment = system.deployment(settings, [request.total_len for request in requests])
