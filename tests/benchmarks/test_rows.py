@@ -3,12 +3,14 @@
 import csv
 import re
 from collections.abc import Iterator
+from statistics import fmean
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import rows
 
-from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, FAST_DLLM, PACES
+from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, FAST_DLLM, PACES, POLICIES
 from repro.paths import RESULTS
 from repro.runs.statistics import mean_interval
 
@@ -105,6 +107,22 @@ def test_the_page_states_what_is_solved_and_how_fast(solved):
             assert times == f"{ratios.mean:.2f} ± {ratios.half_width:.2f}", (setting, at, policy)
             count += 1
     assert count > 25
+
+
+def test_the_page_states_what_rows_do_not_account_for():
+    names = {policy.name for policy in POLICIES if policy.is_fixed}
+    per_row, left = [], []
+    for setting in rows.SETTINGS:
+        runs = [
+            (float(row["rows_per_request"]) * int(row["n"]), float(row["processor_s"]), row["policy"])
+            for row in read("frontier-cpu-tiny.csv")
+            if (row["setting"], row["pace"]) == (setting, next(iter(PACES))) and row["policy"] in names
+        ]
+        assert len(runs) == 18
+        slope, rest_s = np.polyfit(*zip(*((computed, taken) for computed, taken, _ in runs), strict=True), 1)
+        per_row.append(slope * 1e6)
+        left.append(100 * rest_s / fmean(taken for _, taken, name in runs if name.endswith("prompt once")))
+    assert f"has {min(per_row):.0f} to {max(per_row):.0f} us a row, and {min(left):.0f} to {max(left):.0f} %" in PAGE
 
 
 def test_the_page_states_what_is_lost_and_won(solved):
