@@ -118,7 +118,7 @@ class Row:
 
 
 def half_width(lost: int, won: int, n: int) -> float:
-    """Of the 95 % interval of a difference of paired shares (Wald)."""
+    """Half the length of the 95 % interval (Wald) of a difference of paired shares."""
     return 1.959963984540054 * math.sqrt(lost + won - (won - lost) ** 2 / n) / n
 
 

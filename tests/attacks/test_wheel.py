@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from paper_figures.dllm_serve.row_policies import FAST_DLLM, THRESHOLD, followed
 from repro.paths import REPO
 
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
-FOLDERS = ("repro", "engines", "baselines", "paper_figures", "datasets", "results/paper", "results/calibration")
-FILE = "results/cpu-tiny/accuracy-cpu-tiny.csv"
+FOLDERS = ("repro", "engines", "baselines", "paper_figures", "datasets")
+RESULTS = ("results/paper", "results/calibration", "results/cpu-tiny/runs")
+FILES = ("results/cpu-tiny/accuracy-cpu-tiny.csv", "results/cpu-tiny/frontier-cpu-tiny.csv")
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +28,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("builds a wheel without a network: needs pip and setuptools in this environment")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for name in FOLDERS:
+    for name in (*FOLDERS, *RESULTS):
         shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    (source / FILE).parent.mkdir()
-    for name in (*SOURCES, FILE):
+    for name in (*SOURCES, *FILES):
         shutil.copy(REPO / name, source / name)
     pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
     done = call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, source, cwd=folder)
@@ -76,14 +77,18 @@ def test_from_elsewhere(python, tmp_path):
     assert done.returncode == 0, done.stderr
     small = ("--platform", "l40s", "--num-prompts", 2, "--request-rate", 1, "--json")
     generate = ("generate", "--prompt", "2+2", "--gen-length", 8, "--block-length", 8, "--json")
-    fine = (("doctor", "--json"), ("reproduce", "fig8", *small, "--num-runs", 1), ("claims", "--json"), generate)
+    replay = ("--replay", followed("mini-gsm in blocks of 32", THRESHOLD, FAST_DLLM), "--replay-drawn")
+    lengths = ("--num-prompts", 2, "--gen-length", 64, "--block-length", 32, "--steps", 64)
+    bench = ("bench", "--system", "fast-dllm", "--reading", "policy", "--platform", "h200", *replay, *lengths, "--json")
+    drawn = ("reproduce", "fig8", *small, "--num-runs", 1)
+    fine = (("doctor", "--json"), drawn, ("claims", "--json"), generate, bench)
     refused = (("calibrate", "--write"), ("gpu-suite",), ("check-results",))
     done = call(python, "-c", IN_TURN, json.dumps([*fine, *refused]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     where, said = json.loads(done.stdout)
     assert str(python.parents[1]) in where
     assert [code for code, _, _ in said] == [0] * len(fine) + [2] * len(refused), said
-    doctor, figures, claims, generated = (json.loads(out) for _, out, _ in said[: len(fine)])
+    doctor, figures, claims, generated, _ = (json.loads(out) for _, out, _ in said[: len(fine)])
     items = {each["item"]: each for each in doctor["items"]}
     assert items["embedded model"]["status"] == "ok"
     assert "fitted on" in items["l40s simulated"]["detail"]
@@ -96,4 +101,4 @@ def test_from_elsewhere(python, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["figures", "local"]
     runs = {path.name for path in (tmp_path / "results" / "local").iterdir()} - {"memos"}
-    assert len(runs) == 21
+    assert len(runs) == 22
