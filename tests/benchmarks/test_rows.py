@@ -12,7 +12,7 @@ import rows
 
 from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, FAST_DLLM, PACES, POLICIES
 from repro.paths import RESULTS
-from repro.runs.statistics import mean_interval
+from repro.runs.statistics import mean_interval, wilson_interval
 
 PAGE = (RESULTS.parent / "docs" / "frontier-rows.md").read_text(encoding="utf-8")
 SETTINGS = {
@@ -42,7 +42,7 @@ def table_below(words: str) -> Iterator[list[str]]:
     """Cells of the rows of the page's first table behind these words."""
     lines = PAGE[PAGE.index(words) :].split("\n| ", 1)[1].split("\n\n")[0].splitlines()
     for line in lines[2:]:
-        yield [cell.strip() for cell in line.strip("| ").split("|")] if line.endswith(" |") else pytest.fail(line)
+        yield [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
 
 
 def policy_of(label: str) -> str:
@@ -55,7 +55,9 @@ def policy_of(label: str) -> str:
 
 def share(row: dict[str, str]) -> str:
     """Solved, as the page has it."""
-    texts = (f"{float(x):.1f}".replace("100.0", "100") for x in (int(row["solved"]) / 5, row["low"], row["high"]))
+    solved = int(row["solved"])
+    low, high = wilson_interval(solved, 500)
+    texts = (f"{100 * x:.1f}".replace("100.0", "100") for x in (solved / 500, low, high))
     return "{} [{}, {}]".format(*texts)
 
 
@@ -90,7 +92,7 @@ def test_the_page_states_what_is_solved_and_how_fast(solved):
         for row in read("frontier-cpu-tiny.csv")
     }
     setting, count = "", 0
-    for answers, label, *cells in table_below("| answers | rows computed"):
+    for answers, label, *cells in table_below("intervals, in one run of"):
         setting = SETTINGS.get(answers, setting)
         assert not answers or answers in SETTINGS
         policy = policy_of(label)
@@ -144,7 +146,7 @@ def test_the_page_states_what_is_lost_and_won(solved):
 
 
 def test_the_page_states_what_less_context_costs(solved):
-    for rule, ratio, _, code, gsm, is_dense in table_below("| rule | share | rows read"):
+    for rule, ratio, _, code, gsm, is_dense in table_below("read are the share of the context"):
         policy = rows.REFRESH if rule == "`dense`" else re.sub(r" \(.*\)", "", rule).replace("`", "")
         if rule != "`dense`":
             name, _, more = policy.partition(", ")
@@ -158,5 +160,7 @@ def test_the_page_states_what_less_context_costs(solved):
             solved[f"{task} in blocks of 8", next(iter(PACES)), rows.REFRESH, rows.EVERY]
             for task in ("mini-code", "mini-gsm")
         ]
-        within = all(int(a["solved"]) / 5 >= float(b["low"]) for a, b in zip(own, dense, strict=True))
+        within = all(
+            int(a["solved"]) / 500 >= wilson_interval(int(b["solved"]), 500)[0] for a, b in zip(own, dense, strict=True)
+        )
         assert is_dense == ("" if policy == rows.REFRESH else "yes" if within else "no"), policy
