@@ -41,7 +41,7 @@ class Sequence:
     forwards: int = 0
     """Those that denoised any of its blocks."""
     draws: int = 0
-    """Of them those that a rule decided by, for its random numbers."""
+    """Those of them that a rule decided by, for its random numbers."""
     slot: int = -1
     """-1 while it waits."""
     computed: int = 0

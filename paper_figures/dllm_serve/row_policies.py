@@ -178,7 +178,7 @@ def cell_of(view: View, setting: str, pace: str, policy: Policy) -> Cell:
 
 MEASURED = Path("cpu-tiny", "frontier-cpu-tiny.csv")
 RUNS = Path("cpu-tiny", "runs")
-"""Of the first seed, with a threshold: how many tokens its steps committed. ``python -m paper_figures.dllm_serve.row_policies
+"""Runs of the first seed with a threshold: how many tokens their steps committed. ``python -m paper_figures.dllm_serve.row_policies
 RESULT_DIR`` puts them there from where they were measured."""
 
 

@@ -135,7 +135,7 @@ def recorded(file: str) -> Recorded:
 
 @kept(maxsize=4)
 def measured_run(file: str, what: str = "measured") -> Recorded:
-    """Of a file, or below the committed results where there is none so."""
+    """The run of a file, which is looked for below the committed results where it is not found as it is."""
     path = Path(file) if Path(file).exists() else COMMITTED / file
     try:
         content = path.read_bytes()
