@@ -24,10 +24,10 @@ from statistics import fmean
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-from common import Rows, add_counts, parser_of, run, shown, table
+from common import Rows, add_counts, cpu_cell, parser_of, run, shown, table
 
 from repro.api import sweep
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Scalar
 from repro.runs.statistics import paired_ratio, wilson_interval
 from repro.runs.store import StoredRun
 
@@ -79,15 +79,7 @@ def main() -> None:
         "threshold": options.threshold,
     }
     cells = {
-        (task, side, seed): Cell(
-            system=system,
-            dataset=task,
-            platform="cpu-tiny",
-            executor="torch",
-            rate=None,
-            seed=seed,
-            knobs=tuple({**shared, **own}.items()),
-        )
+        (task, side, seed): cpu_cell(system, task, seed, {**shared, **own})
         for task in TASKS
         for side, (system, own) in SIDES.items()
         for seed in range(options.repeats)

@@ -22,10 +22,10 @@ from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-from common import Rows, add_counts, parser_of, run, shown, table, write_csv
+from common import Rows, add_counts, cpu_cell, parser_of, run, shown, table, write_csv
 
 from paper_figures.dllm_serve.frontier import rows_per_request
-from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, PACES, POLICIES, SETTINGS
+from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, PACES, POLICIES, SETTINGS, task_of
 from repro.api import sweep
 from repro.reports.figures import Knobs
 from repro.runs.cell import Cell
@@ -151,31 +151,19 @@ def main() -> None:
 
 def cells_of(setting: str, num_problems: int, seed: int) -> Iterator[tuple[str, str, Cell]]:
     """Pace, policy and cell."""
-    task, lengths = setting.partition(" ")[0], dict(WHERE[setting])
+    task, lengths = task_of(setting), dict(WHERE[setting])
     shared: Knobs = (("num_prompts", num_problems),)
     if lengths["block_length"] == 8:
         for rule, knobs in KEPT.items():
-            yield next(iter(PACES)), rule, _cell("dllm-serve", task, {**lengths, **dict((*knobs, *shared))}, seed)
+            yield next(iter(PACES)), rule, cpu_cell("dllm-serve", task, seed, {**lengths, **dict((*knobs, *shared))})
     for pace, own in PACES.items():
         for policy, (system, knobs) in ASKED.items():
-            yield pace, policy, _cell(system, task, {**lengths, **dict((*own, *knobs, *shared))}, seed)
+            yield pace, policy, cpu_cell(system, task, seed, {**lengths, **dict((*own, *knobs, *shared))})
     if task in EMBEDDED_TASKS:
         short = {"gen_length": lengths["gen_length"]}
         for pace, own in (BLOCK_DIFFUSION.paces or {}).items():
             knobs = {**short, **dict((*own, *BLOCK_DIFFUSION.knobs, *shared))}
-            yield pace, BLOCK_DIFFUSION.name, _cell(BLOCK_DIFFUSION.system, task, knobs, seed)
-
-
-def _cell(system: str, task: str, knobs: Mapping[str, object], seed: int) -> Cell:
-    return Cell(
-        system=system,
-        dataset=task,
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=seed,
-        knobs=tuple(knobs.items()),  # type: ignore[arg-type]
-    )
+            yield pace, BLOCK_DIFFUSION.name, cpu_cell(BLOCK_DIFFUSION.system, task, seed, knobs)
 
 
 if __name__ == "__main__":
