@@ -240,12 +240,8 @@ def panel(setting: str, complete: Sequence[Point]) -> Panel:
             layers.append(Mark(label=f"--preset {point.preset}", place=place, value=value, look=ring, size=13))
     if is_fixed:
         return Panel(title=setting, layers=layers, x=Axis(label="rows a request computes"), y=Axis(label="speed-up"))
-    whose = "" if all(point.is_measured for point in own) else " of the tiny model"
     return Panel(
-        title=setting,
-        layers=layers,
-        x=Axis(label="speed-up over Fast-dLLM's rule"),
-        y=Axis(label=f"accuracy{whose} (%)"),
+        title=setting, layers=layers, x=Axis(label="speed-up over Fast-dLLM's rule"), y=Axis(label="accuracy (%)")
     )
 
 
