@@ -40,6 +40,8 @@ PROMPTS = random_prompts(CONFIG.vocab_size, 0)
 PREFIX = "{run}"
 HOMES, PREFILLS = (0, 1), (2, 3)
 ROLES = dict.fromkeys(HOMES, "decode") | dict.fromkeys(PREFILLS, "prefill")
+LEASE_S = 3.0
+"""A heartbeat is due four times in it: on a busy machine one comes late, hardly ever three."""
 UNTIL_S = 600.0
 """A machine may be busy: nobody is judged by time here."""
 
@@ -50,7 +52,7 @@ class Live:
     def __init__(self, server: RedisServer, store: Store, fleet: Fleet) -> None:
         self.server, self.store, self.fleet = server, store, fleet
         self.coordinator = Coordinator(
-            store, binder=LeastKvMemory(), router=RemoteOnly("round-robin"), estimator=None, lease_s=1.0
+            store, binder=LeastKvMemory(), router=RemoteOnly("round-robin"), estimator=None, lease_s=LEASE_S
         )
         self.num_sessions = 0
 
@@ -78,7 +80,10 @@ class Live:
         """The worker is back after a test, as somebody new."""
         self.fleet.start(worker)
         before = self.store.fields("worker", worker)["incarnation"]
-        while self.store.fields("worker", worker)["incarnation"] in ("", before):
+        self.wait_for(lambda: self.store.fields("worker", worker)["incarnation"] not in ("", before))
+
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
             time.sleep(0.05)
             self.coordinator.settle()
 
@@ -99,7 +104,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
                 num_tokens=16000,
                 max_len=2048,
                 num_slots=64,
-                lease_s=1.0,
+                lease_s=LEASE_S,
             )
             for worker in ROLES
         ]
@@ -169,40 +174,48 @@ def _said(pid: int, name: str) -> str:
 
 
 def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_nothing(live):
-    sessions = live.sessions(4, tokens=600)
     killed: list[str] = []
-    before = list(live.store.losses().workers)
+    before = len(live.store.losses().workers)
 
     def kill(num_ended: int) -> None:
         if not killed and live.is_computing(2):
             killed.append(live.store.fields("worker", 2)["running_task"])
             os.kill(live.fleet.pid(2), signal.SIGKILL)
 
-    began = live.serve(sessions, kill)
-    check_whole(live, sessions, began)
-    assert 2 in live.store.losses().workers[len(before) :]  # and on a busy machine whoever's heartbeat comes late
+    while not killed:  # on a busy machine every task can be over before it is seen
+        sessions = live.sessions(4, tokens=600)
+        check_whole(live, sessions, live.serve(sessions, kill))
+    assert 2 in live.store.losses().workers[before:]
     task = live.store.fields("task", killed[0])
     assert (task["state"], task["requeued"], task["worker"]) == ("done", "1", "3")
     live.again(2)
 
 
 def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live):
-    sessions = live.sessions(4, tokens=600)
+    """It sleeps until it counts as lost; its task's lease may run out before."""
     stopped: list[str] = []
-    before = list(live.store.losses().workers)
+    before = len(live.store.losses().workers)
+
+    def is_lost() -> bool:
+        return 3 in live.store.losses().workers[before:]
 
     def stop(num_ended: int) -> None:
-        if not stopped and live.is_computing(3):
-            stopped.append(live.store.fields("worker", 3)["running_task"])
-        elif stopped and live.store.fields("task", stopped[0])["worker"] == "2":
+        if not stopped:
+            if live.is_computing(3):
+                stopped.append(live.store.fields("worker", 3)["running_task"])
+        elif is_lost():
             os.kill(live.fleet.pid(3), signal.SIGCONT)
 
-    check_whole(live, sessions, live.serve(sessions, stop))
-    assert live.store.losses().workers[len(before)] == 3
-    assert live.store.fields("task", stopped[0])["worker"] == "2"
-    while 3 not in {member.view.worker_id for member in live.store.members()}:
-        time.sleep(0.05)
-        live.coordinator.settle()  # it comes back by itself, as somebody new
+    while not stopped:  # on a busy machine every task can be over before it is seen
+        sessions = live.sessions(4, tokens=600)
+        began = live.serve(sessions, stop)
+    live.wait_for(is_lost)
+    os.kill(live.fleet.pid(3), signal.SIGCONT)
+    # It comes back by itself, as somebody new.
+    live.wait_for(lambda: 3 in {member.view.worker_id for member in live.store.members()})
+    check_whole(live, sessions, began)
+    task = live.store.fields("task", stopped[0])
+    assert (task["state"], task["requeued"], task["worker"]) == ("done", "1", "2")
 
 
 def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live):
@@ -273,7 +286,7 @@ def test_redis_killed_and_restarted_loses_nothing(live):
         if restarts < 2 and num_ended > restarts:
             restarts += 1
             live.server.kill()
-            time.sleep(1.5 if restarts == 1 else 0.1)  # once longer than a lease: no heartbeat gets through
+            time.sleep(LEASE_S + 0.5 if restarts == 1 else 0.1)  # once longer than a lease: no heartbeat gets through
             live.server.start()
 
     lost = list(live.store.losses().workers)
@@ -286,6 +299,7 @@ def test_sessions_of_a_killed_home_are_finished_by_the_other(live):
     first, live.num_sessions = live.num_sessions, live.num_sessions + 4
     sessions = [Session(first + index, 0.0, (Round(100, 400, 0.01), Round(50, 100))) for index in range(4)]
     held: dict[int, set[bytes]] = {}
+    before = len(live.store.losses().workers)
 
     def is_caught(home: int) -> bool:
         """Whether it was killed with an answer under way there."""
@@ -313,7 +327,7 @@ def test_sessions_of_a_killed_home_are_finished_by_the_other(live):
         hunter.join()
     ((killed, sessions_held),) = held.items()
     (other,) = set(HOMES) - {killed}
-    assert live.store.losses().workers[-1] == killed
+    assert killed in live.store.losses().workers[before:]
     assert {live.store.fields("session", int(each))["home"] for each in sessions_held} == {str(other)}
     for session in sessions:
         assert live.store.fields("session", session.session_id)["state"] == "done"
@@ -339,7 +353,7 @@ def test_the_last_prefill_worker_that_dies_or_falls_silent_ends_the_run(live, mo
     numbers[3] = signal.SIGSTOP
     with pytest.raises(RunError, match=r"no prefill worker has answered for 0\.2 s \(of 2, 3\): see what stops them"):
         live.serve(live.sessions(4, tokens=600), disturb)
-    assert list(live.store.losses().workers) == [*lost, 2, 3]
+    assert {2, 3} <= set(live.store.losses().workers[len(lost) :])
     monkeypatch.setattr(fleet_module, "SILENT_S", 600.0)
     numbers[3] = signal.SIGKILL
     sentence = r"no prefill worker is left \(worker 2 was killed by signal 9, worker 3 was killed by signal 9\)"
