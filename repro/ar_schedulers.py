@@ -12,6 +12,7 @@ from baselines.ar.sglang import TokenBudget
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError, require
+from engines.knobs import given_to
 from engines.laps.on_time import OnTimeConfig
 from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
@@ -47,9 +48,12 @@ def scheduled(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     own: tuple[tuple[str, Any], ...] = (),
+    *,
+    slo_ttft_s: float | None = None,
 ) -> Scheduled:
-    """``laps``, ``reserve`` and ``on-time`` first time the steps of this device, which their step model is fitted to. One of a
-    user's own is told what it takes of the two sizes, and has ``own`` knobs; it keeps to the second."""
+    """``laps``, ``reserve`` and ``on-time`` first time the steps of this device, which their step model is fitted to, and their
+    objective where none is given. One of a user's own is told what it takes of the two sizes, and keeps to the second. ``own`` are
+    its knobs, or those of ``on-time``."""
     if (batcher := own_batcher(name, own)) is not None:
         made = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(made, OpenQueue())
@@ -63,18 +67,18 @@ def scheduled(
         budget = TokenBudget(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(AtMost(batching=budget, max_num_seqs=max_num_seqs), OpenQueue())
     instance = _profiled(executor)
-    time_scale = instance.slo_s / PAPER_SLO_S
+    slo_s = instance.slo_s if slo_ttft_s is None else slo_ttft_s
+    time_scale = slo_s / PAPER_SLO_S
     if name == "laps":
         length_scale = instance.boundary / PAPER_KNEE
-        config = scaled_laps(instance.boundary, instance.slo_s, length_scale=length_scale, time_scale=time_scale)
+        config = scaled_laps(instance.boundary, slo_s, length_scale=length_scale, time_scale=time_scale)
         # Without captured graphs a bucket would be padding alone.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     elif name == "on-time":
-        system = on_time(
-            instance.step_model, OnTimeConfig(slo_s=instance.slo_s, max_num_seqs=max_num_seqs), graphs="none"
-        )
+        asked = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(own))
+        system = on_time(instance.step_model, asked, graphs="none")
     else:
-        late = replace(scaled_reserve(instance.slo_s, time_scale=time_scale), max_num_seqs=max_num_seqs)
+        late = replace(scaled_reserve(slo_s, time_scale=time_scale), max_num_seqs=max_num_seqs)
         system = reserve(instance.step_model, _with_share(late, instance.step_model), graphs="none")
     queue = system.make_queue()
     assert isinstance(queue, OpenQueue)

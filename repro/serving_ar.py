@@ -198,7 +198,7 @@ class ArModel:
         executor = self._executor(model)
         try:
             sizes = settings.max_num_batched_tokens, settings.max_num_seqs
-            by = scheduled(settings.scheduler, executor, *sizes, settings.own)
+            by = scheduled(settings.scheduler, executor, *sizes, settings.own, slo_ttft_s=settings.slo_ttft_s)
             yield ServedAr(
                 executor,
                 by.batching,

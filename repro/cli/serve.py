@@ -115,7 +115,7 @@ def serve(
 
 def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> DllmModel | BlockModel | ArModel:
     from engines.knobs import check_given, given_to
-    from engines.server.ar.settings import SCHEDULERS, SYSTEM, ArSettings, own_batcher
+    from engines.server.ar.settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
     from repro.systems.block.served import BlockModel
@@ -127,8 +127,7 @@ def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> D
     if asked.chosen != SYSTEM:
         platform = asked.platform or "cpu-tiny"
         return DllmModel.of(system=asked.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)
-    batcher = own_batcher(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
-    theirs = {} if batcher is None else batcher.knobs
+    theirs = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
     check_given(opt.given(platform=asked.platform, **knobs), ArSettings, theirs, who=f"system={SYSTEM!r}")
     require(
         asked.model is not None,

@@ -38,6 +38,7 @@ from engines.server.ar.settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
 from repro.ar_schedulers import scheduled
+from repro.cli.serve import Asked, _served_model
 from repro.serving_ar import ArModel, is_causal
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -389,6 +390,32 @@ def test_steps_that_never_leave_their_floor_are_scheduled(folder, monkeypatch, n
     while engine.has_work:
         finished += sum(isinstance(event, Finished) for event in engine.step())
     assert finished == len(PROMPTS)
+
+
+def test_an_objective_and_a_share_are_the_users(folder):
+    worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
+    own = (("share", 0.125), ("max_step", 0.5))
+    found: Any = scheduled("on-time", worker, 32, 4, own, slo_ttft_s=2.0).batching
+    assert found.batching.batching.config == OnTimeConfig(slo_s=2.0, share=0.125, max_step=0.5, max_num_seqs=4)
+    found = scheduled("reserve", worker, 32, 4, slo_ttft_s=2.0).batching
+    late = found.batching.batching
+    assert (late.config.slo_s, late.config.max_step_s) == (2.0, pytest.approx(5 * ReserveConfig().max_step_s))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "given", "said"),
+    [
+        ("on-time", {"knobs": {"share": 2}}, r"share=2 must be in \[0, 1\]"),
+        ("on-time", {"knobs": {"share": 0, "patience": 3}}, "patience=3 has no effect with share=0"),
+        ("on-time", {"slo_ttft_s": 0}, "slo_ttft_s=0 must be"),
+        ("laps", {"knobs": {"share": 0.5}}, "share=0.5 has no effect with system='ar'"),
+        ("chunked", {"slo_ttft_s": 1.0}, "slo_ttft_s=1.0 has no effect with scheduler='chunked'"),
+    ],
+)
+def test_an_objective_and_a_share_are_refused_before_the_model_is_read(folder, scheduler, given, said):
+    given = {"scheduler": scheduler, **given.pop("knobs", {}), **given}
+    with pytest.raises(UserError, match=said):
+        _served_model(Asked(model=str(folder)), given, None)
 
 
 SMALL_STEPS = {"min_step_s": 0.01, "max_step_s": 0.01}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from engines.errors import UserError, require
-from engines.knobs import Checked, Count, Memory, Proportion, Range, Tokens
+from engines.knobs import Checked, Count, Knob, Memory, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
+from engines.laps.on_time import OnTimeConfig
 from engines.named import installed
 from engines.policies.own import BATCHER, Kind, Own
 
 SYSTEM = "ar"
 SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve", "on-time")
+TIMED = ("laps", "reserve", "on-time")
+"""Those that time the machine's steps, and have an objective."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCHEDULER = Kind(
     name="scheduler",
@@ -32,6 +36,14 @@ def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Own | None:
     return Own(kind=_SCHEDULER, where=where, given=own)
 
 
+def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
+    """What the scheduler may be told besides the settings of all."""
+    if name == "on-time":
+        return usual_knobs_of(OnTimeConfig)
+    batcher = own_batcher(name, given)
+    return {} if batcher is None else batcher.knobs
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArSettings(Checked):
     """How the engine is run. None is for the device, or the checkpoint, to say."""
@@ -46,6 +58,8 @@ class ArSettings(Checked):
     """cpu, cuda or cuda:N."""
     scheduler: str = "chunked"
     """chunked, prefill-first, sglang, laps, reserve, on-time, or a class of one's own as module:NAME."""
+    slo_ttft_s: Annotated[float, Range(1e-6, 1e6), Only(scheduler=TIMED)] | None = None
+    """With ar, objective of the time to the first token, in seconds [default: 20 steps of one token]."""
     max_num_batched_tokens: Tokens = 2048
     """Query tokens per step."""
     max_num_seqs: Count = 256
@@ -65,12 +79,14 @@ class ArSettings(Checked):
     top_p: Proportion = 1.0
     """Sample from the most probable tokens up to this sum."""
     own: tuple[tuple[str, Any], ...] = ()
-    """Knobs of a scheduler of one's own."""
+    """Knobs of on-time, or of a scheduler of one's own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (batcher := own_batcher(self.scheduler, self.own)) is not None:
             batcher.checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
+        elif self.scheduler == "on-time":
+            given_to(OnTimeConfig(), dict(self.own))
         require(
             self.temperature > 0 or self.top_p == 1,
             f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",
