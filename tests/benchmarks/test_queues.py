@@ -12,7 +12,7 @@ PLAIN = queues.TRAFFIC[0]
 def test_orders_are_held_against_the_first_over_paired_seeds():
     rows = {row.order: row for row in queues.rows_of(PLAIN.name, 0.95, seeds=(1, 2), num_prompts=300)}
     plain = {"On-time", "SGLang", "SRPT", "Reserve", *queues.ENDS}
-    assert set(rows) == {*plain, "LAPS", "SGLang, searched", "SRPT, searched"}
+    assert set(rows) == {*plain, "LAPS", "SGLang, searched", "SRPT, searched", "Reserve, searched"}
     first, sglang = rows["On-time"], rows["SGLang"]
     assert first.more_late is first.times is None
     assert sglang.more_late == pytest.approx(first.late - sglang.late)
@@ -20,17 +20,19 @@ def test_orders_are_held_against_the_first_over_paired_seeds():
     assert sglang.low < sglang.more_late < sglang.high
     for order in ("LAPS 0", "LAPS 3"):
         assert rows["LAPS"].late <= fmean(queues.served(PLAIN, 0.95, order, seed, 300).late for seed in (1, 2))
-    for order in ("SGLang", "SRPT"):
+    for order in ("SGLang", "SRPT", "Reserve"):
         assert rows[f"{order}, searched"].late <= rows[order].late
     assert first.p99_s < first.longest_s
     assert sglang.p99_low < first.p99_s - sglang.p99_s
 
 
 def test_steps_by_the_objective_are_those_of_the_usual_one_stretched():
-    """0.05 to 0.15 s for 0.4 s, which is what SRPT's are by default."""
+    """0.05 to 0.15 s for 0.4 s, which is what SRPT's and Reserve's are by default."""
     loose = replace(PLAIN, slo_s=4.0)
-    assert queues.served(PLAIN, 0.95, "SRPT by objective", 1, 300) == queues.served(PLAIN, 0.95, "SRPT", 1, 300)
-    assert queues.served(loose, 0.95, "SRPT by objective", 1, 300) != queues.served(loose, 0.95, "SRPT", 1, 300)
+    for order in ("SRPT", "Reserve"):
+        by_objective = f"{order} by objective"
+        assert queues.served(PLAIN, 0.95, by_objective, 1, 300) == queues.served(PLAIN, 0.95, order, 1, 300)
+        assert queues.served(loose, 0.95, by_objective, 1, 300) != queues.served(loose, 0.95, order, 1, 300)
 
 
 def test_a_wrong_belief_changes_what_is_decided_and_no_cost():
