@@ -69,24 +69,19 @@ _SWITCHED = (
     _ampd("none-random", "AMPD w/o AR+PR, random dispatch", _NO_AR + _NO_PR + _RANDOM),
     _ampd("planned", "AMPD, planner's plan", (("deployment", "planner"),)),
 )
-ORDERED = ("on-time-0-tuned", "on-time-tuned", "by-due-time-tuned")
-"""Dynamo's shortest queue with On-time's order: nothing for those given up, a quarter, and all of it at once."""
+_ON_TIME: Knobs = (("queue_order", "on-time"),)
 _ORDERS = tuple(
-    replace(
-        _ampd(name, f"{title}, tuned", (*_NO_AR, ("queue_order", "on-time"), *knobs), color, marker),
-        is_tuned=True,
-        linestyle="--",
-    )
-    for name, (title, knobs, color, marker) in zip(
-        ORDERED,
-        (
-            ("On-time, share 0", (("share", 0.0),), _SKY, "v"),
-            ("On-time", (), _GREEN, "s"),
-            ("By due time", (("share", 1.0), ("patience", 0.0)), _AMBER, "<"),
-        ),
-        strict=True,
+    replace(_ampd(f"{name}-tuned", f"{title}, tuned", _ON_TIME + knobs, color, marker), is_tuned=True, linestyle="--")
+    for name, title, knobs, color, marker in (
+        ("on-time-0", "On-time, share 0", (*_NO_AR, ("share", 0.0)), _SKY, "v"),
+        ("on-time", "On-time", _NO_AR, _GREEN, "s"),
+        ("by-due-time", "By due time", (*_NO_AR, ("share", 1.0), ("patience", 0.0)), _AMBER, "<"),
+        ("ampd-on-time", "AMPD + On-time", (), "#CC79A7", "^"),
+        ("ours-on-time", "AMPD + load + backlog + On-time", _LOAD + _BACKLOG, "#999999", "p"),
     )
 )
+ORDERED = tuple(each.name for each in _ORDERS)
+"""Dynamo's shortest queue with On-time's order: nothing for those given up, a quarter, and all of it at once; and AMPD's router with it."""
 _OWN: Knobs = (("history_read", "own-cache"),)
 _READINGS = tuple(
     OnPlan(name=f"dynamo-{name}", system="dynamo-sim", title=f"Dynamo, {title}", knobs=knobs, linestyle=":")
