@@ -49,7 +49,6 @@ ASKED: Mapping[str, tuple[str, Knobs]] = {
 WHERE: Mapping[str, Knobs] = {
     **SETTINGS,
     "mini-chain in blocks of 32": (*SETTINGS["mini-chain in blocks of 16"], ("block_length", 32)),
-    "mini-gsm in blocks of 8": SETTINGS["mini-code in blocks of 8"],
 }
 
 

@@ -129,8 +129,8 @@ def front(points: Sequence[Point], setting: str) -> list[Point]:
 
 
 def cells(view: View) -> list[Cell]:
-    """All requests of a run at once."""
-    return cell_by_cell((cell_of(view, *each) for each in asked(view.platform)), view)
+    """All requests of a run at once. At one token a step a card is asked of blocks of 8 once."""
+    return cell_by_cell(dict.fromkeys(cell_of(view, *each) for each in asked(view.platform)), view)
 
 
 def page(runs: Runs) -> Page:
@@ -152,7 +152,7 @@ def page(runs: Runs) -> Page:
             panels=[panel(setting, complete) for setting in settings(where)],
             caption=sentences,
             always=seeds_sentence(runs.all),
-            columns=None if where.gpu is None else 2,
+            columns=None if where.gpu is None else 3,
         ),
         notes=[*invalid_notes(runs.all), *missing_note(missing, len(found)), *sentences],
         after_heading=f" - {where.title}",
@@ -240,8 +240,12 @@ def panel(setting: str, complete: Sequence[Point]) -> Panel:
             layers.append(Mark(label=f"--preset {point.preset}", place=place, value=value, look=ring, size=13))
     if is_fixed:
         return Panel(title=setting, layers=layers, x=Axis(label="rows a request computes"), y=Axis(label="speed-up"))
+    whose = "" if all(point.is_measured for point in own) else " of the tiny model"
     return Panel(
-        title=setting, layers=layers, x=Axis(label="speed-up over Fast-dLLM's rule"), y=Axis(label="accuracy (%)")
+        title=setting,
+        layers=layers,
+        x=Axis(label="speed-up over Fast-dLLM's rule"),
+        y=Axis(label=f"accuracy{whose} (%)"),
     )
 
 

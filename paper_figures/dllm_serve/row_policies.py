@@ -34,11 +34,12 @@ FIXED_PACES: Mapping[str, Knobs] = {
 }
 SETTINGS: Mapping[str, Knobs] = {
     "mini-gsm in blocks of 32": (("gen_length", 64), ("block_length", 32), ("steps", 64)),
+    "mini-gsm in blocks of 8": (("gen_length", 40), ("block_length", 8), ("steps", 40)),
     "mini-code in blocks of 8": (("gen_length", 40), ("block_length", 8), ("steps", 40)),
     "mini-chain in blocks of 16": (("gen_length", 96), ("block_length", 16), ("steps", 96), ("model", "tiny-long")),
 }
-"""The first leaves much of a block to settle, the second has several blocks to refresh, and of the third each block needs what the
-one before came to. On a card that many tokens of Burst's prompts are in such blocks."""
+"""The first leaves much of a block to settle, the second and third have several blocks to refresh, and of the last each block needs what
+the one before came to. On a card that many tokens of Burst's prompts are in such blocks."""
 FIXED = "burst, 256 tokens in blocks of 32"
 """A card's setting whose tokens a step are fixed: nothing is answered in it."""
 

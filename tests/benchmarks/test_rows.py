@@ -17,6 +17,7 @@ from repro.runs.statistics import mean_interval, wilson_interval
 PAGE = (RESULTS.parent / "docs" / "frontier-rows.md").read_text(encoding="utf-8")
 SETTINGS = {
     "mini-gsm, 64 tokens in blocks of 32": "mini-gsm in blocks of 32",
+    "mini-gsm, 40 tokens in blocks of 8": "mini-gsm in blocks of 8",
     "mini-code, 40 tokens in blocks of 8": "mini-code in blocks of 8",
     "mini-chain, 96 tokens in blocks of 16": "mini-chain in blocks of 16",
     "the same in blocks of 32": "mini-chain in blocks of 32",

@@ -51,8 +51,9 @@ def test_policies_are_asked_the_same(view):
             rest = tuple((name, value) for name, value in cell.knobs if name not in own)
             asked.setdefault(f"{setting} {pace}", set()).add((cell.dataset, rest))
     assert {len(each) for each in asked.values()} == {1}
-    assert len(asked) == len({each for given in asked.values() for each in given})
-    assert len(asked) == (6 if view is CPU else 9)
+    assert len(asked) == (8 if view is CPU else 11)
+    # A card answers no task: in blocks of 8 it is asked the same twice, but for the run that it follows.
+    assert len({each for given in asked.values() for each in given}) == (8 if view is CPU else 9)
 
 
 def test_every_policy_has_every_pace_that_it_knows():
@@ -84,7 +85,7 @@ def test_presets_are_the_policies_that_they_are_drawn_on():
 def test_block_diffusion_is_asked_what_its_embedded_model_knows():
     """The same problems, as many tokens and rows a step at most."""
     settings = {setting for setting, _, policy in row_policies.asked(CPU_TINY) if policy is BLOCK_DIFFUSION}
-    assert settings == {"mini-gsm in blocks of 32", "mini-code in blocks of 8"}
+    assert settings == set(SETTINGS) - {"mini-chain in blocks of 16"}
     assert all(policy is not BLOCK_DIFFUSION for _, _, policy in row_policies.asked(H200))
     for setting in settings:
         full = cell_of(CPU, setting, ONE, FAST_DLLM)
@@ -117,7 +118,7 @@ def test_speed_ups_are_of_pairs_and_rows_of_a_request(tmp_path, drawn):
         assert point.speedup.half_width == pytest.approx(0)
         assert point.rows == 800 / runs[0].num_requests
     rendered = frontier.FIGURE.render(runs, CPU, tmp_path)
-    assert len(rendered.rows) == len(points) == 79
+    assert len(rendered.rows) == len(points) == 106
     text = text_of(drawn[0])
     assert "Fast-dLLM's rule at one token a step" in text
     assert "baselines" not in text  # none runs in a reading of the view's
@@ -168,3 +169,10 @@ def test_a_card_commits_in_a_block_what_the_measured_run_did():
     run = read_run(COMMITTED / row_policies.followed(setting, THRESHOLD, policy))
     assert steps <= {len(committed.split()) for committed in run.table("blocks")["committed"]}
     assert max(steps) < 32
+
+
+def test_whose_accuracy_a_card_has_stands_at_its_axis(tmp_path, drawn):
+    for view, whose in ((CPU, "accuracy (%)"), (CARD, "accuracy of the tiny model (%)")):
+        runs = [with_rows(run, 800) for run in runs_of(frontier.FIGURE.cells(view), speed)]
+        frontier.FIGURE.render(runs, view, tmp_path)
+        assert [axes.get_ylabel() for axes in drawn[-1].axes][:3] == [whose] * 3
