@@ -27,10 +27,12 @@ READ_WITH: Mapping[str, tuple[str, ...]] = {
     "docs/block-diffusion.md": ("h200-sdar-8b", "h20-llada2-mini", "claims-block.csv"),
     "docs/frontier.md": (
         *("cpu-tiny/frontier-cpu-tiny.csv", "h200/frontier-h200.csv", "rtx4090/frontier-rtx4090.csv"),
-        *("laps-h200/queues-h200.csv", "h20x32/orders-h20x32.csv"),
+        *("laps-h200/queues-h200.csv", "laps-h200/benchmark-queues.csv", "h20x32/orders-h20x32.csv"),
     ),
     "docs/frontier-rows.md": ("cpu-tiny/frontier-cpu-tiny.csv", "cpu-tiny/benchmark-rows.csv", "h200", "rtx4090"),
-    "docs/frontier-queues.md": ("laps-h200/queues-h200.csv", "h20x32/orders-h20x32.csv"),
+    "docs/frontier-queues.md": (
+        *("laps-h200/queues-h200.csv", "laps-h200/benchmark-queues.csv", "h20x32/orders-h20x32.csv"),
+    ),
     "docs/laps.md": ("laps-h200", "laps-cpu-tiny", "claims-laps.csv"),
     "docs/semantics.md": ("calibration", "l40s", "rtx4090"),
     "results/README.md": (),
