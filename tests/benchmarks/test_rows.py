@@ -14,7 +14,9 @@ from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, FAST_DLLM, PA
 from repro.paths import RESULTS
 from repro.runs.statistics import mean_interval, wilson_interval
 
-PAGE = (RESULTS.parent / "docs" / "frontier-rows.md").read_text(encoding="utf-8")
+FRONT, PAGE = (
+    (RESULTS.parent / "docs" / name).read_text(encoding="utf-8") for name in ("frontier.md", "frontier-rows.md")
+)
 SETTINGS = {
     "mini-gsm, 64 tokens in blocks of 32": "mini-gsm in blocks of 32",
     "mini-gsm, 40 tokens in blocks of 8": "mini-gsm in blocks of 8",
@@ -87,11 +89,14 @@ def test_every_setting_asks_all_of_it_and_few_of_less_context():
         assert {pace for pace, policy, _ in cells if policy == rows.EVERY} == set(PACES)
 
 
-def test_the_page_states_what_is_solved_and_how_fast(solved):
-    timed = {
-        (row["setting"], row["pace"], row["policy"], row["seed"]): float(row["processor_s"])
-        for row in read("frontier-cpu-tiny.csv")
-    }
+@pytest.fixture(scope="module")
+def timed() -> dict[tuple[str, str, str, str], float]:
+    """Processor seconds by setting, pace, policy and seed."""
+    rows = read("frontier-cpu-tiny.csv")
+    return {(row["setting"], row["pace"], row["policy"], row["seed"]): float(row["processor_s"]) for row in rows}
+
+
+def test_the_page_states_what_is_solved_and_how_fast(solved, timed):
     setting, count = "", 0
     for answers, label, *cells in table_below("intervals, in one run of"):
         setting = SETTINGS.get(answers, setting)
@@ -110,6 +115,39 @@ def test_the_page_states_what_is_solved_and_how_fast(solved):
             assert times == f"{ratios.mean:.2f} ± {ratios.half_width:.2f}", (setting, at, policy)
             count += 1
     assert count > 25
+
+
+def test_both_pages_state_in_words_what_the_tables_hold(solved, timed):
+    once, (one, threshold) = "settled, renewed, prompt once", PACES
+
+    def times(setting: str, pace: str, policy: str = once, *, beside: str = "", digits: int = 2) -> str:
+        pairs = [timed[setting, beside or pace, FAST_DLLM.name, x] / timed[setting, pace, policy, x] for x in "012"]
+        found = mean_interval(pairs)
+        return f"{found.mean:.{digits}f} ± {found.half_width:.{digits}f}"
+
+    def fewer(setting: str, pace: str) -> str:
+        theirs, own = (int(solved[setting, pace, name, rows.EVERY]["rows"]) for name in (FAST_DLLM.name, once))
+        return f"{theirs / own:.2f}"
+
+    wide, gsm, code, chain = rows.SETTINGS
+    at_one, at_threshold = ([times(each, pace) for each in (gsm, code, chain)] for pace in (one, threshold))
+    left, left_by_threshold = ([fewer(each, pace) for each in (gsm, code, chain)] for pace in (one, threshold))
+    front, page = (" ".join(text.split()) for text in (FRONT, PAGE))
+    assert "by threshold {}, {} and {} times (mini-gsm".format(*at_threshold) in front
+    said = (
+        "one token a step {}, {} and {}, where rows are {}, {} and {} times fewer. In blocks of 32 mini-gsm is {} and"
+    )
+    assert said.format(*at_one, *left, times(wide, one)) in front
+    said = f"by threshold {times(wide, threshold)} times as fast, with {fewer(wide, one)} and {fewer(wide, threshold)} times"
+    assert said in front
+    block = [times(each, PACE_OF_BLOCK[threshold], BLOCK_DIFFUSION.name, beside=one, digits=1) for each in (wide, code)]
+    assert "{} times (mini-gsm, 64 tokens) and {} (mini-code)".format(*block) in front
+    said = "mini-gsm {}, mini-code {} and mini-chain {} times, where rows are {}, {} and {} times fewer"
+    assert said.format(*at_threshold, *left_by_threshold) in page
+    assert f"rows are only {fewer(wide, threshold)} times fewer" in page
+    assert f"in blocks of 32 are {fewer(wide, one)} times fewer and mini-chain's {left[2]} times" in page
+    said = "rows are {} times fewer and mini-gsm's in blocks of 8 {} times, and they are {} and {} times as fast"
+    assert said.format(left[1], left[0], at_one[1], at_one[0]) in page
 
 
 def test_the_page_states_what_rows_do_not_account_for():
