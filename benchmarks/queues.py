@@ -65,6 +65,7 @@ LAPS: Sequence[Mapping[str, Scalar]] = (
 )
 _BY_OBJECTIVE = "by objective"
 """Its steps are the parts of the objective that On-time's are."""
+_FREE = (("SGLang", "sglang-pd", free.SGLANG), ("SRPT", "srpt", free.SRPT), ("Reserve", "reserve", free.RESERVE))
 ORDERS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     "On-time": ("on-time", {}),
     "SGLang": ("sglang-pd", {}),
@@ -73,28 +74,23 @@ ORDERS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     "by due time": ("on-time", {"share": 1.0, "patience": 0.0}),
     "Moore-Hodgson": ("on-time", {"share": 0.0}),
     **{f"LAPS {place}": ("laps", own) for place, own in enumerate(LAPS)},
-    **{f"SGLang {place}": ("sglang-pd", own) for place, own in enumerate(free.SGLANG[0].settings)},
-    **{f"SRPT {place}": ("srpt", own) for place, own in enumerate(free.SRPT[0].settings)},
-    f"SRPT {_BY_OBJECTIVE}": ("srpt", {}),
     **{
-        f"Reserve {place}": ("reserve", own)
-        for place, own in enumerate(own for knob in free.RESERVE for own in knob.settings)
+        f"{title} {place}": (system, own)
+        for title, system, knobs in _FREE
+        for place, own in enumerate(own for knob in knobs for own in knob.settings)
     },
+    f"SRPT {_BY_OBJECTIVE}": ("srpt", {}),
     f"Reserve {_BY_OBJECTIVE}": ("reserve", {}),
 }
 """The first is held against the others."""
 SEARCHED = {
-    "LAPS": tuple(order for order in ORDERS if order.startswith("LAPS ")),
-    "SGLang, searched": tuple(order for order in ORDERS if order.startswith("SGLang")),
-    "SRPT, searched": tuple(order for order in ORDERS if order.startswith("SRPT")),
-    "Reserve, searched": tuple(order for order in ORDERS if order.startswith("Reserve")),
+    title if title == "LAPS" else f"{title}, searched": tuple(order for order in ORDERS if order.startswith(title))
+    for title in ("LAPS", "SGLang", "SRPT", "Reserve")
 }
 """The settings that each is the best of; they are no rows of their own, but for the defaults."""
 _TRIED = {order for tried in SEARCHED.values() for order in tried} - {"SGLang", "SRPT", "Reserve"}
 ENDS = ("by due time", "Moore-Hodgson")
 """The ends of On-time's own front, by its share."""
-_LEAST_KEPT_S = 0.1
-"""Below it not every setting of Reserve has a share that keeps its longest wait, ten objectives: late turns get all they can, as in `repro serve`."""
 _LONG = 1000
 
 
@@ -113,10 +109,6 @@ class Traffic:
     @property
     def model(self) -> str:
         return str(self.knobs.get("model", MIDDLE))
-
-
-def _equal() -> Sequence[int]:
-    return [200] * 10_000
 
 
 def _azure(name: str) -> Sequence[int]:
@@ -157,7 +149,7 @@ TRAFFIC = (
     Traffic(name="steps 30 % off", noise=0.3),
     Traffic(name="beliefs x 0.6", belief=0.6),
     Traffic(name="beliefs x 1.5", belief=1.5),
-    Traffic(name="200 tokens each", lengths=_equal),
+    Traffic(name="200 tokens each", lengths=lambda: [200] * 10_000),
 )
 RECORDED = (
     Traffic(name="ShareGPT", lengths=_sharegpt),
@@ -354,8 +346,8 @@ def served(traffic: Traffic, load: float, order: str, seed: int, num_prompts: in
 
 def _prepared(traffic: Traffic, rate: float, order: str, seed: int, num_prompts: int) -> tuple[PrefillDeployment, Any]:
     system, own = ORDERS[order]
-    if system == "reserve" and order in _TRIED and traffic.slo_s < _LEAST_KEPT_S:
-        own = {"share": 1.0, **own}
+    if system == "reserve" and order in _TRIED and traffic.slo_s < 0.1:
+        own = {"share": 1.0, **own}  # not every setting has one that keeps its longest wait there: as in `repro serve`
     if order.endswith(_BY_OBJECTIVE):
         parts = OnTimeConfig()
         own = {"min_step_s": parts.min_step * traffic.slo_s, "max_step_s": parts.max_step * traffic.slo_s}
