@@ -36,6 +36,22 @@ class Running:
             assert time.monotonic() < until, "it did not come about"
             time.sleep(0.005)
 
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Who connects and sends meanwhile is heard of afterwards, all of it at once: no bound on time has begun before."""
+        stands, go_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            go_on.wait(WAIT_S)
+
+        self._loop.call_soon_threadsafe(stand)
+        assert stands.wait(WAIT_S)
+        try:
+            yield
+        finally:
+            go_on.set()
+
     def wait_until_idle(self) -> None:
         """No request is open, here or in the engine."""
         self.wait_until(lambda: self.service.num_open == 0 and self.server.num_answering == 0)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError, require
@@ -33,10 +34,24 @@ def answer_of(prompt_ids: Sequence[int], length: int, seed: int = 0) -> tuple[in
     return tuple(ids)
 
 
+LONG_LEN, LONG_ANSWER = 1 << 15, 30_000
+"""``max_model_len``, and tokens of an answer that takes minutes by steps of 0.02 s: no test sees its end."""
+
+
 @dataclass(frozen=True)
 class EchoGeneration:
     max_tokens: int
     seed: int
+
+
+@contextmanager
+def held(by: Path) -> Iterator[None]:
+    """What runs in a model ``held_by`` it goes on running."""
+    by.touch()
+    try:
+        yield
+    finally:
+        by.unlink()
 
 
 class ByteCodec:
@@ -59,6 +74,8 @@ class EchoModel:
     max_model_len: int = 512
     max_running: int = 4
     step_s: float = 0.0
+    held_by: Path | None = None
+    """While this file is there no step but the first is made: what runs goes on running."""
     load_s: float = 0.0
     refusal: str | None = None
     """Why the model cannot be loaded."""
@@ -121,6 +138,8 @@ class EchoEngine:
 
     def step(self) -> list[Event]:
         time.sleep(self._model.step_s)
+        while self._steps and self._model.held_by is not None and self._model.held_by.exists():
+            time.sleep(0.005)
         self._steps += 1
         events: list[Event] = []
         while self._waiting and len(self._running) < self._model.max_running:

@@ -14,7 +14,18 @@ pytest.importorskip("prometheus_client", reason="needs the extra server: prometh
 
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
-from support.served_echo import DIE, DIE_AT_ONCE, RAISE, REFUSE, ByteCodec, EchoModel, answer_of
+from support.served_echo import (
+    DIE,
+    DIE_AT_ONCE,
+    LONG_ANSWER,
+    LONG_LEN,
+    RAISE,
+    REFUSE,
+    ByteCodec,
+    EchoModel,
+    answer_of,
+    held,
+)
 
 from engines.errors import UserError
 from engines.server.settings import ServerSettings
@@ -213,8 +224,8 @@ def test_a_fault_of_the_server_is_said_without_its_traceback(caplog):
 
 
 def test_a_client_that_leaves_frees_its_rows():
-    with running_server(EchoModel(max_running=2, step_s=0.02), ByteCodec()) as server:
-        long = body(max_tokens=400)
+    with running_server(EchoModel(max_running=2, step_s=0.02, max_model_len=LONG_LEN), ByteCodec()) as server:
+        long = body(max_tokens=LONG_ANSWER)
         ends = [leave(server.port, COMPLETIONS, long | {"stream": stream}) for stream in (False, True, False)]
         server.wait_until(lambda: server.service.status.pool_used == 20 and server.service.num_open == 3)
         for end in ends:
@@ -227,8 +238,9 @@ def test_a_client_that_leaves_frees_its_rows():
 
 def test_a_full_queue_refuses_and_keeps_its_word_to_the_others():
     settings = ServerSettings(max_queue=2)
-    with running_server(EchoModel(max_running=1, step_s=0.02), ByteCodec(), settings) as server:
-        ends = [leave(server.port, COMPLETIONS, body(max_tokens=400)) for _ in range(1)]
+    model = EchoModel(max_running=1, step_s=0.02, max_model_len=LONG_LEN)
+    with running_server(model, ByteCodec(), settings) as server:
+        end = leave(server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER))
         server.wait_until(lambda: server.service.status.running == 1)
         with ThreadPoolExecutor(2) as pool:
             others = [pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=4)) for _ in range(2)]
@@ -237,15 +249,15 @@ def test_a_full_queue_refuses_and_keeps_its_word_to_the_others():
             assert (refused.status, refused.body["error"]["code"]) == (429, "queue_full")
             assert refused.headers["retry-after"] == "1"
             assert ask(server.port, COMPLETIONS, body(n=3)).status == 400, "never fits"
-            ends[0].close()
+            end.close()
             assert [other.result().status for other in others] == [200, 200]
         assert metrics(server.port)['repro_rejections_total{status="429"}'] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_a_request_that_waits_or_runs(stream):
-    with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
-        end = leave(server.port, COMPLETIONS, body(max_tokens=400))
+    with running_server(EchoModel(max_running=1, step_s=0.05, max_model_len=LONG_LEN), ByteCodec()) as server:
+        end = leave(server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER))
         server.wait_until(lambda: server.service.status.running == 1)
         asked = body(timeout=0.2, stream=stream)
         if stream:
@@ -264,10 +276,10 @@ def test_a_deadline_ends_a_request_that_waits_or_runs(stream):
 
 
 def test_an_engine_that_dies_costs_what_it_had_begun(caplog):
-    with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
+    with running_server(EchoModel(max_running=1, step_s=0.05, max_model_len=LONG_LEN), ByteCodec()) as server:
         first = server.service.pid
         with ThreadPoolExecutor(4) as pool:
-            begun = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=400))
+            begun = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER))
             server.wait_until(lambda: server.service.status.running == 1)
             waiting = [pool.submit(ask, server.port, COMPLETIONS, body(f"w{i}", max_tokens=4)) for i in range(2)]
             server.wait_until(lambda: server.service.num_waiting == 2)
@@ -329,14 +341,16 @@ def test_a_model_that_cannot_be_loaded_ends_the_service_with_its_sentence():
         assert ask(server.port, COMPLETIONS, body()).body["error"]["message"].startswith("the engine has ended")
 
 
-def test_a_draining_server_ends_what_it_has_and_takes_nothing_more():
-    with running_server(EchoModel(step_s=0.02), ByteCodec()) as server, ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=60))
-        server.wait_until(lambda: server.service.status.running == 1)
-        server.call(server.server.drain)
-        refused = ask(server.port, COMPLETIONS, body())
-        assert (refused.status, refused.headers["connection"]) == (503, "close")
-        assert ask(server.port, "/ready").status == 503
+def test_a_draining_server_ends_what_it_has_and_takes_nothing_more(tmp_path):
+    by = tmp_path / "held"
+    with running_server(EchoModel(held_by=by), ByteCodec()) as server, ThreadPoolExecutor(1) as pool:
+        with held(by):
+            taken = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=60))
+            server.wait_until(lambda: server.service.status.running == 1)
+            server.call(server.server.drain)
+            refused = ask(server.port, COMPLETIONS, body())
+            assert (refused.status, refused.headers["connection"]) == (503, "close")
+            assert ask(server.port, "/ready").status == 503
         assert taken.result().body["usage"]["completion_tokens"] == 60
 
 

@@ -6,9 +6,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra server: prometh
 import uvicorn
 from support.http_client import ask, metrics
 from support.http_server import Running, running_server
-from support.served_echo import ByteCodec, EchoModel
+from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel
 from uvicorn.server import ServerState
 
 from engines.server.completion import LARGE_TEXT
@@ -34,14 +35,20 @@ CONTENT = json.dumps({"model": "echo", "prompt": "hello", "seed": 0}).encode()
 LENGTH = len(CONTENT)
 MOST = 1 << 17
 """Less than all bodies may have together, so that it is what is said of one that is too long, in whatever pieces it comes."""
-SETTINGS = ServerSettings(
-    head_timeout_s=0.2, body_timeout_s=0.3, max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=18
-)
+SETTINGS = ServerSettings(max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=18)
+HASTY = replace(SETTINGS, head_timeout_s=0.2, body_timeout_s=0.3, max_connections=100)
+"""A client that a busy machine keeps waiting is too slow for it: it stands still until what is to come in time is sent."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     with running_server(EchoModel(), ByteCodec(), SETTINGS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Running]:
+    with running_server(EchoModel(), ByteCodec(), HASTY) as found:
         yield found
 
 
@@ -67,13 +74,16 @@ class Answers(NamedTuple):
     sentences: list[str]
 
 
-def talk(port: int, *parts: bytes, gap_s: float = 0.0) -> Answers:
-    """Send ``parts`` and read until the server closes: it must."""
+def talk(port: int, *parts: bytes, gap_s: float = 0.0, on_first: Callable[[], object] = lambda: None) -> Answers:
+    """Send ``parts`` and read until the server closes: it must. ``on_first`` is called once the first is sent, if any."""
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client:
         try:
-            for part in parts:
+            for part in parts[:1]:
                 client.sendall(part)
+            on_first()
+            for part in parts[1:]:
                 time.sleep(gap_s)
+                client.sendall(part)
         except ConnectionError:
             pass  # it has closed; what it said before must be readable nonetheless
         return rest_of(client)
@@ -106,38 +116,47 @@ SLOW = {
     "a body cut": ((head(length=len(CONTENT) + 9) + CONTENT,), [408], SLOW_BODY),
     "a chunk cut": ((CHUNKED + b"5\r\nab",), [408], SLOW_BODY),
     "trailers withheld": ((CHUNKED + b"2\r\n{}\r\n0\r\nA: b\r\n",), [408], SLOW_BODY),
+    "a large body cut": ((head(length=MOST) + b"a" * LARGE_BODY,), [408], SLOW_BODY),
     "a body withheld from nobody": ((head(path="/nothing", length=9),), [404], "there is nothing"),
     "a body nobody asked for": ((head(method="GET", path="/health", length=99), *ENDLESS), [200], ""),
     "a body longer than said": ((head(length=10) + CONTENT,), [400, 408], "the body is not JSON"),
     "asked, and not sent": ((head("Expect: 100-continue"),), [100, 408], SLOW_BODY),
+    "too long, withheld": ((head(length=MOST + 1),), [413], LONG),
+    "absurdly long": ((head(length="9" * 19),), [413], LONG),
+    "too long, sent nonetheless": ((head(length=8 * MOST), b"a" * 8 * MOST), [413], LONG),
 }  # fmt: skip
 """What -> parts, statuses, sentence."""
 
 
-def test_what_does_not_come_in_time_ends_in_a_sentence(server, caplog):
+def test_what_does_not_come_in_time_ends_in_a_sentence(hasty, caplog):
     """A sentence, a closed connection, nothing held, and not a line in the log. All wait at once."""
+    have_begun = threading.Barrier(len(SLOW) + 1, timeout=WAIT_S)
 
     def say(parts: tuple[bytes, ...]) -> Answers:
-        return talk(server.port, *parts, gap_s=0.04 if parts[1:] == ENDLESS else 0.0)
+        gap_s = 0.04 if parts[1:] == ENDLESS else 0.0
+        return talk(hasty.port, *parts, gap_s=gap_s, on_first=have_begun.wait)
 
     with ThreadPoolExecutor(len(SLOW)) as pool:
-        answers = list(pool.map(say, [parts for parts, *_ in SLOW.values()]))
+        with hasty.standing_still():
+            saying = pool.map(say, [parts for parts, *_ in SLOW.values()])
+            have_begun.wait()
+        answers = list(saying)
     for (what, (_, statuses, sentence)), said in zip(SLOW.items(), answers, strict=True):
         assert said.statuses == statuses, what
         assert len(said.sentences) == sum(status >= 400 for status in statuses), what
         assert sentence in " | ".join(said.sentences), what
-    server.wait_until(lambda: server.server.num_reading == server.server._intake._held == 0)
-    assert ask(server.port, "/v1/completions", CONTENT).status == 200
+    hasty.wait_until(lambda: hasty.server.num_reading == hasty.server._intake._held == 0)
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=WAIT_S) as client:
+        with hasty.standing_still():
+            client.sendall(head(LAST) + CONTENT)
+        assert rest_of(client).statuses == [200]
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(
     ("parts", "statuses", "sentence"),
     [
-        pytest.param((head(length=MOST + 1),), [413], LONG, id="too long, withheld"),
-        pytest.param((head(length="9" * 19),), [413], LONG, id="absurdly long"),
-        pytest.param((head(length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="too long, sent nonetheless"),
-        pytest.param((head(LAST, length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="the same by who then leaves"),
+        pytest.param((head(LAST, length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="too long, by who then leaves"),
         pytest.param((CHUNKED + b"%x\r\n" % (2 * MOST), b"a" * 2 * MOST), [413], LONG, id="one long chunk"),
         pytest.param((CHUNKED, b"1\r\na\r\n" * 2 * MOST_PIECES), [413], "more than 8192 pieces", id="tiny chunks"),
         pytest.param((head("Expect: 100-continue", length=MOST + 1),), [413], LONG, id="asked before it is sent"),
@@ -214,9 +233,11 @@ def test_a_coded_body_is_not_read(server, coding):
         pytest.param(CHUNKED.replace(b"localhost", b"elsewhere"), id="the body's end is not known"),
     ],
 )
-def test_a_connection_whose_next_bytes_mean_nothing_is_said_to_close(server, parts):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
-        client.sendall(parts)
+def test_a_connection_whose_next_bytes_mean_nothing_is_said_to_close(hasty, parts):
+    with ExitStack() as stack:
+        with hasty.standing_still():
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", hasty.port), timeout=WAIT_S))
+            client.sendall(parts)
         assert b"\r\nconnection: close\r\n" in client.recv(1 << 16)
 
 
@@ -226,20 +247,23 @@ def test_others_may_call_a_server_what_they_like_where_others_reach_it():
 
 
 def test_bodies_under_way_are_bounded_together_and_small_ones_go_on(server):
-    """Three of them fit, and are given up where their rest does not come."""
+    """Of five that are large the first ones are refused as more comes of them, until the others fit."""
+    intake = server.server._intake
     with ExitStack() as stack:
         clients = []
         for _ in range(5):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
             client.sendall(head(length=MOST) + b"a" * LARGE_BODY)
             clients.append(client)
+        server.wait_until(lambda: intake._held == 5 * LARGE_BODY)
         assert ask(server.port, "/v1/completions", CONTENT).status == 200
-        for client in clients:
+        for client in clients[:3]:
             client.sendall(b"a" * 9)
-        found = sorted(client.recv(1 << 16).split()[1] for client in clients)
-    assert found[0] == b"408"
-    assert found[-1] == b"503"
-    server.wait_until(lambda: server.server._intake._held == 0)
+            assert client.recv(1 << 16).split()[1] == b"503"
+        for client in clients[3:]:
+            client.sendall(b"a" * 9)
+        server.wait_until(lambda: intake._held == 2 * (LARGE_BODY + 9))
+    server.wait_until(lambda: intake._held == 0)
 
 
 def test_idle_connections_make_room_for_who_asks(server):
@@ -250,9 +274,10 @@ def test_idle_connections_make_room_for_who_asks(server):
 
 
 def test_where_none_is_idle_a_new_connection_is_refused():
-    with running_server(EchoModel(step_s=0.02), ByteCodec(), ServerSettings(max_connections=2)) as server:
+    model = EchoModel(step_s=0.02, max_model_len=LONG_LEN)
+    with running_server(model, ByteCodec(), ServerSettings(max_connections=2)) as server:
         with ExitStack() as stack:
-            busy = json.dumps({"model": "echo", "prompt": "hi", "max_tokens": 400}).encode()
+            busy = json.dumps({"model": "echo", "prompt": "hi", "max_tokens": LONG_ANSWER}).encode()
             for _ in range(2):
                 client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
                 client.sendall(head(length=len(busy)) + busy)
@@ -347,7 +372,7 @@ def test_a_client_that_reads_nothing_of_its_answer_is_let_go():
         config = uvicorn.Config(answer, lifespan="off", log_config=None)
         config.timeout_keep_alive = 0.1
         state = ServerState()
-        bounds = {"settings": SETTINGS, "most": 1, "idle": {}, "on_refusal": lambda _: None}
+        bounds = {"settings": HASTY, "most": 1, "idle": {}, "on_refusal": lambda _: None}
 
         def connect() -> asyncio.Protocol:
             return Connection(config=config, server_state=state, app_state={}, **bounds)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 
 from support.http_client import ask, metrics, streaming
-from support.served_echo import ByteCodec, EchoModel, answer_of
+from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel, answer_of
 
 from engines.errors import RunError, UserError
 from engines.server.run import _bound, run
@@ -25,7 +26,14 @@ LONG = {"model": "echo", "prompt": "a story", "max_tokens": 200, "seed": 0}
 WAIT_S = 120.0
 
 
-def run_with(client: Callable[[int], None], *, drain_timeout: float = 60.0, port: int = 0, **model: Any) -> list[str]:
+def run_with(
+    client: Callable[[int], None],
+    *,
+    drain_timeout: float = 60.0,
+    port: int = 0,
+    on_ending: Callable[[], None] = lambda: None,
+    **model: Any,
+) -> list[str]:
     """What the server says until its end; ``client`` gets its port once requests are taken, and sends the signals."""
     said: list[str] = []
     is_ready = threading.Event()
@@ -35,6 +43,8 @@ def run_with(client: Callable[[int], None], *, drain_timeout: float = 60.0, port
         said.append(line)
         if line.startswith("ready: "):
             is_ready.set()
+        if line.startswith("ending: "):
+            on_ending()
 
     def use() -> None:
         try:
@@ -64,7 +74,14 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_sigterm_ends_what_was_taken_and_then_the_server():
+def wait_for(port: int, name: str, least: int) -> None:
+    until = time.monotonic() + WAIT_S
+    while metrics(port)[name] < least:
+        assert time.monotonic() < until, f"{name} stays below {least}"
+
+
+def test_sigterm_ends_what_was_taken_and_then_the_server(tmp_path):
+    (held_by := tmp_path / "held").touch()
     got: list[Any] = []
 
     def client(port: int) -> None:
@@ -73,15 +90,14 @@ def test_sigterm_ends_what_was_taken_and_then_the_server():
         with streaming(port, "/v1/completions", {**LONG, "stream": True}) as events:
             first = next(events)
             other.start()
-            while metrics(port)["repro_requests_open"] < 2:
-                pass
+            wait_for(port, "repro_requests_open", 2)
             send(signal.SIGTERM)
             *rest, done = events
         other.join(WAIT_S)
         got.append("".join(event["choices"][0]["text"] for event in (first, *rest)))
         got.extend((whole[0].status, whole[0].body["choices"][0]["text"], done))
 
-    said = run_with(client)
+    said = run_with(client, held_by=held_by, on_ending=held_by.unlink)
     assert said[-1] == "ending: 2 requests to finish"
     wanted = bytes(answer_of(b"a story", 200)).decode()
     assert got == [wanted, 200, wanted, "[DONE]"]
@@ -96,8 +112,7 @@ def test_bodies_that_have_not_come_are_not_waited_for():
             end = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
             end.sendall(head.encode())
             ends.append(end)
-        while metrics(port)["repro_requests_receiving"] < 20:
-            pass
+        wait_for(port, "repro_requests_receiving", 20)
         send(signal.SIGTERM)
         assert all(end.recv(12) == b"HTTP/1.1 503" for end in ends)
 
@@ -112,7 +127,7 @@ def test_what_does_not_end_in_time_is_told_so(how):
     got: list[Any] = []
 
     def client(port: int) -> None:
-        with streaming(port, "/v1/completions", {**LONG, "stream": True}) as events:
+        with streaming(port, "/v1/completions", {**LONG, "max_tokens": LONG_ANSWER, "stream": True}) as events:
             got.append(next(events))
             send(signal.SIGTERM)
             if how == "a second signal":
@@ -120,7 +135,7 @@ def test_what_does_not_end_in_time_is_told_so(how):
             got.extend(events)
 
     with pytest.raises(RunError, match="1 requests were given up at the end"):
-        run_with(client, drain_timeout=0.2 if how == "the time is over" else 60.0)
+        run_with(client, drain_timeout=0.2 if how == "the time is over" else 60.0, max_model_len=LONG_LEN)
     *_, error, done = got
     assert (error["error"]["message"], done) == ("the server has ended before this request: send it again", "[DONE]")
 
