@@ -89,7 +89,8 @@ def test_a_stop_that_is_interrupted_waits_for_no_worker(tmp_path, monkeypatch):
 
 
 def test_a_worker_that_dies_before_it_takes_part_is_one_sentence(tmp_path, monkeypatch):
-    with RedisServer(tmp_path) as server:
+    """It asks a Redis that never answers, so that it cannot be quicker than its end."""
+    with RedisServer(tmp_path) as server, socket.create_server(("127.0.0.1", 0)) as mute:
         store = Store.connect(server.url, SPEC.prefix)
         store.call("create", 10.0)
         start = Fleet.start
@@ -97,8 +98,10 @@ def test_a_worker_that_dies_before_it_takes_part_is_one_sentence(tmp_path, monke
         def doomed(self: Fleet, worker_id: int) -> None:
             start(self, worker_id)
             os.kill(self.pid(worker_id), signal.SIGKILL)
+            self._processes[worker_id].join()
 
         monkeypatch.setattr(Fleet, "start", doomed)
-        specs = [replace(SPEC, url=server.url, worker_id=number) for number in (0, 1)]
+        url = f"redis://127.0.0.1:{mute.getsockname()[1]}"
+        specs = [replace(SPEC, url=url, worker_id=number) for number in (0, 1)]
         with pytest.raises(RunError, match="worker 0 was killed by signal 9 before it took part"):
             Fleet(specs, store, start_s=600.0)

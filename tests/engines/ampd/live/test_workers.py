@@ -68,18 +68,27 @@ class Live:
     def serve(self, sessions: list[Session], on_turn: Callable[[int], None] | None = None) -> float:
         return serve(self.coordinator, sessions, PROMPTS, until_s=UNTIL_S, on_turn=on_turn)
 
-    def is_computing(self, worker: int) -> bool:
-        """Whether a task is under way there; asked again and again this stops the worker in the middle of one."""
-        os.kill(self.fleet.pid(worker), signal.SIGSTOP)
-        if self.store.fields("worker", worker)["running_task"]:
-            return True
-        os.kill(self.fleet.pid(worker), signal.SIGCONT)
-        return False
+    def still(self, worker: int) -> None:
+        """Stop it. What it has sent is done by the store before this returns, and nothing more comes of it."""
+        pid = self.fleet.pid(worker)
+        os.kill(pid, signal.SIGSTOP)
+        while not all(map(_is_stopped, Path(f"/proc/{pid}/task").iterdir())):
+            time.sleep(0.001)
+        for _ in range(2):  # one may go before what came with it from another connection
+            self.store.answered(self.store.client.ping)
+
+    def caught_in(self, worker: int) -> str:
+        """The task under way there, if any; asked again and again this stops the worker in the middle of one."""
+        self.still(worker)
+        task = self.store.fields("worker", worker)["running_task"]
+        if not task:
+            os.kill(self.fleet.pid(worker), signal.SIGCONT)
+        return task
 
     def again(self, worker: int) -> None:
         """The worker is back after a test, as somebody new."""
-        self.fleet.start(worker)
         before = self.store.fields("worker", worker)["incarnation"]
+        self.fleet.start(worker)
         self.wait_for(lambda: self.store.fields("worker", worker)["incarnation"] not in ("", before))
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
@@ -168,6 +177,13 @@ def test_ctrl_c_in_a_terminal_is_not_the_workers(live):
         assert int(_said(pid, "SigBlk"), 16) & 1 << (signal.SIGINT - 1)
 
 
+def _is_stopped(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "TZ"
+    except OSError:  # it has ended
+        return False
+
+
 def _said(pid: int, name: str) -> str:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(line for line in lines if line.startswith(f"{name}:")).split()[1]
@@ -178,14 +194,14 @@ def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_noth
     before = len(live.store.losses().workers)
 
     def kill(num_ended: int) -> None:
-        if not killed and live.is_computing(2):
-            killed.append(live.store.fields("worker", 2)["running_task"])
+        if not killed and (task := live.caught_in(2)):
+            killed.append(task)
             os.kill(live.fleet.pid(2), signal.SIGKILL)
 
     while not killed:  # on a busy machine every task can be over before it is seen
         sessions = live.sessions(4, tokens=600)
         check_whole(live, sessions, live.serve(sessions, kill))
-    assert 2 in live.store.losses().workers[before:]
+    live.wait_for(lambda: 2 in live.store.losses().workers[before:])  # its task's lease may have run out before
     task = live.store.fields("task", killed[0])
     assert (task["state"], task["requeued"], task["worker"]) == ("done", "1", "3")
     live.again(2)
@@ -201,8 +217,8 @@ def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live):
 
     def stop(num_ended: int) -> None:
         if not stopped:
-            if live.is_computing(3):
-                stopped.append(live.store.fields("worker", 3)["running_task"])
+            if task := live.caught_in(3):
+                stopped.append(task)
         elif is_lost():
             os.kill(live.fleet.pid(3), signal.SIGCONT)
 
@@ -244,20 +260,23 @@ def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live):
             time.sleep(0.002)
         return found
 
-    def leave(session: Session, order: int) -> None:
+    def leave(session: Session, order: int) -> bool:
+        """Whether it was not over before."""
         home = store.fields("session", session.session_id)["home"]
-        assert coordinator.leave(session.session_id, order)
+        if not coordinator.leave(session.session_id, order):
+            return False
         until = time.monotonic() + UNTIL_S
         while store.fields("worker", home)["kv_tokens"] != "0":
             assert time.monotonic() < until, "rows are held"
             time.sleep(0.002)
+        return True
 
     while True:
         answering = next_session(Round(60, 1900))
         order = begin(answering, 0)
-        if wait_for(answering, "decoding", "done") == "decoding":  # on a busy machine it can be over before it is seen
+        wait_for(answering, "decoding", "done")
+        if leave(answering, order):  # on a busy machine it can be over before it is seen
             break
-    leave(answering, order)
     while True:
         caught = next_session(Round(300, 2), Round(1500, 2))
         order = begin(caught, 0)
@@ -266,10 +285,10 @@ def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live):
         worker = int(store.fields("task", store.fields("session", caught.session_id)["task"])["worker"])
         is_stopped = False
         while not is_stopped and state(caught) == "prefill":
-            is_stopped = live.is_computing(worker)
+            is_stopped = bool(live.caught_in(worker))
         if is_stopped:
             break
-    leave(caught, order)
+    assert leave(caught, order)
     os.kill(live.fleet.pid(worker), signal.SIGCONT)
     for number in range(2):
         begin(caught, number)
@@ -303,7 +322,7 @@ def test_sessions_of_a_killed_home_are_finished_by_the_other(live):
 
     def is_caught(home: int) -> bool:
         """Whether it was killed with an answer under way there."""
-        os.kill(live.fleet.pid(home), signal.SIGSTOP)
+        live.still(home)
         bound = live.store.client.smembers(live.store.key("bound", home))
         if not any(live.store.fields("session", int(each))["state"] == "decoding" for each in bound):
             os.kill(live.fleet.pid(home), signal.SIGCONT)
