@@ -37,6 +37,8 @@ class Reply:
         self._served, self._asked, self._metrics = served, asked, metrics
         self._arrived_at, self._on_end = arrived_at, on_end
         self._timeout_s = min(most_s, asked.timeout or most_s)
+        self._ttft_s: float | None = None
+        """When a stream's first piece came, since the request did."""
         self._format = Format(
             served.model.name,
             is_chat=isinstance(asked, ChatBody),
@@ -110,21 +112,20 @@ class Reply:
         await response.begin(200, _STREAM_HEADERS)
         for opening in self._format.opening(self._asked.num_choices):
             await response.write(opening)
-        ttft_s: float | None = None
         async for choice, piece in completion.parts():
-            if ttft_s is None:
-                ttft_s = self._since_arrival()
-                self._metrics.note_first_piece(ttft_s)
+            if self._ttft_s is None:
+                self._ttft_s = self._since_arrival()
+                self._metrics.note_first_piece(self._ttft_s)
             await response.write(self._format.part(choice, piece))
-        tokens = completion.usage.completion_tokens
-        if ttft_s is not None and tokens > 1 and self._asked.num_choices == 1:
-            self._metrics.note_stream((self._since_arrival() - ttft_s) / (tokens - 1))
         await response.end(self._format.closing(completion.usage) + DONE)
 
     def _note(self, completion: Completion) -> None:
+        e2el_s, tokens = self._since_arrival(), completion.usage.completion_tokens
         self._metrics.answered.inc()
-        self._metrics.tokens.labels("completion").inc(completion.usage.completion_tokens)
-        self._metrics.e2el_s.observe(self._since_arrival())
+        self._metrics.tokens.labels("completion").inc(tokens)
+        self._metrics.e2el_s.observe(e2el_s)
+        if self._ttft_s is not None and tokens > 1 and self._asked.num_choices == 1:
+            self._metrics.note_stream((e2el_s - self._ttft_s) / (tokens - 1))
         if completion.has_begun_at is not None:
             self._metrics.queue_s.observe(completion.has_begun_at - self._arrived_at)
 
