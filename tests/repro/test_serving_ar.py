@@ -64,7 +64,7 @@ def settings(folder: Path, **options: Any) -> ArSettings:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
     made = ArModel.of(settings(folder), "mine")
-    model = Breakable(settings=made.settings, name=made.name)
+    model = Breakable(settings=made.settings, name=made.name, slowed_by=folder / "slowed")
     with running_server(model, model.codec()) as running:
         yield running
 
@@ -246,14 +246,17 @@ def test_the_official_client_completes_chats_and_streams(server, folder, wanted)
 # ---- the engine behind it ----------------------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_frees_its_blocks(server):
+def test_a_client_that_leaves_frees_its_blocks(server, folder):
     long = body("once", max_tokens=500, ignore_eos=True)
-    with ThreadPoolExecutor(1):
+    (slowed := folder / "slowed").touch()
+    try:
         ends = [leave(server.port, COMPLETIONS, long | {"stream": stream}) for stream in (False, True)]
         server.wait_until(lambda: server.service.status.pool_used > 32 and server.service.status.running == 2)
         for end in ends:
             end.close()
-        server.wait_until_idle()
+    finally:
+        slowed.unlink()
+    server.wait_until_idle()
     assert server.call(lambda: server.service.status.pool_used) == 0
 
 

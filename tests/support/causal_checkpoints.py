@@ -1,6 +1,7 @@
 """A random Qwen2 checkpoint that reads and writes text, as the hub has them."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ def write_causal(folder: Path, *, adds_bos: bool = False, seed: int = 1, **confi
 class Breakable(ArModel):
     """Its engine fails where a step computes ``POISON``."""
 
+    slowed_by: Path | None = None
+    """While this file is there a step takes 0.05 s longer, so that what runs can be caught."""
+
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
         with super().serving() as engine:
@@ -71,6 +75,8 @@ class Breakable(ArModel):
             hidden = model.hidden
 
             def breaks(ids: Any, *more: Any) -> Any:
+                if self.slowed_by is not None and self.slowed_by.exists():
+                    time.sleep(0.05)
                 if int((ids == POISON[0]).sum()) >= len(POISON):
                     raise RuntimeError("the step of such a prompt raises")
                 return hidden(ids, *more)
