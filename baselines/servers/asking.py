@@ -60,6 +60,8 @@ def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
         return answer
     if isinstance(answer, NoPage):
         raise answer
+    if isinstance(answer, TimeoutError):  # of a piece, where it was seen before this thread looked
+        raise NoPage(f"no whole answer within {ASK_S:g} s") from None
     if isinstance(answer, IncompleteRead):
         raise NoPage("its body broke off") from None
     if isinstance(answer, OSError) and str(answer):
