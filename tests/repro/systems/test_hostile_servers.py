@@ -380,10 +380,12 @@ def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(tmp_path, monkeypatc
     assert max(map(len, lines)) <= 80
     table = dict(line.replace(",", "").split(":", 1) for line in lines if ":" in line)
     assert (table["in tok"].strip(), table["out tok"].strip()) == ("8.0", "3.0")
-    assert all(float(table[name]) > 0 for name in ("ttft ms", "tpot ms", "itl ms", "goodput/s"))
     (file,) = tmp_path.rglob("*.jsonl.gz")
     stored = parts(file)["summary"]
-    assert float(table["ttft ms"]) == pytest.approx(1e3 * stored["ttft_s"]["mean"], abs=0.051)
+    for name in ("ttft", "tpot", "itl"):  # a busy machine may hear of all pieces at once: 0.0 ms
+        assert float(table[f"{name} ms"]) == pytest.approx(1e3 * stored[f"{name}_s"]["mean"], abs=0.051)
+        assert stored[f"{name}_s"]["mean"] > 0
+    assert float(table["goodput/s"]) == pytest.approx(stored["goodput_http"]["requests_s"], abs=0.051)
     assert (stored["input_len"]["max"], stored["output_len"]["n"]) == (8, 12)
 
 
