@@ -39,7 +39,8 @@ def test_a_measured_run_is_fitted_and_followed(own):
     done = command(f"calibrate --platform cpu.yaml --measured {measured.file} --json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
-    assert found["untold"] in (["memory"], [])
+    # Which of them the steps of a busy machine tell is the clock's.
+    assert set(found["untold"]) <= {"arithmetic", "memory"}
     assert found["leave_one_out"]["median_percent"] is not None
     (own / "cpu.yaml").write_text(CARD + "calibration: cpu.calibration.json\n")
     followed = {"num_prompts": 5, "replay": str(measured.file)}
