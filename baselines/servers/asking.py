@@ -50,18 +50,16 @@ def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
     thread = Thread(target=read, daemon=True)
     thread.start()
     thread.join(ASK_S)
-    if not found:
+    answer = found[0] if found else TimeoutError()
+    if isinstance(answer, TimeoutError):  # of all of it or of a piece, whichever was seen first
         for each in opened:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        raise NoPage(f"no whole answer within {ASK_S:g} s")
-    (answer,) = found
+        raise NoPage(f"no whole answer within {ASK_S:g} s") from None
     if isinstance(answer, bytes):
         return answer
     if isinstance(answer, NoPage):
         raise answer
-    if isinstance(answer, TimeoutError):  # of a piece, where it was seen before this thread looked
-        raise NoPage(f"no whole answer within {ASK_S:g} s") from None
     if isinstance(answer, IncompleteRead):
         raise NoPage("its body broke off") from None
     if isinstance(answer, OSError) and str(answer):

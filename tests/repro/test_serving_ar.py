@@ -405,6 +405,14 @@ def test_an_objective_and_a_share_are_the_users(folder):
     assert (late.config.slo_s, late.config.max_step_s) == (2.0, pytest.approx(5 * ReserveConfig().max_step_s))
 
 
+def test_a_served_model_has_the_objective_and_the_share_that_it_was_given(folder):
+    given = {"scheduler": "on-time", "slo_ttft_s": 2.0, "share": 0.125, "max_num_seqs": 4}
+    model: Any = _served_model(Asked(model=str(folder)), given, None)
+    with model.serving() as engine:
+        found = engine._worker._batching.batching.batching.config
+    assert found == OnTimeConfig(slo_s=2.0, share=0.125, max_num_seqs=4)
+
+
 @pytest.mark.parametrize(
     ("scheduler", "given", "said"),
     [

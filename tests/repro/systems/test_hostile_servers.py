@@ -144,6 +144,17 @@ def test_a_page_that_is_not_whole_is_none(what, monkeypatch):
     assert sentence in str(refused.value)
 
 
+def test_a_piece_that_is_late_is_a_page_that_is(monkeypatch):
+    """Where its connection sees it before whoever waits for the whole."""
+
+    def connect(connection: Any) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(asking.HTTPConnection, "connect", connect)
+    with pytest.raises(NoPage, match="no whole answer within"):
+        ask("http://127.0.0.1:1/metrics")
+
+
 def test_two_cards_of_one_name_are_refused():
     for other, is_refused in (("b", True), ("a", False)):
         cards = json.dumps({"data": [{"id": "m", "root": root, "created": i} for i, root in enumerate(("a", other))]})
