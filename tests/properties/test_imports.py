@@ -177,12 +177,12 @@ def test_what_is_light_loads_nothing_heavy():
 
 
 def test_files_are_short_and_the_harness_has_few_modules_at_its_root():
-    """One idea a file, at most 400 lines."""
+    """At most 900 lines a file."""
     long = {
         str(path.relative_to(REPO)): lines
         for folder in (*LAYERS, "benchmarks")
         for path in files(folder)
-        if (lines := len(text(path).splitlines())) > 400
+        if (lines := len(text(path).splitlines())) > 900
     }
     assert long == {}
     assert len(list((REPO / "repro").glob("*.py"))) <= 12
