@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
@@ -10,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 
 
 @contextmanager
@@ -34,6 +35,26 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def rewriting(path: Path) -> Iterator[Path]:
+    """As ``replacing``, of a file that a user named: a link is followed, the file's mode and owner stay. Raises UserError as
+    ``writable_file`` does."""
+    place = writable_file("file", path)
+    with replacing(place) as temporary:
+        # Before there is anything in it for others to read.
+        keep_mode(place, temporary)
+        yield temporary
+
+
+def keep_mode(before: Path, after: Path) -> None:
+    """Give a file the mode of the one whose place it takes, and as far as that is allowed its owner; nothing where there is none."""
+    with suppress(FileNotFoundError):
+        kept = before.stat()
+        with suppress(PermissionError):
+            os.chown(after, kept.st_uid, kept.st_gid)
+        after.chmod(stat.S_IMODE(kept.st_mode))
+
+
 def replace_text(path: Path, text: str) -> Path:
     return replace_bytes(path, text.encode())
 
@@ -47,7 +68,7 @@ def replace_all(contents: Mapping[Path, bytes]) -> None:
     """All of them or, where the disk is full, none."""
     with ExitStack() as files:
         for path, content in contents.items():
-            files.enter_context(replacing(path)).write_bytes(content)
+            files.enter_context(rewriting(path)).write_bytes(content)
 
 
 def readable_folder(name: str, path: Path) -> Path:
@@ -71,6 +92,48 @@ def writable_folder(name: str, path: Path) -> Path:
     except OSError as error:
         raise _refusal(name, path, "written", error) from None
     return path
+
+
+def is_file(text: str) -> bool:
+    """Whether a text is the path of a file that is there."""
+    with suppress(OSError, ValueError):
+        return Path(text).is_file()
+    return False
+
+
+def writable_file(name: str, path: Path, *beside: Path) -> Path:
+    """Where a file that a user named really lies, links followed; it need not be there yet, and its folder is made. Raises UserError
+    where it is a folder, a device, a pipe or a socket, is read-only (for root too), takes what the command prints, or is one of
+    those ``beside`` it that are read."""
+    place = Path(os.path.realpath(path))
+    said = f"{name}={str(path)!r}"
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        writable_folder(name, place.parent)
+        return place
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{said} cannot be written ({why}): give a file in a folder that can be written") from None
+    require(not stat.S_ISDIR(found.st_mode), f"{said} is a folder: give a file in it")
+    require(stat.S_ISREG(found.st_mode), f"{said} is a device, a pipe or a socket: give a plain file, or a new one")
+    require(not _is_printed_to(found), f"{said} is where the command prints to: give another file")
+    require(
+        bool(found.st_mode & 0o222) and os.access(place, os.W_OK),
+        f"{said} is read-only: make it writable (chmod u+w), or give another file",
+    )
+    read = next((each for each in beside if is_file(str(each)) and each.samefile(place)), None)
+    require(read is None, f"{said} would take the place of {str(read)!r}, which the command reads: give another file")
+    writable_folder(name, place.parent)
+    return place
+
+
+def _is_printed_to(found: os.stat_result) -> bool:
+    for stream in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(found, os.fstat(stream)):
+                return True
+    return False
 
 
 def _refusal(name: str, path: Path, use: str, error: OSError) -> UserError:

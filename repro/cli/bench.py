@@ -160,12 +160,12 @@ def bench(
     if endpoint.url is not None and not asked.system:
         asked = replace(asked, system=["openai-http"])
     where = [platform_of(name) for name in asked.where]
-    if plot is not None:
-        check_plot(plot)
     options = {**given, **opt.given(**asdict(endpoint)), **opt.of_data_file(dataset_path, given)}
     options |= profiled.knobs(given.get("device"), where[0], next(iter(asked.executor or ()), None))
     options |= opt.parse_knobs(knob or (), options, several=True)
     grid = asked.grid(options)
+    if plot is not None:
+        check_plot(plot, *grid.files)
     title = f"repro bench on {', '.join(each.title for each in where)}"
     show = partial(_show, title=title, varied=grid.varied, is_profiled=profiled.profile, plot=plot, json=json)
     make_and_show(

@@ -23,7 +23,7 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
     from engines.hardware.fit import fit_steps
     from repro.cli.data_file import check_regular
-    from repro.files import replace_text, writable_folder
+    from repro.files import replace_text, writable_file, writable_folder
     from repro.systems.calibration import save_calibration
     from repro.systems.card_file import card_of
     from repro.systems.timed_steps import read_steps
@@ -32,13 +32,17 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
     check_regular("measured", measured)
     steps = read_steps(measured, model)
     folder = where.parent if out is None else out
+    files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
+    if not dry_run:
+        writable_folder("out", folder)
+    for file in () if dry_run else files:
+        writable_file("out", file, measured, where)
     found = fit_steps(steps, card, measured.name)
     fitted = found.calibration
     rows = _rows(steps, card, fitted, found.left_out)
-    files: list[Path] = []
-    if not dry_run:
-        writable_folder("out", folder)
-        files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
+    if dry_run:
+        files = []
+    else:
         save_calibration(fitted, files[0])
         replace_text(files[1], _csv(rows))
     errors = {name: _errors(rows, name) for name in ("error_percent", "left_out_error_percent")}

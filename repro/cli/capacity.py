@@ -97,7 +97,7 @@ def capacity(
     )
     objectives = question.objectives()
     if plot is not None:
-        check_plot(plot)
+        check_plot(plot, asked.workload, *(asked.platform or ()))
     check_regular("workload", Path(asked.workload))
     with readable("workload", question.path, [] if asked.dataset_name is None else [asked.dataset_name]):
         sites = question.sites(sizes)

@@ -24,10 +24,13 @@ def export(
     ] = None,
 ) -> None:
     """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
+    from repro.files import writable_file
     from repro.workbench.folder import folder_of
     from repro.workbench.frame import frame_of, write_frame
 
     require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")
+    if out is not None:
+        writable_file("out", out)
     found = folder_of(folder)
     frame = frame_of(found.runs)
     if out is None:

@@ -60,10 +60,10 @@ def sweep(
         "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
     )
     opened = placement.opened()
-    if plot is not None:
-        check_plot(plot)
     check_regular("grid", grid)
     asked = grid_of_file(grid).repeated(repeated.repeats)
+    if plot is not None:
+        check_plot(plot, grid, *asked.files)
     cells = asked.cells()
 
     def show(runs: Sequence[StoredRun]) -> None:

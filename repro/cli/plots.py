@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError
-from repro.files import replace_bytes, replace_text, writable_folder
+from repro.files import replace_all, writable_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,11 +18,13 @@ _TITLES = {"throughput_tok_s": "throughput (tok/s)", "mean_latency_s": "mean lat
 """Column -> its axis; a panel each."""
 
 
-def check_plot(path: Path) -> None:
-    """Before any work: whether there can be such a file."""
-    if path.suffix not in (".png", ".pdf") or path.is_dir():
+def check_plot(path: Path, *read: str | Path) -> None:
+    """Before any work: whether there can be such a file, and its CSV beside it. ``read`` are the paths of files that the
+    command reads."""
+    if path.suffix not in (".png", ".pdf"):
         raise UserError(f"plot={str(path)!r} is no file of a plot: give one that ends in .png or .pdf")
-    writable_folder("plot", path.parent)
+    for file in (path, path.with_suffix(".csv")):
+        writable_file("plot", file, *map(Path, read))
 
 
 def save_plot(
@@ -55,4 +57,6 @@ def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) ->
     writer.writerows(rows)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
-    return replace_bytes(path, drawn.getvalue()), replace_text(path.with_suffix(".csv"), text.getvalue())
+    beside = path.with_suffix(".csv")
+    replace_all({path: drawn.getvalue(), beside: text.getvalue().encode()})
+    return path, beside

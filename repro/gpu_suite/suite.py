@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engines.errors import UserError
-from repro.files import replace_text, replacing
+from repro.files import replace_text, rewriting
 from repro.gpu_suite.checks import Check
 from repro.gpu_suite.expected import expected
 from repro.gpu_suite.stages import Planned, title_of
@@ -242,7 +242,7 @@ class Suite:
         self._save()
         self.on_done(self)
         if self.export is not None:
-            with replacing(self.export / ARCHIVE) as partial, tarfile.open(partial, "w:gz") as archive:
+            with rewriting(self.export / ARCHIVE) as partial, tarfile.open(partial, "w:gz") as archive:
                 archive.add(self.root, arcname=self.root.name, filter=_kept)
 
     def _save(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from repro.files import keep_mode, writable_file
 from repro.reports.figures import FigureEntry, Rendered, View
 from repro.reports.stamp import write_stamp
 from repro.runs.store import StoredRun
@@ -30,12 +30,9 @@ def _together(out: Path, name: str) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         made = sorted(path for path in partial.rglob("*") if path.is_file())
-        places = [out / path.relative_to(partial) for path in made]
-        for place in places:
-            if place.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
-            place.parent.mkdir(parents=True, exist_ok=True)
+        places = [writable_file("out_dir", out / path.relative_to(partial)) for path in made]
         for path, place in zip(made, places, strict=True):
+            keep_mode(place, path)
             path.replace(place)
     except OSError as error:
         if error.filename is not None and Path(error.filename).is_relative_to(partial):

@@ -29,6 +29,8 @@ from repro.training.evaluate import measure_accuracy
 FINAL_SEED = 7_002
 WEIGHTS_FILE = "model.safetensors"
 REPORT_FILE = "training_report.json"
+MADE = (WEIGHTS_FILE, "config.json", "generation_config.json", REPORT_FILE, "README.md")
+"""Files of a checkpoint that is exported, besides its tokenizer's."""
 _WORTH_A_PROCESS = 100
 
 

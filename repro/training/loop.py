@@ -26,13 +26,13 @@ from engines.models.decoder import BlockModel
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
-from repro.files import replace_bytes, writable_folder
+from repro.files import replace_bytes, writable_file, writable_folder
 from repro.tasks.mini import GENERATORS
 from repro.training.blocks import double_batch
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch
 from repro.training.evaluate import batched_attention, masked_attention, measure_accuracy
-from repro.training.export import export_checkpoint, load_model
+from repro.training.export import MADE, export_checkpoint, load_model
 from repro.training.initialisation import initialise
 from repro.training.objective import MaskedBatch, mask_batch, masked_loss
 from repro.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
@@ -244,6 +244,8 @@ def train_tiny(
     """
     torch.set_num_threads(config.threads)
     writable_folder("out", out_dir)
+    for name in (STATE_FILE, *TOKENIZER_FILES, *MADE):
+        writable_file("out", out_dir / name)
     trainer = build_trainer(config, out_dir)
     state_path = out_dir / STATE_FILE
     if resume and state_path.exists():

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.errors import UserError
-from repro.files import replacing
+from repro.files import rewriting
 from repro.runs.store import StoredRun
 from repro.workbench.folder import columns_of, row_of
 
@@ -27,9 +26,7 @@ def frame_of(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 def write_frame(frame: pd.DataFrame, kind: str, out: Path) -> None:
     """A knob whose values are of several kinds is written as text: a column of parquet has one kind."""
-    if out.is_dir():
-        raise UserError(f"out={str(out)!r} is a folder: give a file in it")
-    with replacing(out) as temporary:
+    with rewriting(out) as temporary:
         if kind == "csv":
             temporary.write_text(frame.to_csv(index=False), encoding="utf-8")
         else:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from engines.errors import UserError, require
 from engines.knobs import Range, check_value, knobs_of
-from repro.files import one_line, read_yaml, unreadable_yaml
+from repro.files import is_file, one_line, read_yaml, unreadable_yaml
 from repro.runs.cell import COMPARISON, NOTES, WORKLOAD, Cell, Scalar, knob_value, plain
 from repro.runs.sizes import size_of
 from repro.runs.system import SYSTEMS, default_dataset, settings_of
@@ -77,6 +77,12 @@ class Grid:
     def varied(self) -> tuple[str, ...]:
         """Knobs with several values."""
         return tuple(name for name, values in self.knobs.items() if len(values) > 1)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Whatever of its values is the path of a file."""
+        given = (*self.platform, *(value for values in self.knobs.values() for value in values))
+        return tuple(value for value in given if isinstance(value, str) and is_file(value))
 
     def cells(self) -> list[Cell]:
         """The repeats of a setting follow each other."""

@@ -1,12 +1,17 @@
 """Files that are whole or absent, all of a set or none."""
 
 import errno
+import os
 import resource
+import socket
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from repro.files import replace_all, replace_text, replacing
+from engines.errors import UserError
+from repro.files import replace_all, replace_text, replacing, writable_file
 
 
 @pytest.fixture
@@ -57,3 +62,76 @@ def test_two_that_write_a_file_at_once_both_finish(tmp_path):
             earlier.write_text("earlier")
         assert path.read_text() == "earlier"
     assert [each.read_text() for each in tmp_path.iterdir()] == ["later"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["folder", "pipe", "socket", "device", "link to a device", "read-only", "loop", "below a file"]
+)
+def test_what_is_no_plain_file_that_may_be_written_is_refused_and_stays(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # a socket's name is short
+    path = Path("there")
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            socket.socket(socket.AF_UNIX).bind(str(path))
+        case "device":
+            path = Path("/dev/null")
+        case "link to a device":
+            path.symlink_to("/dev/null")
+        case "read-only":
+            path.touch()
+            path.chmod(0o444)
+        case "loop":
+            path.symlink_to("there")
+        case "below a file":
+            Path("file").touch()
+            path = Path("file", "there")
+    before = os.lstat(path) if os.path.lexists(path) else None
+    with pytest.raises(UserError, match=str(path)):
+        writable_file("out", path)
+    with pytest.raises(UserError, match=str(path)):
+        replace_text(path, "new")
+    after = os.lstat(path) if os.path.lexists(path) else None
+    assert before == after
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_links_are_followed_and_modes_are_kept(tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+    (folder / "a").chmod(0o600)
+    (tmp_path / "first").symlink_to("second")
+    (tmp_path / "second").symlink_to("elsewhere/a")
+    (tmp_path / "absent").symlink_to("elsewhere/b")
+    replace_all({tmp_path / "first": b"new", tmp_path / "absent": b"made"})
+    assert (tmp_path / "first").readlink() == Path("second")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "new", "b": "made"}
+    assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_printed_to_is_refused(tmp_path):
+    """By its own name, as ``--out runs.csv > runs.csv``, and by its number."""
+    with (tmp_path / "log").open("w") as log:
+        kept = os.dup(1)
+        os.dup2(log.fileno(), 1)
+        try:
+            for path in (tmp_path / "log", Path("/dev/stdout")):
+                with pytest.raises(UserError, match="prints to"):
+                    writable_file("out", path)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def test_what_is_read_is_not_written_over(tmp_path):
+    read = tmp_path / "requests.csv"
+    read.touch()
+    (tmp_path / "again.csv").hardlink_to(read)
+    for path in (read, tmp_path / "again.csv"):
+        with pytest.raises(UserError, match="requests"):
+            writable_file("plot", path, tmp_path / "absent", read)
+    assert writable_file("plot", tmp_path / "new.csv", read) == tmp_path / "new.csv"

@@ -62,9 +62,21 @@ def test_the_runs_are_exported(runs, tmp_path):
         (("RUNS", "--format", "parquet"), "format='parquet' is no text: give a file with --out"),
         (("RUNS", "--format", "json"), "'json' is not one of 'csv', 'parquet'"),
         (("RUNS", "--out", "RUNS"), "is a folder: give a file in it"),
+        (("RUNS", "--out", "/dev/null"), "out='/dev/null' is a device"),
+        (("RUNS", "--out", "/dev/stdout"), "out='/dev/stdout' is"),
+        (("RUNS", "--out", "RUNS/../grid.yaml/x.csv"), "cannot be written"),
         (("nowhere",), "folder='nowhere' holds no run"),
         (("RUNS/../grid.yaml",), "is not a directory: give a folder that can be read"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(words, says, runs):
     refused(repro("export", *(word.replace("RUNS", str(runs)) for word in words)), says)
+
+
+def test_a_plot_does_not_take_the_place_of_what_is_read(tmp_path):
+    """Its CSV bears the name of the requests."""
+    requests = tmp_path / "mine.csv"
+    requests.write_text("prompt_tokens,output_tokens\n4,4\n")
+    words = ("bench", "--platform", "l40s", "--knob", f"workload={requests}", "--plot", tmp_path / "mine.png")
+    refused(repro(*words, "--result-dir", tmp_path / "runs"), "mine.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
