@@ -48,7 +48,8 @@ class Server:
         """Requests under /v1 that came whole and are being answered."""
         page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
         completion, chat = (
-            Schema(kind, served.model.name, served.model.options) for kind in (CompletionBody, ChatBody)
+            Schema(kind, served.model.name, served.model.options, is_strict=settings.unknown_fields == "refuse")
+            for kind in (CompletionBody, ChatBody)
         )
         self.app = Starlette(
             routes=[
@@ -117,6 +118,7 @@ class Server:
             else:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._served.slow_work, schema.read, body)
+            self.metrics.note_unknown_fields(asked.unknown)
             most_s, on_end = self._settings.request_timeout, partial(self._answered, size)
             return Reply(self._served, asked, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
         except BaseException:

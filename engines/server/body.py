@@ -1,13 +1,15 @@
 """Bodies of ``/v1/completions`` and ``/v1/chat/completions``: schemas, and one formatter that says what is wrong in a sentence.
 
-Whatever has no effect is refused.
+Each field of OpenAI's API and vLLM's is one of four kinds: heeded (a field of a class here), without influence on the
+answer (``_OF_NO_ANSWER``), not supported (``_NOT_SUPPORTED``, refused unless its value asks for nothing), or unknown
+(let pass and counted, or refused by a strict server).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
@@ -18,73 +20,119 @@ from engines.strict_json import RepeatedKeyError, unique
 
 MOST_CHOICES = 128
 """Answers to one request: ``n`` for each prompt."""
+MOST_STOPS, LONGEST_STOP = 1000, 1024
+"""Stop texts, or stop ids, of a request, and characters of such a text."""
 _MOST_FIELDS = 100
-"""Fields of one object: an error is kept for each that is unknown."""
+"""Fields of one object, the unknown ones among them."""
+_SEEDS = 2**63
+"""Seeds are whole numbers of 64 bits, as in vLLM."""
 
-_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "top_logprobs": (0,),
+# ---- fields that are not heeded ---------------------------------------------------------------
+
+_OF_NO_ANSWER = frozenset(
+    {
+        *("user", "metadata", "safety_identifier", "session_id", "service_tier", "store", "cache_salt"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "guided_decoding_backend"),
+        *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "return_mm_kwargs"),
+        *("return_token_offsets", "return_tokens_as_token_ids", "routed_experts_prompt_start", "watermarking"),
+    }
+)
+"""They say who asks, how an answer is kept or paid for, or belong to what is not asked for without another field."""
+
+_NOT_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "no tool is called here": {
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "web_search_options": (),
+    },
+    "no answer is held to a form here": {
+        **dict.fromkeys(("ebnf", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex"), ()),
+        "guided_whitespace_pattern": (),
+        "json_schema": (),
+        "regex": (),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": ({},),
+        "verbosity": ("medium",),
+    },
+    "every answer is sampled once here": {"best_of": (1,), "early_stopping": (False,), "use_beam_search": (False,)},
+    "prompts and answers are text here": {
+        "audio": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "modalities": (["text"],),
+        "prompt_embeds": ([],),
+    },
+    "log probabilities are not told here": {
+        "echo": (False,),
+        "logprob_token_ids": ([],),
+        "logprobs": (False,),
+        "prompt_logprobs": (),
+        "top_logprobs": (0,),
+    },
+    "tokens are not chosen by it here": {
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "frequency_penalty": (0,),
+        "logit_bias": ({},),
+        "logits_processors": ([],),
+        "min_p": (0,),
+        "presence_penalty": (0,),
+        "repetition_detection": ({},),
+        "repetition_penalty": (1,),
+        "thinking_token_budget": (-1,),
+        "typical_p": (1,),
+    },
+    "an answer goes on behind its prompt alone": {"suffix": ("",)},
+    "the checkpoint's own chat template is used": {"chat_template": ("",)},
+    "nothing is moderated here": {"moderation": ()},
+    "no part of an answer is known before it": {"prediction": ()},
+    "requests are taken as they come": {"priority": (0,)},
+    "no other server shares K/V with this one": {"ec_transfer_params": ({},), "kv_transfer_params": ({},)},
+    "prompts are told as ids alone, by return_token_ids": {"return_prompt_text": (False,)},
 }
-"""Fields of OpenAI's API and vLLM's that are not implemented, each with the values that ask for nothing."""
-_ABOUT_THE_CALLER = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+"""Reason -> field -> its values that ask for nothing, beside null, which never does."""
+_REASONS = {name: (reason, neutral) for reason, fields in _NOT_SUPPORTED.items() for name, neutral in fields.items()}
+_DIFFUSION = frozenset(
+    {
+        *("alg_temp", "block_length", "cfg_scale", "edit_threshold", "factor", "max_post_steps", "remasking", "rule"),
+        *("steps", "sub_block", "threshold"),
+    }
+)
+"""Settings of diffusion LLMs, of which each engine has its own."""
+
+# ---- values -----------------------------------------------------------------------------------
 
 _SAID: Mapping[str, str] = {
     "bool_type": "must be true or false",
     "finite_number": "must be a finite number",
     "float_type": "must be a number",
     "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than_equal": "must be at least {ge:,}",
     "int_type": "must be a whole number",
     "less_than_equal": "must be at most {le:,}",
+    "string_too_long": "has more than {max_length} characters",
+    "string_too_short": "is empty",
     "string_type": "must be a text",
 }
 """What is said of a value whose field does not describe itself, by pydantic's type of error."""
 
 
-class _Object(pydantic.BaseModel):
-    """A JSON object; a field that is null was not given."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _given(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        if len(fields) > _MOST_FIELDS:
-            raise refused(
-                f"an object has {len(fields)} fields, more than {_MOST_FIELDS}, the most that is taken: send fewer"
-            )
-        return {name: value for name, value in fields.items() if value is not None}
+def _whole(given: Any) -> Any:
+    """8.0 is 8 in JSON."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
 def _are_ids(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(type(each) is int for each in given)
+    return isinstance(given, list) and bool(given) and all(type(_whole(each)) is int for each in given)
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
     if isinstance(given, str) and given:
         return given
     if _are_ids(given):
-        return tuple(given)
+        return tuple(map(_whole, given))
     raise ValueError
 
 
@@ -93,68 +141,186 @@ def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) or _are_ids(given) else given
 
 
-class _Part(pydantic.BaseModel):
-    type: Literal["text"]
+Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=1, le=2**31)]
+
+
+class _Object(pydantic.BaseModel):
+    """A JSON object; a field that is null was not given. Unknown fields are kept, to be counted."""
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Fields without influence on the answer."""
+    not_supported: ClassVar[Mapping[str, tuple[str, tuple[Any, ...]]]] = {}
+    """Field -> (why it is refused, its values that ask for nothing)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_for_nothing(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        if len(fields) > _MOST_FIELDS:
+            raise refused(
+                f"an object has {len(fields)} fields, more than {_MOST_FIELDS}, the most that is taken: send fewer"
+            )
+        left = {name: value for name, value in fields.items() if value is not None and name not in cls.ignored}
+        for name in (left.keys() & cls.not_supported.keys()) - cls.model_fields.keys():
+            reason, neutral = cls.not_supported[name]
+            value = left.pop(name)
+            if not _is_among(value, neutral):
+                raise refused(f"{name}={_shown(value)} is not supported, {reason}: leave it out", name)
+        return left
+
+    @property
+    def unknown(self) -> Iterator[str]:
+        """Names of fields that nobody here knows, those of objects within it behind its own name and a dot."""
+        yield from self.model_extra or ()
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for each in value if isinstance(value, list) else (value,):
+                if isinstance(each, _Object):
+                    yield from (f"{name}.{inner}" for inner in each.unknown)
+
+
+# ---- messages ---------------------------------------------------------------------------------
+
+
+class _Part(_Object):
+    ignored = frozenset({"annotations", "cache_control"})
+    type: Literal["text", "input_text", "output_text"] = "text"
     text: str
 
 
+def _parts(given: Any) -> Any:
+    """A text alone, or among parts, as a part."""
+    listed = [given] if isinstance(given, str) else given
+    return [{"text": each} if isinstance(each, str) else each for each in listed] if isinstance(listed, list) else given
+
+
 class _Message(_Object):
+    ignored = frozenset({"annotations", "id", "status", "type"})
+    not_supported: ClassVar = {
+        "audio": ("messages are text here", ()),
+        "function_call": ("no tool is called here", ()),
+        "refusal": ("a conversation has no refusals here", ("",)),
+        "tool_call_id": ("no tool is called here", ("",)),
+        "tool_calls": ("no tool is called here", ([],)),
+    }
     role: str
-    content: Annotated[
-        list[_Part],
-        FailFast(),
-        BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given),
-    ]
+    content: Annotated[list[_Part], FailFast(), BeforeValidator(_parts)]
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The older name of ``reasoning``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_content(cls, fields: Any) -> Any:
+        """An assistant's message may have none, as one that called a tool; a role is told before what it says."""
+        if isinstance(fields, dict) and fields.get("role") == "assistant" and fields.get("content") is None:
+            return {**fields, "content": ""}
+        return fields
+
+    @property
+    def turn(self) -> Mapping[str, str]:
+        """As a chat template reads it."""
+        found = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        reasoning = self.reasoning or self.reasoning_content
+        if self.name is not None:
+            found["name"] = self.name
+        if reasoning is not None and self.role == "assistant":
+            found |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return found
 
 
 class _StreamOptions(_Object):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Usage so far in every chunk, where there is usage at all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_obfuscation(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("include_obfuscation") is False:
+            return {name: value for name, value in fields.items() if name != "include_obfuscation"}
+        return fields
 
 
-Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
-Count = Annotated[int, Field(ge=1, le=2**31)]
+# ---- bodies -----------------------------------------------------------------------------------
 
 
-class _Body(_Object):
+class _Sampling(_Object):
+    """How the tokens of an answer are chosen. What is given of it reaches ``ServedModel.generation`` by its name, and an
+    engine refuses what it does not heed."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    # vLLM's clients send 0 or -1 for all tokens.
+    top_k: Annotated[Whole, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
+    seed: Annotated[Whole, Field(ge=-_SEEDS, le=_SEEDS - 1)] | None = None
+    """-1 is none."""
+
+
+class _Body(_Sampling):
     """What both routes take."""
 
-    model: str
+    ignored = _OF_NO_ANSWER
+    not_supported = _REASONS
+
+    model: str = ""
+    """Empty for the one that is served."""
     n: Count = 1
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    """The newer name of ``max_tokens``."""
+    min_tokens: Annotated[Whole, Field(ge=0, le=2**31)] = 0
+    """Tokens of the answer before which neither an end of text nor a stop ends it."""
+    ignore_eos: bool = False
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=256)]],
+        list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
         FailFast(),
-        Field(max_length=4, description="a text or a list of up to 4 texts, each of 1 to 256 characters"),
+        Field(
+            max_length=MOST_STOPS,
+            description=f"a text or a list of up to {MOST_STOPS:,} texts, each of 1 to {LONGEST_STOP:,} characters",
+        ),
         BeforeValidator(_as_list),
     ] = []
+    stop_token_ids: Annotated[
+        list[Annotated[Whole, Field(ge=0)]],
+        FailFast(),
+        Field(max_length=MOST_STOPS, description=f"a list of up to {MOST_STOPS:,} token ids"),
+    ] = []
+    include_stop_str_in_output: bool = False
+    """Whether the stop, a text or a token, is part of the answer's text."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    """Whether a prompt gets the special tokens that its tokenizer adds; None is for the route to say."""
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=_SEEDS - 1)] | None = None
+    truncation_side: Annotated[Literal["left", "right"], Field(description="'left' or 'right', which is cut off")] = (
+        "left"
+    )
     stream: bool = False
     stream_options: Annotated[_StreamOptions, Field(description="an object like {'include_usage': true}")] = (
         _StreamOptions()
     )
     return_token_ids: bool = False
+    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Behind the kind of answer it is the answer's id."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds."""
-    max_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: float | None = None
-    # vLLM's clients send 0 or -1 for all tokens.
-    top_k: Annotated[int, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
-    seed: int | None = None
-    ignore_eos: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_asks_for_nothing(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        left = {name: value for name, value in fields.items() if name not in _ABOUT_THE_CALLER}
-        for name in (left.keys() & _WITHOUT_EFFECT.keys()) - cls.model_fields.keys():
-            value = left.pop(name)
-            if value is not None and not _is_neutral(name, value):
-                raise refused(f"{name}={_shown(value)} is not supported: leave it out", name)
-        return left
 
     @model_validator(mode="after")
-    def _has_options_of_a_stream_alone(self) -> Self:
-        if "stream_options" in self.model_fields_set and not self.stream:
+    def _asks_for_one_thing(self) -> Self:
+        if "stream_options" in self.model_fields_set and self.stream_options.model_fields_set and not self.stream:
             raise refused("stream_options has no effect without stream: leave it out, or set stream", "stream_options")
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            sentence = f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer"
+            raise refused(f"{sentence}: give one of them", "max_tokens")
+        if self.length is not None and self.min_tokens > self.length:
+            raise refused(f"min_tokens={self.min_tokens} is more than max_tokens={self.length}: lower it", "min_tokens")
         return self
 
     @property
@@ -162,9 +328,25 @@ class _Body(_Object):
         return self.n
 
     @property
+    def length(self) -> int | None:
+        """Most tokens of an answer, where it is said."""
+        return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
+
+    @property
     def generation(self) -> dict[str, Any]:
         """What was given of how the engine generates, its own options included."""
-        return self.model_dump(exclude=_OF_THE_REQUEST, exclude_none=True, exclude_unset=True)
+        given = self.model_dump(include=self._of_the_engine, exclude_none=True, exclude_unset=True)
+        if self.length is not None:
+            given["max_tokens"] = self.length
+        if not self.min_tokens or self.ignore_eos:  # where nothing ends an answer but its length, no least length does
+            given.pop("min_tokens", None)
+        if not self.stop_token_ids:
+            given.pop("stop_token_ids", None)
+        return given
+
+    _of_the_engine: ClassVar[frozenset[str]] = frozenset(
+        {*_Sampling.model_fields, "ignore_eos", "min_tokens", "stop_token_ids"}
+    )
 
 
 class CompletionBody(_Body):
@@ -193,62 +375,82 @@ class ChatBody(_Body):
             description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
         ),
     ]
-    max_completion_tokens: Count | None = None
-    """The newer name of ``max_tokens``."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the header of an assistant's message."""
+    continue_final_message: bool = False
+    """Whether the answer goes on within the last message."""
+    chat_template_kwargs: Annotated[
+        dict[str, Any], Field(description="an object of the chat template's own variables")
+    ] = {}
+    documents: Annotated[list[dict[str, Any]], Field(description="a list of objects")] | None = None
+    reasoning_effort: str | None = None
+    """A variable of the chat template, as ``documents`` is."""
 
     @model_validator(mode="after")
-    def _has_one_length(self) -> Self:
-        old, new = self.max_tokens, self.max_completion_tokens
-        if old is not None and new is not None and old != new:
-            sentence = f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer"
-            raise refused(f"{sentence}: give one of them", "max_tokens")
+    def _has_one_template(self) -> Self:
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
+            raise refused(
+                "continue_final_message and add_generation_prompt are both true: an answer goes on within the last message, "
+                "or begins one",
+                "continue_final_message",
+            )
+        taken = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})
+        if taken:
+            raise refused(
+                f"chat_template_kwargs has {taken[0]!r}, which is no variable of a request's: leave it out",
+                "chat_template_kwargs",
+            )
         return self
 
     @property
-    def generation(self) -> dict[str, Any]:
-        given = super().generation
-        newer = given.pop("max_completion_tokens", None)
-        return given if newer is None else given | {"max_tokens": newer}
+    def turns(self) -> Sequence[Mapping[str, str]]:
+        return [each.turn for each in self.messages]
 
     @property
-    def turns(self) -> Sequence[Mapping[str, str]]:
-        return [{"role": each.role, "content": "".join(part.text for part in each.content)} for each in self.messages]
+    def variables(self) -> Mapping[str, Any]:
+        """Of the chat template, beside the conversation."""
+        found = dict(self.chat_template_kwargs)
+        if self.documents is not None:
+            found["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            found.setdefault("enable_thinking", self.reasoning_effort != "none")
+            found["reasoning_effort"] = self.reasoning_effort
+        return found
 
 
 Asked = CompletionBody | ChatBody
-_OF_THE_REQUEST = {
-    "model",
-    "prompt",
-    "messages",
-    "n",
-    "stop",
-    "stream",
-    "stream_options",
-    "return_token_ids",
-    "timeout",
-}
 
 
 class Schema:
-    """Reads bodies for a model called ``served``, which heeds ``options`` besides."""
+    """Reads bodies for a model called ``served``, which heeds ``options`` besides. A strict one refuses unknown fields."""
 
-    def __init__(self, kind: type[Asked], served: str, options: Mapping[str, Kind]) -> None:
-        own: dict[str, Any] = {name: (each | None, None) for name, each in options.items()}
+    def __init__(self, kind: type[Asked], served: str, options: Mapping[str, Kind], *, is_strict: bool = False) -> None:
+        own: dict[str, Any] = {name: ((Whole if each is int else each) | None, None) for name, each in options.items()}
         self._kind: Any = pydantic.create_model(kind.__name__, __base__=kind, **own)
-        self._served, self._options = served, options
+        self._kind.not_supported = {
+            **kind.not_supported,
+            **dict.fromkeys(_DIFFUSION - options.keys(), ("this model is not decoded by it", ())),
+        }
+        self._kind._of_the_engine = kind._of_the_engine | options.keys()
+        self._served, self._options, self._is_strict = served, options, is_strict
 
     def read(self, content: bytes) -> Asked:
         body = _parse_json(content)
         model = body.get("model")
-        if model is None:
-            raise refused(f"model is missing: give model={self._served!r}", "model")
-        if isinstance(model, str) and model != self._served:
+        if isinstance(model, str) and model not in ("", self._served):
             sentence = f"model={_shown(model)} is not served here: use {self._served!r}"
             raise ApiError(404, sentence, param="model", code="model_not_found")
         try:
             asked: Asked = self._kind.model_validate(body)
         except pydantic.ValidationError as error:
             raise self._refusal(error) from None
+        if self._is_strict and (name := next(asked.unknown, None)) is not None:
+            own = f"; besides OpenAI's fields there are {', '.join(self._options)}" if self._options else ""
+            raise refused(f"{name} is unknown: leave it out{own}", name)
         return asked
 
     def _refusal(self, found: pydantic.ValidationError) -> ApiError:
@@ -263,10 +465,6 @@ class Schema:
         described = known.description if known is not None else None
         if error["type"] == "missing":
             said = f"{place} is missing: {field} must be {described}"
-        elif error["type"] == "extra_forbidden":
-            has_own = bool(self._options) and place == field
-            own = f"; besides OpenAI's fields there are {', '.join(self._options)}" if has_own else ""
-            said = f"{place}={value} is unknown: leave it out{own}"
         elif described is not None:
             said = f"{place}={value} is wrong, {field} must be {described}"
         else:
@@ -296,9 +494,9 @@ def _no_number(name: str) -> Any:
     raise refused(f"the body has a number that cannot be read ({name} is no JSON): send finite numbers")
 
 
-def _is_neutral(name: str, value: Any) -> bool:
+def _is_among(value: Any, values: Sequence[Any]) -> bool:
     """In JSON 0 and false are two things."""
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in _WITHOUT_EFFECT[name])
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
 
 
 def _shown(value: Any) -> str:

@@ -20,7 +20,8 @@ from engines.server.service import EngineProcess, Overloaded, Unavailable
 
 T = TypeVar("T")
 
-_MOST_SEED = 2**63
+_SEEDS = 2**63
+"""Seeds of an engine are those below it; a negative one is another from there."""
 LARGE_TEXT = 1 << 15
 """Bytes from which texts are tokenized behind the others."""
 
@@ -142,12 +143,12 @@ class Completion:
     def _generations(self) -> list[object]:
         """Settings of the ``n`` answers to a prompt, which differ in their seed."""
         given, seed = self._asked.generation, self._asked.seed
-        # Drawn anew for every request, as OpenAI's is, where none was asked for.
-        first = secrets.randbelow(_MOST_SEED // 2) if seed is None else seed
-        if not 0 <= first < _MOST_SEED - self._asked.n:
-            raise refused(f"seed={first} must not be negative, and below 2^63", "seed")
+        # Drawn anew for every request, as OpenAI's is, where none was asked for; -1 asks for none, as in vLLM.
+        first = secrets.randbelow(_SEEDS) if seed in (None, -1) else seed
         return _users(
-            lambda: [self._served.model.generation({**given, "seed": first + i}) for i in range(self._asked.n)]
+            lambda: [
+                self._served.model.generation({**given, "seed": (first + i) % _SEEDS}) for i in range(self._asked.n)
+            ]
         )
 
     def _check_texts(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +15,8 @@ from engines.server.service import EngineProcess
 PREFIX = "repro_"
 _RECENT_S, _MOST_RECENT = 60.0, 2048
 """How long a time counts as recent, and how many do at most."""
+_MOST_NAMES, _LONGEST_NAME = 64, 64
+"""Unknown fields that are told by their name, and characters of one."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -37,6 +39,13 @@ class Metrics:
             f"{PREFIX}failures", "Requests that failed after they were taken, by code.", ["code"], registry=registry
         )
         self.disconnects = Counter(f"{PREFIX}disconnects", "Requests whose client left first.", registry=registry)
+        self._unknown_fields = Counter(
+            f"{PREFIX}unknown_fields",
+            "Requests with a field that is unknown here, by its name.",
+            ["field"],
+            registry=registry,
+        )
+        self._unknown_names: set[str] = set()
         self.tokens = Counter(f"{PREFIX}tokens", "Tokens of prompts and of answers.", ["kind"], registry=registry)
         self.queue_s = self._histogram("queue_seconds", "From arrival until work on a request began.")
         self.ttft_s = self._histogram("time_to_first_block_seconds", "From arrival to the first piece of a stream.")
@@ -53,6 +62,17 @@ class Metrics:
 
     def _histogram(self, name: str, what: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         return Histogram(f"{PREFIX}{name}", what, buckets=buckets, registry=self._registry)
+
+    def note_unknown_fields(self, names: Iterable[str]) -> None:
+        """Clients choose the names: the first few are told, what comes behind counts as other."""
+        for name in {self._label_of(name) for name in names}:
+            self._unknown_fields.labels(name).inc()
+
+    def _label_of(self, name: str) -> str:
+        is_told = len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable()
+        if is_told and len(self._unknown_names) < _MOST_NAMES:
+            self._unknown_names.add(name)
+        return name if name in self._unknown_names else "other"
 
     def note_first_piece(self, ttft_s: float) -> None:
         self.ttft_s.observe(ttft_s)

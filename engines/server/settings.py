@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from engines.errors import require
 from engines.knobs import Checked, Range
@@ -27,6 +27,8 @@ class ServerSettings(Checked):
     """Seconds for requests to end after SIGTERM; those that are left then fail."""
     api_key: str | None = None
     """Asked for as a bearer token under /v1; None asks for none."""
+    unknown_fields: Literal["count", "refuse"] = "count"
+    """count or refuse fields of requests that are unknown: those counted have no effect and stand in /metrics."""
     max_body_bytes: Held = 1 << 22
     max_bytes_in_flight: Held = 1 << 26
     """The bodies of all requests under way together; small ones are taken nonetheless."""

@@ -74,7 +74,8 @@ class Asked:
 def _listening() -> dict[str, Sequence[type | Some]]:
     from engines.server.settings import ServerSettings
 
-    return {opt.SERVER: (Some(ServerSettings, ("host", "port", "max_queue", "request_timeout", "drain_timeout")),)}
+    names = ("host", "port", "max_queue", "request_timeout", "drain_timeout", "unknown_fields")
+    return {opt.SERVER: (Some(ServerSettings, names),)}
 
 
 LISTENING = Knobs(_listening)

@@ -73,7 +73,11 @@ def test_several_prompts_get_n_answers_each_by_their_seeds(server):
     assert [choice["text"] for choice in said.body["choices"]] == wanted
     assert [choice["index"] for choice in said.body["choices"]] == [0, 1, 2, 3]
     assert said.body["usage"]["prompt_tokens"] == 4
-    assert ask(server.port, COMPLETIONS, body(n=2, seed=2**63 - 3)).status == 200
+    for extreme in (-1, -5, -(2**63), 2**63 - 1):
+        assert ask(server.port, COMPLETIONS, body(n=2, seed=extreme)).status == 200
+    same, other = (ask(server.port, COMPLETIONS, body(seed=seed)).body["choices"][0]["text"] for seed in (-5, -4))
+    assert same != other
+    assert ask(server.port, COMPLETIONS, body(seed=-5)).body["choices"][0]["text"] == same
 
 
 def test_a_stream_is_the_whole_answer_in_block_order(server):
@@ -127,8 +131,8 @@ REFUSALS = [
     (body("a" * 600), 400, "prompt of 600 tokens"),
     (body(n=129), 400, "n=129 for 1 prompts makes 129 answers, more than 128"),
     (body(["a", "b"], n=65), 400, "n=65 for 2 prompts makes 130 answers, more than 128"),
-    (body(seed=-1), 400, "seed=-1 must not be negative"),
-    (body(seed=2**63), 400, "must not be negative, and below 2^63"),
+    (body(seed=2**63), 400, "must be at most 9,223,372,036,854,775,807"),
+    (body(block_length=2), 400, "block_length=2 is not supported"),
     (body(steps=2), 400, "steps=2 must be 1"),
     (body([REFUSE, 1]), 400, "prompt_ids begin with 252"),
     (b"x" * 6000, 413, "the body has more than 5000 bytes"),
@@ -144,6 +148,25 @@ def test_refusals_are_one_sentence_in_openai_s_form(server, given, status, sente
     assert sentence in error["message"]
     assert "\n" not in error["message"]
     assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
+
+
+def test_unknown_fields_are_counted_by_name_and_a_strict_server_refuses_them():
+    with running_server(EchoModel(), ByteCodec()) as server:
+        for number in range(80):
+            said = ask(server.port, COMPLETIONS, body(chat_id="c", **{f"field{number}": 1, "line\nbreak": 2}))
+            assert said.status == 200
+        counted = {name: value for name, value in metrics(server.port).items() if "unknown_fields_total" in name}
+        assert counted['repro_unknown_fields_total{field="chat_id"}'] == 80
+        assert counted['repro_unknown_fields_total{field="other"}'] == 80, "each request once"
+        assert len(counted) == 65, "clients choose the names, not how many are kept"
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(unknown_fields="refuse")) as server:
+        said = ask(server.port, COMPLETIONS, body(chat_id="c"))
+        assert (said.status, said.body["error"]["param"]) == (400, "chat_id")
+        assert ask(server.port, COMPLETIONS, body(user="u")).status == 200
+
+
+def test_a_request_may_leave_out_the_model(server):
+    assert ask(server.port, COMPLETIONS, {"prompt": "hello", "seed": 0}).body["model"] == "echo"
 
 
 def test_a_refusal_of_a_conversation(server):

@@ -40,7 +40,7 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
         (b'{"prompt": "a", "prompt": "b"}', "the body is not clear, the key 'prompt' is given twice: keep one"),
         (b'{"max_tokens": %s}' % (b"9" * 4400), "the body has a number of too many digits: send finite numbers"),
         (b'{"model": "m", "prompt": "a", "temperature": NaN}', "NaN is no JSON"),
-        ({"prompt": "a"}, "model is missing"),
+        ({"model": "m"}, "prompt is missing"),
         (body(""), "prompt[0]='' is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
         (body([]), "prompt=[] is wrong, prompt must be a text"),
         (body({"a": 1}), "prompt={'a': 1} is wrong"),
@@ -57,21 +57,30 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
         (b'{"model": "m", "prompt": "a", "timeout": 1e999}', "timeout=inf must be a finite number"),
         (body(n=0), "n=0 must be at least 1"),
         (body(["a", "b"], n=int("9" * 4300)), "must be at most 2,147,483,648"),
-        (body(stop=[""]), "stop[0]='' is wrong, stop must be a text or a list of up to 4 texts, each of 1 to 256"),
-        (body(stop=["a" * 257]), "stop must be a text or a list of up to 4 texts"),
+        (
+            body(stop=[""]),
+            "stop[0]='' is wrong, stop must be a text or a list of up to 1,000 texts, each of 1 to 1,024",
+        ),
+        (body(stop=["a" * 1025]), "stop must be a text or a list of up to 1,000 texts"),
         (body(stop=3), "stop=3 is wrong"),
-        (body(stop=["a"] * 5), "stop must be a text or a list of up to 4 texts"),
+        (body(stop=["a"] * 1001), "stop must be a text or a list of up to 1,000 texts"),
         (body(stream_options={"include_usage": True}), "stream_options has no effect without stream"),
-        (body(stream=True, stream_options={"x": 1}), "stream_options.x=1 is unknown: leave it out"),
         (body(stream=True, stream_options=1), "stream_options=1 is wrong, stream_options must be an object like"),
         (body(logprobs=1), "logprobs=1 is not supported"),
         (body(echo=True), "echo=True is not supported"),
         (body(echo=0), "echo=0 is not supported"),
         (body(presence_penalty=0.5), "presence_penalty=0.5 is not supported"),
-        (
-            body(temprature=1),
-            "temprature=1 is unknown: leave it out; besides OpenAI's fields there are steps, threshold, remasking",
-        ),
+        (body(block_length=8), "block_length=8 is not supported, this model is not decoded by it"),
+        (body(max_tokens=4, min_tokens=5), "min_tokens=5 is more than max_tokens=4"),
+        (body(max_completion_tokens=4, min_tokens=5), "min_tokens=5 is more than max_tokens=4"),
+        (body(min_tokens=-1), "min_tokens=-1 must be at least 0"),
+        (body(seed=2**63), f"seed={2**63} must be at most"),
+        (body(seed=-(2**63) - 1), "must be at least"),
+        (body(temperature=2.5), "temperature=2.5 must be at most 2"),
+        (body(top_p=0), "top_p=0 must be above 0"),
+        (body(stop_token_ids=[-1]), "stop_token_ids[0]=-1 is wrong"),
+        (body(truncate_prompt_tokens=-2), "truncate_prompt_tokens=-2 must be at least -1"),
+        (body(truncation_side="middle"), "truncation_side='middle' is wrong"),
         (body(**dict.fromkeys(map(str, range(100)), 1)), "an object has 102 fields, more than 100"),
         (body(steps="2"), "steps='2' must be a whole number"),
         (body(timeout=0), "timeout=0 must be above 0"),
@@ -95,7 +104,10 @@ def test_refusals(given, sentence):
         ([{"content": "a", "role": 1}], "messages[0].role=1 is wrong"),
         ([{"role": "user", "content": "a"}, 1], "messages[1]=1 is wrong"),
         ([{"role": "user", "content": 3}], "messages[0].content=3 is wrong"),
-        ([{"role": "user", "content": "a", "name": "b"}], "messages[0].name='b' is unknown: leave it out"),
+        ([{"role": "user", "content": "a", "name": 1}], "messages[0].name=1 is wrong"),
+        ([{"role": "user", "content": None}], "messages[0].content is missing"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "tool_calls=[{'id': '1'}] is not supported"),
+        ([{"role": "tool", "content": "a", "tool_call_id": "1"}], "tool_call_id='1' is not supported"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type='image_url' is wrong"),
     ],
 )
@@ -128,7 +140,8 @@ def test_what_is_not_asked_for():
 def test_the_newer_name_of_an_answer_s_length():
     assert read(ChatBody, max_completion_tokens=4).generation == {"max_tokens": 4}
     assert read(ChatBody, max_completion_tokens=None, max_tokens=3).generation == {"max_tokens": 3}
-    assert "max_completion_tokens=4 is unknown" in refusal(max_completion_tokens=4)
+    assert read(max_completion_tokens=4).generation == {"max_tokens": 4}
+    assert "are two lengths of one answer" in refusal(max_completion_tokens=4, max_tokens=5)
     assert read(ChatBody, max_completion_tokens=4, max_tokens=4).generation == {"max_tokens": 4}
     assert refusal(ChatBody, max_completion_tokens=0) == "max_completion_tokens=0 must be at least 1"
     assert refusal(ChatBody, max_completion_tokens=1, max_tokens=True) == "max_tokens=True must be a whole number"
@@ -142,47 +155,157 @@ def test_half_a_character_is_refused_wherever_it_stands():
 
 
 NEUTRAL = {
+    "audio": None,
+    "bad_words": [],
     "best_of": 1,
+    "chat_template": "",
+    "early_stopping": False,
     "echo": False,
     "frequency_penalty": 0,
+    "functions": [],
+    "guided_json": None,
+    "kv_transfer_params": {},
     "logit_bias": {},
     "logprobs": False,
     "min_p": 0.0,
-    "min_tokens": 0,
     "modalities": ["text"],
-    "parallel_tool_calls": True,
+    "prediction": None,
     "presence_penalty": 0.0,
+    "priority": 0,
     "repetition_penalty": 1.0,
     "response_format": {"type": "text"},
-    "service_tier": "auto",
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "store": False,
+    "structured_outputs": {},
     "suffix": "",
-    "tool_choice": "none",
+    "thinking_token_budget": -1,
+    "tool_choice": "auto",
     "tools": [],
     "top_logprobs": 0,
+    "use_beam_search": False,
+    "verbosity": "medium",
 }
 
 
 def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
-    assert read(**NEUTRAL, metadata={"a": "b"}, prompt_cache_key="k", safety_identifier=1).generation == {}
-    assert read(**dict.fromkeys(NEUTRAL)).generation == {}
-    assert read(parallel_tool_calls=False, service_tier="default").generation == {}
-    for name in NEUTRAL:
-        assert refusal(**{name: [7]}) == f"{name}=[7] is not supported: leave it out"
+    for kind in SCHEMAS:
+        asked = read(kind, **NEUTRAL, metadata={"a": "b"}, prompt_cache_key="k", safety_identifier=1, store=True)
+        assert (asked.generation, [*asked.unknown]) == ({}, [])
+        assert read(kind, **dict.fromkeys(NEUTRAL)).generation == {}
+        for name in NEUTRAL:
+            assert refusal(kind, **{name: [7]}).startswith(f"{name}=[7] is not supported, ")
+
+
+_NAMES = """
+    add_generation_prompt add_special_tokens allowed_token_ids audio bad_words best_of cache_salt chat_template
+    chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty function_call
+    functions ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logit_bias
+    logprob_token_ids logprobs max_completion_tokens max_tokens media_io_kwargs messages metadata min_p min_tokens
+    mm_payload mm_processor_kwargs modalities model moderation n parallel_tool_calls prediction presence_penalty
+    priority prompt_cache_key prompt_cache_options prompt_cache_retention prompt_logprobs reasoning_effort
+    repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_prompt_text
+    return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start safety_identifier
+    seed service_tier session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids store stream
+    stream_options structured_outputs temperature thinking_token_budget tool_choice tools top_k top_logprobs top_p
+    truncate_prompt_tokens truncation_side use_beam_search user verbosity watermarking web_search_options
+"""
+
+
+def test_known_fields_of_a_common_server_are_heeded_refused_or_without_influence():
+    """Fields of vLLM's requests and OpenAI's, as their packages list them, are none of them unknown here."""
+    names = {*_NAMES.split()}
+    known = {*ChatBody.model_fields, *ChatBody.ignored, *ChatBody.not_supported}
+    assert not names - known
+
+
+def test_unknown_fields_pass_and_are_told_by_name_unless_the_server_is_strict():
+    part = {"type": "text", "text": "a", "x": 1}
+    given = {"messages": [{"role": "user", "content": [part], "y": None, "z": 2}], "chat_id": "c", "temprature": 1}
+    asked = read(ChatBody, **given, stream=True, stream_options={"include_obfuscation": True, "other": None})
+    assert {*asked.unknown} == {
+        *("chat_id", "temprature", "messages.z", "messages.content.x", "stream_options.include_obfuscation")
+    }
+    strict = Schema(ChatBody, "m", {"steps": int}, is_strict=True)
+    with pytest.raises(ApiError) as caught:
+        strict.read(json.dumps(given).encode())
+    assert (caught.value.status, caught.value.param) == (400, "chat_id")
+    assert "besides OpenAI's fields there are steps" in caught.value.message
+    assert strict.read(json.dumps({"messages": MESSAGES, "stream_options": {}}).encode())
+
+
+def test_streams_say_usage_as_they_are_asked():
+    asked = read(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert asked.stream_options.continuous_usage_stats
+    obfuscated = read(stream=True, stream_options={"include_obfuscation": False, "continuous_usage_stats": False})
+    assert [*obfuscated.unknown] == []
+    assert not read(stream_options=None).stream_options.include_usage
+
+
+def test_numbers_may_be_written_with_a_point():
+    asked = read(
+        prompt=[1.0, 2], max_tokens=8.0, n=2.0, seed=3.0, top_k=4.0, steps=5.0, stop_token_ids=[6.0], min_tokens=1.0
+    )
+    assert asked.prompt == [(1, 2)]
+    assert asked.n == 2
+    assert asked.generation == {
+        "max_tokens": 8, "seed": 3, "top_k": 4, "steps": 5, "stop_token_ids": [6], "min_tokens": 1
+    }  # fmt: skip
+    assert "must be a whole number" in refusal(max_tokens=8.5)
+
+
+def test_a_least_length_is_told_where_something_could_end_the_answer_before():
+    assert read(min_tokens=4).generation == {"min_tokens": 4}
+    assert read(min_tokens=4, ignore_eos=True, max_tokens=8).generation == {"ignore_eos": True, "max_tokens": 8}
+    assert read(min_tokens=0, stop_token_ids=[]).generation == {}
+
+
+def test_a_request_may_leave_out_its_model():
+    assert SCHEMAS[CompletionBody].read(b'{"prompt": "a", "model": ""}').num_choices == 1
+    assert SCHEMAS[CompletionBody].read(b'{"prompt": "a"}').num_choices == 1
 
 
 def test_a_sentence_shows_no_more_of_a_value_than_tells_it():
-    assert refusal(zzz="a" * 58).startswith(f"zzz='{'a' * 58}' is unknown")
-    assert refusal(zzz="a" * 59).startswith(f"zzz='{'a' * 56}... is unknown")
-    own = "; besides OpenAI's fields there are steps, threshold, remasking"
-    assert refusal(zzz=1) == f"zzz=1 is unknown: leave it out{own}"
-    assert refusal(stream=True, stream_options={"zzz": 1}) == "stream_options.zzz=1 is unknown: leave it out"
+    assert refusal(stop=[""], max_tokens="a" * 58).startswith(f"max_tokens='{'a' * 58}' must be")
+    assert refusal(max_tokens="a" * 59).startswith(f"max_tokens='{'a' * 56}... must be")
+
+
+def test_messages_as_clients_send_them():
+    empty = {
+        "tool_calls": [],
+        "annotations": [],
+        "refusal": None,
+        "audio": None,
+        "function_call": None,
+        "type": "message",
+    }
+    messages = [
+        {"role": "developer", "content": "a", "name": "b"},
+        {"role": "assistant", "content": None, **empty},
+        {
+            "role": "assistant",
+            "content": ["c", {"text": "d"}, {"type": "output_text", "text": "e"}],
+            "reasoning_content": "f",
+        },
+    ]
+    asked = read(ChatBody, messages=messages)
+    assert [*asked.unknown] == []
+    assert asked.turns == [
+        {"role": "developer", "content": "a", "name": "b"},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "c\nd\ne", "reasoning": "f", "reasoning_content": "f"},
+    ]
+
+
+def test_variables_of_a_template():
+    asked = read(
+        ChatBody, chat_template_kwargs={"a": 1, "enable_thinking": True}, reasoning_effort="none", documents=[{}]
+    )
+    assert asked.variables == {"a": 1, "enable_thinking": True, "reasoning_effort": "none", "documents": [{}]}
+    assert read(ChatBody, reasoning_effort="low").variables == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert "'messages'" in refusal(ChatBody, chat_template_kwargs={"messages": []})
+    assert "both true" in refusal(ChatBody, continue_final_message=True, add_generation_prompt=True)
 
 
 def test_content_in_parts_is_one_text():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
     asked = read(ChatBody, messages=[{"role": "system", "content": parts, "name": None}, *MESSAGES])
     assert isinstance(asked, ChatBody)
-    assert asked.turns == [{"role": "system", "content": "ab"}, {"role": "user", "content": "a"}]
+    assert asked.turns == [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "a"}]
