@@ -28,6 +28,7 @@ LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve 
 
 VENV := .venv
 EXTRAS := .venv-extras
+CLIENTS := .venv-clients
 EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_dream_model.py tests/engines/models/test_qwen2.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
@@ -38,7 +39,7 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results test test-extras lint check mutate gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results test test-extras test-clients lint check mutate gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
@@ -54,6 +55,7 @@ help:
 	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
 	  'make test            the tests' \
 	  'make test-extras     the tests that need lm-eval, transformers and datasets, in $(EXTRAS)' \
+	  'make test-clients    real clients (openai, GuideLLM, AIPerf, lm-eval, vLLM) against repro serve, in $(CLIENTS)' \
   'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
 	  'make mutate          whether tests notice $(MUTANTS) small changes of the code: one to two hours, no part of check' \
@@ -146,6 +148,14 @@ test-extras: $(STAMP)
 	  $(BIN)/python -c "$$site" > "$$($(EXTRAS)/bin/python -c "$$site")/setup.pth"
 	@$(EXTRAS)/bin/python -m pip -qq --disable-pip-version-check install -e '.[eval,hub]'
 	@PYTHONDONTWRITEBYTECODE= $(EXTRAS)/bin/python -m pytest -n $(TEST_JOBS) $(EXTRA_TESTS)
+
+# Programs of other projects, pinned, against repro serve; beside vLLM too where .venv-vllm is there (repro install vllm).
+test-clients: $(STAMP)
+	$(SAY) 'test-clients: the clients of tests/clients/requirements.txt in $(CLIENTS), each against repro serve (5-15 minutes)'
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -c 'import torch' 2>/dev/null || $(CLIENTS)/bin/python -m pip -qq --disable-pip-version-check install --retries 1 --extra-index-url '$(TORCH_INDEX)' '$(TORCH_CPU)'
+	@$(CLIENTS)/bin/python -m pip -qq --disable-pip-version-check install -r tests/clients/requirements.txt
+	@REPRO_PYTHON=$(CURDIR)/$(BIN)/python PYTHONPATH=$(CURDIR) $(CLIENTS)/bin/python -m pytest tests/clients -s
 
 lint: $(STAMP)
 	$(SAY) 'lint: ruff check, ruff format --check, mypy (under a minute)'

@@ -1,0 +1,152 @@
+"""Benchmark programs, each with its own documented command: all requests succeed, and their counts are the server's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from repro.paths import REPO
+
+REQUESTS, LENGTH = 8, 16
+PROMPT, ANSWER = 'repro_tokens_total{kind="prompt"}', 'repro_tokens_total{kind="completion"}'
+
+
+def mean_s(served, name: str) -> float:
+    return served.grown(f"repro_{name}_seconds_sum") / max(served.grown(f"repro_{name}_seconds_count"), 1)
+
+
+def report(served, program: str, *, ttft_ms: float, e2el_ms: float) -> None:
+    """Their latencies beside the server's, for the reader: no test judges by time."""
+    ours = f"server: {1e3 * mean_s(served, 'time_to_first_block'):.1f}, {1e3 * mean_s(served, 'request'):.1f}"
+    print(f"\n{program}: mean TTFT {ttft_ms:.1f} ms, E2EL {e2el_ms:.1f} ms ({ours})")
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_guidellm(served, run_client, tmp_path, route):
+    out = tmp_path / "guidellm.json"
+    run_client(
+        "guidellm",
+        "run",
+        "--backend",
+        f"kind=openai_http,target={served.address},request_format={route}",
+        "--profile",
+        "kind=concurrent,streams=2",
+        "--constraint",
+        f"kind=max_requests,count={REQUESTS}",
+        "--data",
+        f"kind=synthetic_text,prompt_tokens=32,output_tokens={LENGTH}",
+        "--tokenizer",
+        f"kind=hf_auto,model={served.tokenizer}",
+        "--output",
+        f"kind=json,path={out}",
+        "--disable-console",
+    )
+    (benchmark,) = json.loads(out.read_text())["benchmarks"]
+    done = benchmark["requests"]["successful"]
+    assert benchmark["requests"]["errored"] == []
+    assert len(done) == REQUESTS
+    assert served.refusals == 0
+    # One request of its own asks whether the server is there.
+    told = sum(
+        each["request_statistics"]["output_metrics"]["text_tokens"]
+        if "request_statistics" in each
+        else each["output_tokens"]
+        for each in done
+    )
+    assert told == REQUESTS * LENGTH
+    assert served.grown(ANSWER) - told <= LENGTH
+    means = {
+        name: benchmark["metrics"][name]["successful"]["mean"] for name in ("time_to_first_token_ms", "request_latency")
+    }
+    report(served, "GuideLLM", ttft_ms=means["time_to_first_token_ms"], e2el_ms=1e3 * means["request_latency"])
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_aiperf(served, run_client, tmp_path, kind):
+    run_client(
+        "aiperf",
+        "profile",
+        "--model",
+        served.model,
+        "--url",
+        served.address,
+        "--endpoint-type",
+        kind,
+        "--streaming",
+        "--tokenizer",
+        served.tokenizer,
+        "--request-count",
+        str(REQUESTS),
+        "--concurrency",
+        "2",
+        "--synthetic-input-tokens-mean",
+        "32",
+        "--output-tokens-mean",
+        str(LENGTH),
+        "--extra-inputs",
+        f"min_tokens:{LENGTH}",
+        "--extra-inputs",
+        "ignore_eos:true",
+        "--artifact-dir",
+        str(tmp_path / "artifacts"),
+        "--ui",
+        "none",
+    )
+    (found,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
+    told = json.loads(found.read_text())
+    assert told["request_count"]["avg"] == REQUESTS
+    assert served.refusals == 0
+    assert served.grown(ANSWER) == REQUESTS * LENGTH
+    report(served, "AIPerf", ttft_ms=told["time_to_first_token"]["avg"], e2el_ms=told["request_latency"]["avg"])
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_vllm_bench_serve(served, run_client, tmp_path, backend):
+    vllm = Path(os.environ.get("REPRO_VLLM", REPO / ".venv-vllm" / "bin" / "vllm"))
+    if not vllm.is_file():
+        pytest.skip("vLLM is not installed: repro install vllm")
+    route = "/v1/chat/completions" if backend == "openai-chat" else "/v1/completions"
+    run_client(
+        vllm,
+        "bench",
+        "serve",
+        "--backend",
+        backend,
+        "--base-url",
+        served.address,
+        "--endpoint",
+        route,
+        "--dataset-name",
+        "random",
+        "--random-input-len",
+        "32",
+        "--random-output-len",
+        str(LENGTH),
+        "--num-prompts",
+        str(REQUESTS),
+        "--model",
+        served.model,
+        "--tokenizer",
+        served.tokenizer,
+        "--ignore-eos",
+        "--max-concurrency",
+        "2",
+        "--save-result",
+        "--result-dir",
+        str(tmp_path),
+        "--result-filename",
+        "vllm.json",
+    )
+    told = json.loads((tmp_path / "vllm.json").read_text())
+    assert (told["completed"], told["failed"]) == (REQUESTS, 0)
+    assert told["total_output_tokens"] == REQUESTS * LENGTH
+    assert served.refusals == 0
+    report(
+        served,
+        "vllm bench serve",
+        ttft_ms=told["mean_ttft_ms"],
+        e2el_ms=told["mean_e2el_ms"] if "mean_e2el_ms" in told else float("nan"),
+    )

@@ -1,0 +1,183 @@
+"""The LM Evaluation Harness against the server: its own tasks, over a few problems of their shapes, as no hub is in reach."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+TASKS = (
+    Path(importlib.util.find_spec("lm_eval").origin or "").parent / "tasks"
+    if importlib.util.find_spec("lm_eval")
+    else Path()
+)
+EXACT = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
+HUMANEVAL = [
+    {
+        "task_id": f"Test/{i}",
+        "prompt": f'def add_{i}(a: int, b: int) -> int:\n    """Return the sum of a, b and {i}."""\n',
+        "canonical_solution": f"    return a + b + {i}\n",
+        "test": f"def check(candidate):\n    assert candidate(1, 2) == {3 + i}\n",
+        "entry_point": f"add_{i}",
+    }
+    for i in range(4)
+]
+GSM8K = [
+    {
+        "question": f"Ben has {i} coins. Ida has 5 keys. How many things do they have?",
+        "answer": f"{i} + 5 = {i + 5}\n#### {i + 5}",
+    }
+    for i in range(4)
+]
+HELLASWAG = [
+    {
+        "ind": i,
+        "activity_label": "Cooking",
+        "ctx_a": "A man stands at a stove.",
+        "ctx_b": "he",
+        "ctx": "A man stands at a stove. he",
+        "endings": ["stirs the pot.", "flies to the moon.", "eats the pan whole.", "becomes a small fish."],
+        "source_id": f"test~{i}",
+        "split": "val",
+        "split_type": "indomain",
+        "label": "0",
+    }
+    for i in range(4)
+]
+
+
+def write_task(folder: Path, name: str, base: str, rows: list[dict[str, Any]], **own: Any) -> None:
+    """The harness's task ``base`` with these rows for every split it reads."""
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    split = {"train": str(data), "test": str(data), "validation": str(data)}
+    task = {
+        "include": str(TASKS / base),
+        "task": name,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": split},
+        **own,
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
+
+
+@pytest.fixture
+def tasks(tmp_path) -> Path:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    # Running code is for the harness's own sandbox: what is asked of the server is the same.
+    take_first = [{"name": "as_it_is", "filter": [{"function": "take_first"}]}]
+    write_task(
+        folder,
+        "humaneval_few",
+        "humaneval/humaneval.yaml",
+        HUMANEVAL,
+        metric_list=EXACT,
+        filter_list=take_first,
+        unsafe_code=False,
+    )
+    write_task(folder, "gsm8k_few", "gsm8k/gsm8k-cot-llama.yaml", GSM8K)
+    write_task(folder, "hellaswag_few", "hellaswag/hellaswag.yaml", HELLASWAG)
+    return folder
+
+
+def evaluate(run_client, served, tasks: Path, kind: str, task: str, *options: str, **own: str) -> dict[str, Any]:
+    route = "chat/completions" if kind == "local-chat-completions" else "completions"
+    arguments = {
+        "model": served.model,
+        "base_url": f"{served.address}/v1/{route}",
+        "tokenizer": served.tokenizer,
+        "num_concurrent": "2",
+        "max_retries": "1",
+        **own,
+    }
+    text = ",".join(f"{name}={value}" for name, value in arguments.items())
+    out = tasks.parent / "out"
+    run_client(
+        "lm_eval",
+        "run",
+        "--model",
+        kind,
+        "--model_args",
+        text,
+        "--tasks",
+        task,
+        "--include_path",
+        str(tasks),
+        "--output_path",
+        str(out),
+        "--log_samples",
+        *options,
+    )
+    (found,) = out.rglob("results_*.json")
+    return dict(json.loads(found.read_text())["results"][task])
+
+
+@pytest.mark.parametrize("task", ["humaneval_few", "gsm8k_few"])
+def test_completions(served, run_client, tasks, task):
+    found = evaluate(
+        run_client,
+        served,
+        tasks,
+        "local-completions",
+        task,
+        "--gen_kwargs",
+        "max_gen_toks=32",
+        tokenized_requests="False",
+    )
+    assert any(name.startswith("exact_match") for name in found)
+    assert served.grown("repro_requests_total") == 4
+    assert served.refusals == 0
+
+
+def test_chat_completions(served, run_client, tasks):
+    evaluate(
+        run_client,
+        served,
+        tasks,
+        "local-chat-completions",
+        "gsm8k_few",
+        "--apply_chat_template",
+        "--gen_kwargs",
+        "max_gen_toks=32",
+    )
+    assert served.grown("repro_requests_total") == 4
+    assert served.refusals == 0
+
+
+def test_likelihoods_are_those_of_transformers(causal, run_client, tasks):
+    causal.mark()
+    ours = evaluate(run_client, causal, tasks, "local-completions", "hellaswag_few")
+    assert causal.refusals == 0
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(causal.tokenizer),
+        AutoModelForCausalLM.from_pretrained(causal.tokenizer),
+    )
+
+    def likelihood(context: str, ending: str) -> float:
+        ids = tokenizer(context + " " + ending, return_tensors="pt").input_ids
+        start = len(tokenizer(context).input_ids)
+        with torch.no_grad():
+            rows = model(ids).logits[0].log_softmax(-1)
+        return float(sum(rows[i - 1, ids[0, i]] for i in range(start, ids.shape[1])))
+
+    (samples,) = (tasks.parent / "out").rglob("samples_hellaswag_few_*.jsonl")
+    for line in samples.read_text().splitlines():
+        sample = json.loads(line)
+        for argument, answer in zip(sample["arguments"].values(), sample["resps"], strict=True):
+            context, ending = argument["arg_0"], argument["arg_1"].removeprefix(" ")
+            assert float(answer[0][0]) == pytest.approx(likelihood(context, ending), abs=2e-2)
+    assert 0 <= ours["acc,none"] <= 1
+
+
+def test_a_diffusion_model_says_why_it_has_no_likelihoods(tiny, run_client, tasks):
+    with pytest.raises(AssertionError, match=r"logprobs|echo"):
+        evaluate(run_client, tiny, tasks, "local-completions", "hellaswag_few", tokenized_requests="False")
