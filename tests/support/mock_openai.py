@@ -6,6 +6,8 @@ process shares. Run as a program it listens until its standard input ends, and t
 
 import asyncio
 import json
+import socket
+import struct
 import sys
 import threading
 import time
@@ -39,8 +41,14 @@ class MockOpenAI:
     """That somebody else seems to have had, a request."""
     health: Callable[[], Any] = dict
     """What /health says."""
-    raw: Mapping[str, Callable[[], Iterable[bytes]]] = field(default_factory=dict)
-    """By the beginning of a request's head: all it gets to hear, byte by byte as it stands, before the connection is closed."""
+    raw: Mapping[str, Callable[[], Iterable[bytes | float]]] = field(default_factory=dict)
+    """By the beginning of a request's head: all it gets to hear, byte by byte as it stands, before the connection is closed. A number says
+    when what follows is sent, in seconds from the request."""
+    drops: frozenset[int] = frozenset()
+    """Numbers of the posts whose connection is reset, the first being 0."""
+    dropped: bytes = b""
+    """What they hear before."""
+    num_posts: int = 0
     heads: list[str] = field(default_factory=list)
     received_s: list[float] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
@@ -58,6 +66,9 @@ class MockOpenAI:
                     says := next((says for start, says in self.raw.items() if head.startswith(start)), None)
                 ) is not None:
                     for piece in says():
+                        if isinstance(piece, float):
+                            await asyncio.sleep(max(0.0, received_s + piece - time.monotonic()))
+                            continue
                         writer.write(piece)
                         await writer.drain()
                         await asyncio.sleep(0)
@@ -72,6 +83,14 @@ class MockOpenAI:
                     count = sum(body["max_tokens"] + self.uncounted_tokens for body in self.bodies)
                     page = f"# TYPE {self.counter} counter\n{self.counter}_total {count}\n# TYPE open gauge\nopen 0\n"
                     await self._say_bytes(writer, 200, page.encode())
+                elif head.startswith("post /v1/") and self._next_post() in self.drops:
+                    writer.write(self.dropped)
+                    if self.dropped:
+                        await asyncio.sleep(0.05)  # a reset overtakes what was not read
+                    writer.transport.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                    break
                 elif head.startswith("post /v1/"):
                     await self._answer(
                         writer, json.loads(content), received_s, is_chat="/chat/" in head.split("\r\n")[0]
@@ -79,6 +98,10 @@ class MockOpenAI:
                 else:
                     await self._say(writer, 404, {"error": {"message": "there is nothing here"}})
         writer.close()
+
+    def _next_post(self) -> int:
+        self.num_posts += 1
+        return self.num_posts - 1
 
     async def _answer(
         self, writer: asyncio.StreamWriter, body: dict[str, Any], received_s: float, *, is_chat: bool

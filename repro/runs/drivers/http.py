@@ -26,18 +26,48 @@ class Reply:
 
     chunks_s: list[float] = field(default_factory=list)
     """When each piece with content arrived."""
+    chunk_tokens: list[int | None] = field(default_factory=list)
+    """Tokens of each, as the endpoint tells them by their ids or by usage; None where it does not."""
+    chunk_reads: list[int] = field(default_factory=list)
+    """Number of the network read that brought each: pieces of one read came together, whenever they were made."""
     ended_s: float | None = None
     """When the last piece did, with content or without: tokens that say nothing are part of an answer."""
+    finish_s: float | None = None
+    """When the reason for its end did, with the last piece or behind it."""
+    usage_s: float | None = None
+    """When the last usage did."""
+    closed_s: float | None = None
+    """When the stream ended."""
     text: str = ""
+    aside: str = ""
+    """What is no part of the answer's own text: reasoning, calls of tools, a refusal."""
+    first_text: str = ""
+    """Of the first piece."""
     token_ids: list[int] | None = None
     """None where the endpoint tells none."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    counted_by: str | None = None
+    """What ``completion_tokens`` is by: usage, token_ids or tokenizer; None where nothing counted them."""
+    first_tokens: int | None = None
+    """Tokens of the first piece; None where nothing shows them."""
+    first_by: str | None = None
+    """What those are by: token_ids, usage, tokenizer, text (its share), one each, or one piece."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were taken from a cache; None where the endpoint does not say."""
     finish_reason: str | None = None
+    was_resent: bool = False
+    """Sent once more, on another connection: the first was cut off before a byte of the answer came."""
     error: str | None = None
     """One sentence; None where the answer is whole."""
+
+    @property
+    def are_single(self) -> bool:
+        """Whether every piece is known to be one token. An end of text may be counted and not sent."""
+        if self.chunk_tokens and None not in self.chunk_tokens:
+            return set(self.chunk_tokens) == {1}
+        unsaid = 1 if self.finish_reason == "stop" else 0
+        return self.completion_tokens is not None and len(self.chunks_s) >= self.completion_tokens - unsaid
 
 
 Send = Callable[[Mapping[str, Any], Clock], Awaitable[Reply]]

@@ -23,6 +23,8 @@ MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
 longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
 MAX_OTHERS = 0.01
 """Share of tokens that others may have had of the server."""
+BUNCH, MAX_BUNCHED = 4, 0.01
+"""Pieces of one answer in one network read, and the share of bunched pieces of all, that are told: two may meet by chance."""
 
 _NONE_SENT = "per entry: none sent; std below 2, pQ below 100 / (100 - Q) of them"
 _FEW = "fewer than two first turns sent, or all at one moment"
@@ -51,19 +53,19 @@ def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
 
 @metric(
     "s",
-    "distribution over requests of (end of the answer - first piece) / (output_len - 1)",
-    "one token, or an answer in one piece",
+    "distribution over requests of (end of the answer - first piece) / (output_len - first_tokens)",
+    "one token, an answer in one piece, or a first piece whose tokens nothing shows",
 )
 def tpot_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(_times_per_token(record))
 
 
 def _times_per_token(record: RunRecord) -> Floats:
-    """[requests] (E2EL - TTFT) / (n_out - 1); NaN for one token, or an answer in one piece."""
-    tokens, pieces = column(record, "output_len"), column(record, "num_chunks")
+    """[requests] (E2EL - TTFT) / tokens behind the first piece; NaN where there are none, or nobody knows how many."""
+    later = column(record, "output_len") - column(record, "first_tokens")
     with np.errstate(divide="ignore", invalid="ignore"):
-        times = (column(record, "finished_s") - column(record, "first_output_s")) / (tokens - 1)
-    times[~((tokens > 1) & (pieces > 1) & is_ok(record))] = np.nan
+        times = (column(record, "finished_s") - column(record, "first_output_s")) / later
+    times[~((later > 0) & (column(record, "num_chunks") > 1) & is_ok(record))] = np.nan
     return times
 
 
@@ -72,10 +74,9 @@ def icl_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(_gaps(record, is_ok(record)))
 
 
-@metric("s", "distribution of gaps between tokens", "answers in pieces of several tokens")
+@metric("s", "distribution of gaps between tokens", "answers with pieces of several tokens, or of an unknown number")
 def itl_s(record: RunRecord) -> dict[str, Any]:
-    single = column(record, "num_chunks") == column(record, "output_len")
-    return _of_known(_gaps(record, is_ok(record) & single))
+    return _of_known(_gaps(record, is_ok(record) & np.asarray(record.requests["is_single"], dtype=bool)))
 
 
 def _gaps(record: RunRecord, of: Mask) -> Floats:
@@ -84,6 +85,44 @@ def _gaps(record: RunRecord, of: Mask) -> Floats:
     # Requests are numbered by their rows, and pieces are in their order.
     together = (owner[1:] == owner[:-1]) & of[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
     return np.diff(arrived)[together] if owner.size else arrived
+
+
+@metric("share", "pieces in one network read with the piece before / pieces with one before", "answers in one piece")
+def bunched_share(record: RunRecord) -> float | None:
+    """Their gaps are 0, and say how the pieces came and not how they were made."""
+    gaps, bunched = _gaps(record, is_ok(record)).size, sum(map(len, _bunches(record)))
+    return bunched / gaps if gaps else None
+
+
+def _bunches(record: RunRecord) -> list[list[int]]:
+    """Rows of pieces that came with the piece before them, those of one read together; of ok requests."""
+    ok, table, found = is_ok(record), record.tables[CHUNKS], list[list[int]]()
+    for row, (owner, is_bunched) in enumerate(zip(table["request_id"], table["is_bunched"], strict=True)):
+        if is_bunched and ok[owner]:
+            if not (found and found[-1][-1] == row - 1):
+                found.append([])
+            found[-1].append(row)
+    return found
+
+
+@metric("s", "distribution of the event with the reason for its end - end of the answer", "no reason came")
+def finish_lag_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "finish_lag_s"))
+
+
+@metric("s", "distribution of the last usage - end of the answer", "no usage came")
+def usage_lag_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "usage_lag_s"))
+
+
+@metric("s", "distribution of the end of the stream - end of the answer", "no ok request")
+def close_lag_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "close_lag_s"))
+
+
+@metric("requests", "cut off unanswered on a kept connection, and sent once more")
+def num_resent(record: RunRecord) -> int:
+    return sum(record.requests["was_resent"])
 
 
 @metric("requests/s", "as asked; of sessions, where they are", "all at once")
@@ -186,10 +225,10 @@ def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:
 
 
 def output_lengths(record: RunRecord) -> Iterator[str]:
-    """Exactly as long as asked for where ends of text are ignored, else at most."""
+    """Exactly as long as asked for where ends of text are ignored, else at most. A tokenizer may read text otherwise than it was made."""
     is_exact = record.facts.get("ignore_eos", False)
-    rows = _ok_rows(record, "asked_tokens", "output_len")
-    wrong = sum((got != asked if is_exact else got > asked) for asked, got in rows)
+    rows = _ok_rows(record, "asked_tokens", "output_len", "counted_by")
+    wrong = sum((got != asked if is_exact else got > asked) for asked, got, by in rows if by != "tokenizer")
     if wrong:
         rule = "exactly" if is_exact else "at most"
         yield f"{wrong} answers have not {rule} the tokens that were asked for"
@@ -210,7 +249,8 @@ def prompt_lengths(record: RunRecord) -> Iterator[str]:
 def answers_sent(record: RunRecord) -> Iterator[str]:
     """A token comes in one piece, and with its id where ids come; an end of text that was heeded may stay unsaid."""
     wrong = []
-    for told, ids, pieces, reason in _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason"):
+    rows = _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason", "counted_by")
+    for told, ids, pieces, reason in (row for *row, by in rows if by != "tokenizer"):
         unsaid = 0 if ids is None else told - ids
         if pieces > told or unsaid not in (0, int(reason == "stop")):
             wrong.append(f"{told} (pieces: {pieces}" + (")" if ids is None else f", ids: {ids})"))
@@ -257,13 +297,50 @@ def nobody_else(record: RunRecord) -> Iterator[str]:
         )
 
 
-def unseen_tokens(record: RunRecord) -> Iterator[str]:
-    """What a reader of valid numbers has to know: ends of text that are ignored leave no text, and neither does a lie."""
+SHOW_IDS = "let the endpoint tell ids, as with --knob extra='{\"return_token_ids\": true}'"
+
+
+def warnings(record: RunRecord) -> Iterator[str]:
+    """What a reader of valid numbers has to know."""
+    yield from _unseen_tokens(record)
+    yield from _uncounted_tokens(record)
+    yield from _bunched_pieces(record)
+    if resent := num_resent.compute(record):
+        yield (
+            f"{resent} requests were cut off unanswered on a connection that was used before, and sent once more on a fresh one: "
+            f"their times count from the first sending"
+        )
+
+
+def _unseen_tokens(record: RunRecord) -> Iterator[str]:
+    """Ends of text that are ignored leave no text, and neither does a lie."""
     rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
     if unseen := sum(ids is None and told > num_bytes for told, num_bytes, ids in rows):
+        yield f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: {SHOW_IDS}"
+
+
+def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
+    """By the endpoint's own usage alone is nothing to be told."""
+    counts = [by for (by,) in _ok_rows(record, "counted_by")]
+    for by, what in (("token_ids", "the ids that it tells"), ("tokenizer", "the tokenizer that is given")):
+        if by in counts:
+            yield f"{counts.count(by)} answers have no count of tokens (usage): they were counted by {what}"
+    firsts = [by for by, pieces in _ok_rows(record, "first_by", "num_chunks") if pieces > 1]
+    if guessed := firsts.count("text"):
         yield (
-            f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: let the endpoint tell "
-            f"ids, as with --knob extra='{{\"return_token_ids\": true}}'"
+            f"of {guessed} answers in pieces of several tokens nobody says how many the first has: for the time per token (tpot) its share "
+            f"of the text was taken: {SHOW_IDS}, or give --knob tokenizer=FOLDER, the model's"
+        )
+
+
+def _bunched_pieces(record: RunRecord) -> Iterator[str]:
+    bunches, share = _bunches(record), bunched_share.compute(record) or 0.0
+    longest = 1 + max(map(len, bunches), default=0)
+    if longest >= BUNCH or share > MAX_BUNCHED:
+        owners = {record.tables[CHUNKS]["request_id"][rows[0]] for rows in bunches}
+        yield (
+            f"{share:.3g} of the pieces, in {len(owners)} answers, came bunched, in one network read with the piece before them (up to "
+            f"{longest} at once): gaps between pieces (icl, itl) say how they were delivered, not how they were made"
         )
 
 
@@ -276,6 +353,11 @@ HTTP = Family(
         tpot_s,
         itl_s,
         icl_s,
+        bunched_share,
+        finish_lag_s,
+        usage_lag_s,
+        close_lag_s,
+        num_resent,
         schedule_delay_s,
         client_queue_s,
         requested_rate,
@@ -304,6 +386,7 @@ HTTP = Family(
         Shown("ttft ms", "ttft_s", stat="mean", scale=1e3),
         Shown("tpot ms", "tpot_s", stat="mean", scale=1e3),
         Shown("itl ms", "itl_s", stat="mean", scale=1e3),
+        Shown("icl ms", "icl_s", stat="mean", scale=1e3),
         Shown("goodput/s", "goodput_http", stat="requests_s"),
         Shown("sent req/s", "achieved_rate"),
         Shown("at once", "peak_concurrency"),

@@ -42,8 +42,9 @@ class HttpKnobs(RequestKnobs, Checked):
     endpoint: Endpoint
     model: str | None = None
     """As the endpoint calls it; may be left out where it serves one alone."""
-    tokenizer: str = "tiny"
-    """Checkpoint whose tokenizer makes the prompts; ids of the embedded one are valid in any larger vocabulary."""
+    tokenizer: str | None = None
+    """Checkpoint whose tokenizer makes the prompts, and counts answers whose tokens the endpoint does not tell; by default the embedded one
+    makes prompts, whose ids are valid in any larger vocabulary, and counts nothing."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 100
     """Requests, or sessions."""
     gen_length: AnswerTokens = 64

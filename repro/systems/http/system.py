@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from secrets import token_hex
@@ -18,11 +19,11 @@ from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.http.endpoint import require_client
-from repro.systems.http.family import HTTP, unseen_tokens
+from repro.systems.http.family import HTTP, warnings
 from repro.systems.http.knobs import HttpKnobs, resolve
 from repro.systems.http.log import tables_of
 from repro.systems.http.server_metrics import Page, change, fetch
-from repro.systems.http.workload import HttpWorkload, workload_of
+from repro.systems.http.workload import HttpWorkload, tokenizer_of, workload_of
 
 EXECUTOR = "http"
 PROGRESS_EVERY_S = 0.1
@@ -61,14 +62,17 @@ class HttpDeployment:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
         exchanges, told = asyncio.run(self._drive(sent, _seldom(on_progress)))
-        counted, warnings = change(*told)
+        # Tokens are counted behind the run: it would make the clock late.
+        encode = None if self.knobs.tokenizer is None else tokenizer_of(self.knobs.tokenizer).encode
+        counted, faults = change(*told)
         facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges), "server_metrics": counted}
         record = RunRecord(
-            tables=tables_of(exchanges),
+            tables=tables_of(exchanges, encode),
             manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
         )
         # The manifest holds these very facts.
-        facts["warnings"] = [*warnings, *unseen_tokens(record)]
+        facts["tokens_counted_by"] = dict(Counter(by for by in record.requests["counted_by"] if by is not None))
+        facts["warnings"] = [*faults, *warnings(record)]
         return record
 
     async def _drive(
@@ -76,7 +80,7 @@ class HttpDeployment:
     ) -> tuple[list[Exchange], tuple[Page, Page]]:
         """Every exchange, and what the server's page of metrics said before them and after them."""
         endpoint = self.knobs.endpoint
-        async with endpoint.sending() as send:
+        async with endpoint.sending(needs_count=self.knobs.tokenizer is None) as send:
             for number in range(self.knobs.num_warmups):
                 warming = workload.warm_up(f"{token_hex(8)}/warm-up")
                 reply = await send(warming.ask(0, ()).body, time.perf_counter)

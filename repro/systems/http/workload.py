@@ -88,8 +88,10 @@ class HttpConversation:
         """The answer's own ids where the endpoint tells them, else as many of its text."""
         if reply.token_ids is not None:
             return reply.token_ids
-        wanted = reply.completion_tokens or 0
-        ids = self.encode(reply.text) or list(self.turns[0].new_ids)
+        ids = self.encode(reply.text)
+        if reply.completion_tokens is None:
+            return ids
+        wanted, ids = reply.completion_tokens, ids or list(self.turns[0].new_ids)
         return (ids * (wanted // len(ids) + 1))[:wanted]
 
     def with_prefix(self, prefix: Ids) -> HttpConversation:
@@ -153,7 +155,7 @@ def tokenizer_of(name: str) -> TextTokenizer:
 def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -> HttpWorkload:
     """The workload of a data set's requests, or a session trace's sessions; ``context`` is the tokens that the model takes, where that
     is known."""
-    tokenizer = tokenizer_of(knobs.tokenizer)
+    tokenizer = tokenizer_of(knobs.tokenizer or "tiny")
     fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     fields |= {"temperature": knobs.temperature, **knobs.extra_fields}
     if knobs.ignore_eos:

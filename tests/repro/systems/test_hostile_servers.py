@@ -326,11 +326,9 @@ def test_an_answer_has_the_tokens_that_are_counted(mock, sentence, api):
 def test_tokens_that_nothing_shows_are_told_and_no_fault():
     found, record = reasons(MockOpenAI(has_ids=False, word="", gap_s=0.0))
     assert found == ""
-    assert record.facts["warnings"] == [
-        "12 answers have fewer bytes of text than tokens (usage), and nothing shows the others: let the endpoint tell ids, "
-        "as with --knob extra='{\"return_token_ids\": true}'"
-    ]
-    assert reasons(MockOpenAI(has_ids=False))[1].facts["warnings"] == []
+    unseen = "12 answers have fewer bytes of text than tokens (usage), and nothing shows the others"
+    assert any(each.startswith(unseen) for each in record.facts["warnings"])
+    assert not any(unseen in each for each in reasons(MockOpenAI(has_ids=False))[1].facts["warnings"])
 
 
 # -- /metrics ---------------------------------------------------------------------------------------------------
