@@ -164,7 +164,7 @@ def _row(answer: Answer, objectives: Sequence[Objective], theirs: float | None) 
     }
     for each in objectives:
         row[f"{each.metric}_p{each.percentile:g}_s"] = None if at is None else at.values[str(each)]
-    cell = None if plan is None or answer.rate is None else asked_of(site.cell, plan, answer.rate, 0).to_dict()
+    cell = None if plan is None or answer.rate is None else asked_of(site.cell, plan, answer.rate, 0).written()
     return row | {
         "longest_ttft_s": None if at is None else at.longest_s,
         "binds": answer.binds,

@@ -19,6 +19,7 @@ except ImportError:
     from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 from engines.errors import RunError, UserError
+from repro.runs.clean import hidden
 
 DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: all done; something failed while it ran, or a run is INVALID; bad input, before any work; Ctrl-C; SIGTERM."""
@@ -188,7 +189,8 @@ def _failed(sentence: str) -> Ending:
 
 
 def _one_line(sentence: str) -> str:
-    """Printable, and no longer than a screen."""
+    """Printable, without secrets, and no longer than a screen."""
+    sentence = hidden(sentence)
     for said, plain in _PLAIN:
         sentence = said.sub(plain, sentence)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(sentence.split()))

@@ -126,7 +126,7 @@ def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
         "obtained": run.obtained,
         "valid": run.validity.valid,
         "reasons": list(run.validity.reasons),
-        "cell": run.cell.to_dict(),
+        "cell": run.cell.written(),
         "file": str(run.file),
     }
 

@@ -24,6 +24,7 @@ from repro.cli.endings import DONE, FAILED, INTERRUPTED, TERMINATED, Ending, end
 from repro.cli.output import say, terminal_size_of
 from repro.cli.panels import PanelCommand, WholeGroup, first_sentence
 from repro.cli.spread import spread
+from repro.runs.clean import CleanFormatter
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run and compare": {
@@ -110,9 +111,9 @@ def _root(
         False, "--version", help="Say the version, and exit.", is_eager=True, callback=_say_version
     ),
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr, force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CleanFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler], force=True)
 
 
 def main() -> None:

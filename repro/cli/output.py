@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, TextIO
 
+from repro.runs.clean import hidden
+
 NOT_A_TERMINAL = 160
 """Columns where nothing says how many there are."""
 NARROW = 14
@@ -39,7 +41,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
-    """A paragraph, broken between words where it is longer than the terminal; as it is where there is none."""
+    """A paragraph without secrets, broken between words where it is longer than the terminal; as it is where there is none."""
+    text = hidden(text)
     room = _room(file or sys.stdout)
     print("\n".join(_broken(text, max(room, 40), indent)) if room else indent + text, file=file)
 

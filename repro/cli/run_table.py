@@ -47,7 +47,7 @@ def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def run_json(run: StoredRun) -> dict[str, Any]:
     return {
-        "cell": run.cell.to_dict(),
+        "cell": run.cell.written(),
         **as_json(run),
         "obtained": run.obtained,
         "valid": run.validity.valid,

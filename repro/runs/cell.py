@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from engines.errors import UserError
 from engines.knobs import Range, check_value
 from engines.named import PLACE, name_of
+from repro.runs.clean import REDACTED, cleaned, hidden, is_secret, with_home
 
 Scalar = str | int | float | bool | None
 
@@ -99,6 +100,23 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"knobs": dict(self.knobs)}
 
+    def written(self) -> dict[str, Any]:
+        """As ``to_dict``, as it is stored and shown: secrets are left out, and the home folder is ``~``."""
+        found: dict[str, Any] = cleaned(self.to_dict())
+        return found
+
+    @classmethod
+    def from_written(cls, values: Mapping[str, Any]) -> Cell:
+        """The inverse of ``written``, but for secrets."""
+
+        def whole(value: Any) -> Any:
+            return with_home(value) if isinstance(value, str) else value
+
+        found = {name: whole(value) for name, value in values.items()}
+        if isinstance(knobs := found.get("knobs"), Mapping):
+            found["knobs"] = {name: whole(value) for name, value in knobs.items()}
+        return cls.from_dict(found)
+
     def without(self, knob: str) -> Cell:
         kept = tuple(each for each in self.knobs if each[0] != knob)
         return self if kept == self.knobs else replace(self, knobs=kept)
@@ -141,7 +159,8 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        knobs = dict(knob for knob in self.knobs if knob != _UNHASHED)
+        # A digest of a secret tells it to whoever tries a few.
+        knobs = {name: _unsecret(name, value) for name, value in self.knobs if (name, value) != _UNHASHED}
         hashed = {"schema": CELL_SCHEMA_VERSION, **self.to_dict(), "knobs": knobs}
         del hashed["figure"]
         text = json.dumps(_canonical(hashed), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -160,6 +179,12 @@ class Cell:
         if self.rate is not None:
             parts.append(f"r{self.rate:g}")
         return file_name("_".join([*parts, f"s{self.seed}"]))
+
+
+def _unsecret(name: str, value: Scalar) -> Scalar:
+    if not isinstance(value, str):
+        return value
+    return REDACTED if value and is_secret(name) else hidden(value)
 
 
 def file_name(text: str) -> str:

@@ -25,6 +25,7 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from types import FrameType
 
+from repro.runs.clean import REDACTED, hidden, is_secret
 from repro.runs.code import PACKAGES, Code, digested, place
 
 Inputs = Mapping[str, str | None]
@@ -226,7 +227,9 @@ def _whole(path: str) -> str:
 
 def _state(name: str, roots: Sequence[Path]) -> str | None:
     if name.startswith("$"):
-        return _hash("\0".join(f"{each}={os.environ[each]}" for each in _variables(name)).encode()) or None
+        # Of a secret no more than that there is one: a digest tells it to whoever tries a few.
+        told = (f"{each}={REDACTED if is_secret(each) else hidden(os.environ[each])}" for each in _variables(name))
+        return _hash("\0".join(told).encode()) or None
     if name.startswith("package "):
         return _distribution(name.removeprefix("package "))
     return _digest(_find(name, roots))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from repro.runs.cell import Cell
+from repro.runs.clean import hidden
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment
 from repro.runs.runner import OnStep
@@ -152,4 +153,4 @@ def _line(event: CellEvent) -> str:
     name = "" if event.cell is None else f"{event.kind} {event.cell.folder_name}: "
     line = f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
     # A message may hold what a server or a file said.
-    return "".join(c if c.isprintable() else "?" for c in " ".join(line.split()))
+    return "".join(c if c.isprintable() else "?" for c in " ".join(hidden(line).split()))

@@ -17,17 +17,12 @@ from typing import Any
 
 from engines.runtime.machine import machine_memory_bytes
 from repro.paths import REPO
+from repro.runs.clean import clean_command
 from repro.runs.record import Obtained
 from repro.runs.sitting import Load
 
 LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
-REDACTED = "***"
 COMMIT_VARIABLE = "REPRO_COMMIT"
-
-_SECRET_NAME = re.compile(r"(^|[-_])(key|token|secret|password|passwd|credentials?|auth|authorization)$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"(?i)\b(bearer|basic)\s+\S+|\b(hf|sk|ghp|gho|github_pat)[-_][A-Za-z0-9_-]{8,}")
-_URL_USER = re.compile(r"(?<=://)[^/\s@]+@")
-_ABSOLUTE_PATH = re.compile(r"(?<![\w./~])/(?!/)[^\s:,;\"']+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,51 +109,6 @@ def git_state(root: Path = REPO) -> GitState:
     return GitState(
         commit=_git(root, "rev-parse", "--verify", "HEAD"), dirty=None if changes is None else bool(changes)
     )
-
-
-def clean_command(argv: Sequence[str]) -> list[str]:
-    """The command line without secrets, users and machine paths; the program is its bare name."""
-    if not argv:
-        return []
-    cleaned = [os.path.basename(argv[0])]
-    hide_next = False
-    for argument in argv[1:]:
-        name, equals, _ = argument.partition("=")
-        is_secret = bool(_SECRET_NAME.search(name)) and " " not in name
-        if hide_next and not argument.startswith("--"):
-            cleaned.append(REDACTED)
-            hide_next = False
-        elif is_secret and equals:
-            cleaned.append(f"{name}={REDACTED}")
-            hide_next = False
-        else:
-            cleaned.append(clean_text(argument))
-            hide_next = is_secret and name.startswith("-")
-    return cleaned
-
-
-def clean_text(text: str) -> str:
-    """Paths become relative to the repository, ``~/...`` under the home folder, else ``.../name``."""
-    try:
-        home: Path | None = Path.home()
-    except RuntimeError:  # there is no such user
-        home = None
-    if home is not None and (not home.is_absolute() or home == Path("/")):
-        home = None  # the root of everything hides nothing
-    text = _SECRET_VALUE.sub(REDACTED, text)
-    text = _URL_USER.sub(f"{REDACTED}@", text)
-    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group(), home), text)
-    # What is left of a user's folder in a relative path, ../../home/name/x.
-    return text if home is None else re.sub(re.escape(str(home)) + r"(?![\w.-])", "~", text)
-
-
-def _clean_path(text: str, home: Path | None) -> str:
-    path = Path(os.path.normpath(text))
-    if path.is_relative_to(REPO):
-        return str(path.relative_to(REPO))
-    if home is not None and path.is_relative_to(home):
-        return str("~" / path.relative_to(home))
-    return f".../{path.name}"
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -28,6 +28,7 @@ from typing import Any
 from engines.errors import RunError, require
 from repro.files import replacing
 from repro.runs.cell import BASIS, Cell
+from repro.runs.clean import cleaned
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, Validity, plain_table
 from repro.runs.inputs import changed as changed_inputs
@@ -206,7 +207,7 @@ def read_run(file: Path) -> StoredRun:
     manifest = part_of(parts, MANIFEST)
     if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
         raise StoreError(f"{file.name}: schema {stored} -> {SCHEMA_VERSION}")
-    cell = Cell.from_dict(part_of(parts, CELL))
+    cell = Cell.from_written(part_of(parts, CELL))
     return StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content)
 
 
@@ -365,16 +366,16 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "key": cell.key,
         "family": family.name,
         "obtained": record.obtained,
-        "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
+        "validity": {"valid": validity.valid, "reasons": cleaned(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
         "requests": {"num": len(record.requests["request_id"]), "sums": sums},
-        "facts": dict(record.manifest),
+        "facts": cleaned(record.manifest),
     }
     kept = family.columns if record.obtained == "measured" else {}
-    provenance = {**provenance, "inputs": experiment.inputs_now()}
-    parts = {CELL: cell.to_dict(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
-    parts |= {name: plain_table(name, record.tables[name], columns) for name, columns in kept.items()}
+    provenance = {**cleaned(provenance), "inputs": experiment.inputs_now()}
+    parts = {CELL: cell.written(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
+    parts |= {name: _told(plain_table(name, record.tables[name], columns)) for name, columns in kept.items()}
     # The provenance as it will be read.
     return Packed(
         cell=cell,
@@ -382,6 +383,11 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         manifest=manifest,
         provenance=json.loads(json_line(PROVENANCE, provenance))[PROVENANCE],
     )
+
+
+def _told(table: Table) -> Table:
+    """What servers said of failed requests may repeat what they were sent; answers are kept as they came."""
+    return {name: cleaned(values) if name == "error" else values for name, values in table.items()}
 
 
 def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:

@@ -14,11 +14,12 @@ from engines.errors import RunError, UserError, require
 from engines.knobs import check_value
 from repro.files import writable_folder
 from repro.runs.cell import Cell, plain
+from repro.runs.clean import clean_command
 from repro.runs.experiment import Experiment, fault_of
 from repro.runs.inputs import is_of_a_plug_in
 from repro.runs.locks import UnitLocks
 from repro.runs.pool import Jobs, LocalPool, Packing, Pool
-from repro.runs.provenance import clean_command, git_state
+from repro.runs.provenance import git_state
 from repro.runs.runner import Hooks, OnStep
 from repro.runs.sitting import Sitting
 from repro.runs.store import Packed, Store, StoredRun

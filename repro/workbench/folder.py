@@ -83,13 +83,17 @@ class Row(NamedTuple):
 
 
 def row_of(run: StoredRun) -> Row:
-    cell = run.cell
+    cell = run.cell.written()
     names = ("system", "dataset", "platform", "executor", "rate", "seed")
-    asked = {"run": name_of(run), **{name: getattr(cell, name) for name in names}}
+    asked = {"run": name_of(run), **{name: cell[name] for name in names}}
     how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
     made = {**how, **numbers_of(run)}
     # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
-    knobs = {f"knob.{name}" if name in asked or name in made else name: value for name, value in cell.asked.items()}
+    knobs = {
+        f"knob.{name}" if name in asked or name in made else name: value
+        for name, value in cell["knobs"].items()
+        if name in run.cell.asked
+    }
     return Row(asked, knobs, made)
 
 

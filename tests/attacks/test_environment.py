@@ -10,7 +10,7 @@ from support.command import refused, repro
 from support.run_files import parts
 
 from repro.cli.endings import ending_of
-from repro.runs.provenance import clean_command, clean_text
+from repro.runs.clean import clean_command, clean_text
 
 BENCH = ("bench", "--platform", "rtx4090", "--num-prompts", 1)
 

@@ -20,6 +20,7 @@ from baselines.servers.asking import NoPage, ask, redirect, unread
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from engines.strict_json import DECODER
+from repro.runs.clean import hidden
 from repro.runs.drivers.http import Clock, Reply, Send
 
 if TYPE_CHECKING:
@@ -68,18 +69,20 @@ class Endpoint(Checked):
             parts = urlsplit(self.url)
             host = parts.hostname, parts.port
         except ValueError as error:  # half an IPv6 address, a port that is none
-            shown = "url" if "@" in self.url else f"url={self.url!r}"
+            shown = "url" if "@" in self.url else f"url={hidden(self.url)!r}"
             raise UserError(f"{shown} is no address of a server ({error}): correct it") from None
         require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
         require(
             parts.scheme in ("http", "https") and bool(host[0]),
-            f"url={self.url!r} is no address of a server: write it like http://127.0.0.1:8000",
+            f"url={hidden(self.url)!r} is no address of a server: write it like http://127.0.0.1:8000",
         )
         require(
             self.url.isascii() and self.url.isprintable() and " " not in self.url,
-            f"url={self.url!r} holds what an address cannot: write it in ASCII, other characters as %XX or xn--",
+            f"url={hidden(self.url)!r} holds what an address cannot: write it in ASCII, other characters as %XX or xn--",
         )
-        require(not parts.query and not parts.fragment, f"url={self.url!r} has more than a path: leave the rest out")
+        require(
+            not parts.query and not parts.fragment, f"url={hidden(self.url)!r} has more than a path: leave the rest out"
+        )
 
     @property
     def base(self) -> str:

@@ -318,3 +318,21 @@ def forget_plugs() -> None:
         known.clear()
     for name in ("plug", "helper", "far"):
         sys.modules.pop(name, None)
+
+
+def test_a_secret_is_told_to_be_there_and_not_by_a_digest(folder, monkeypatch):
+    """Whoever has a digest can try what it is of."""
+    (folder / "src" / "plug.py").write_text("import os\ndef number(): os.environ.get('PLUG_API_KEY')")
+
+    def seen() -> str | None:
+        forget()
+        importlib.import_module("plug").number()
+        return inputs_of(code_of(("plug",)))["$PLUG_API_KEY"]
+
+    absent = seen()
+    monkeypatch.setenv("PLUG_API_KEY", "harmless")
+    first = seen()
+    monkeypatch.setenv("PLUG_API_KEY", "another")
+    assert absent is None
+    assert first is not None
+    assert seen() == first

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.store_cases import make_provenance
 
 from repro.paths import REPO
-from repro.runs.provenance import GitState, Timing, clean_command, collect, git_state, machine_identity
+from repro.runs.clean import clean_command
+from repro.runs.provenance import GitState, Timing, collect, git_state, machine_identity
 
 
 def test_secrets_and_machine_paths_leave_the_command():

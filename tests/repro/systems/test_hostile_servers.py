@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.cells import a_cell
+from support.command import repro
 from support.mock_openai import MockOpenAI, mock_server
 from support.run_files import parts
 
@@ -427,3 +428,43 @@ def test_extra_adds_all_else():
     with mock_server(mock) as url:
         prepare(cell(url, extra='{"top_k": 3, "nvext": {"extra_fields": ["completion_token_ids"]}}')).run()
     assert (mock.bodies[0]["top_k"], mock.bodies[0]["max_tokens"]) == (3, 1)
+
+
+def test_a_secret_reaches_the_server_and_nothing_that_is_written(tmp_path):
+    mock = MockOpenAI(fails_every=4)
+    fields = {"gateway": [{"X-Api-Key": "harmless-9f3e", "route": "a"}]}
+    with mock_server(mock) as url:
+        words = (
+            "bench",
+            "--url",
+            url,
+            "--num-prompts",
+            12,
+            "--gen-length",
+            2,
+            "--input-len",
+            8,
+            "--result-dir",
+            tmp_path,
+        )
+        shown = [
+            repro("--verbose", *words, "--knob", f"extra={json.dumps(fields)}", *more) for more in ((), ("--json",))
+        ]
+    assert all(body["gateway"] == fields["gateway"] for body in mock.bodies)
+    assert len(mock.bodies) > 12
+    shown += [repro("export", tmp_path), repro("compare", tmp_path, tmp_path)]
+    stored = [gzip.decompress(file.read_bytes()).decode() for file in tmp_path.glob("*.gz")]
+    assert stored
+    assert all("route" in text for text in stored)
+    for text in (*stored, *(each.out + each.err for each in shown)):
+        assert "harmless-9f3e" not in text
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:1/v1?api_key=harmless-9f3e", "ftp://h?token=harmless-9f3e", "http://me:harmless-9f3e@h"]
+)
+def test_an_address_is_refused_without_its_secrets(url):
+    with pytest.raises(UserError, match="url") as refused:
+        prepare(cell(url))
+    assert "harmless-9f3e" not in str(refused.value)
+    assert "harmless-9f3e" not in repro("bench", "--url", url).err

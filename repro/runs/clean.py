@@ -1,0 +1,212 @@
+"""What is written and printed names no secret, and of paths no home folder: runs, exports, JSON, logs and messages pass through here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from repro.paths import REPO
+
+REDACTED = "***"
+
+_LAST_WORD = re.compile(
+    "keys?|token|secrets?|passwords?|passwd|pwd|pass|passphrase|credentials?|creds|auth|authorization|bearer|cookie|signature|sig|jwt|pat"
+)
+_INSIDE = re.compile(
+    "(api|access|private|account)key|secret|password|passwd|passphrase|authorization|credential|(auth|access|bearer|session|refresh|id|api)token"
+)
+_HARMLESS = re.compile(
+    "(cache|sort|group|partition|routing|public|hash|prefix|seed)keys?"
+    "|(eos|bos|pad|mask|unk|stop|end|start|sep|cls|image|special|first|last|next|max|min|per)token"
+)
+"""Last two words of a name of something else."""
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_HINT = re.compile(
+    r"key|token|secret|pass|pwd|cred|auth|bearer|basic|cookie|sig|jwt|pat|sk-|hf_|gh[a-z]_|://", re.IGNORECASE
+)
+"""In every text that may hold a secret; the others are left as they are, unread."""
+
+_VALUE = re.compile(
+    r"""\bbearer\s+(?!tokens?\b)[^\s,;"'}\]\\]+|\bbasic\s+(?=\S*[\d+/=])[^\s,;"'}\]\\]{6,}"""
+    r"""|\b(hf|sk|ghp|gho|ghs|glpat|xox[a-z]|github_pat|nvapi)[-_][A-Za-z0-9_-]{6,}""",
+    re.IGNORECASE,
+)
+_URL_USER = re.compile(r"(?<=://)[^/\s@?#'\"]+@")
+_QUOTED_PAIR = re.compile(
+    r"""(?P<q>\\*["'])(?P<name>[A-Za-z][\w.-]*)(?P=q)(?P<mid>\s*[:=]\s*)(?P<v>\\*["'])(?P<value>.*?)(?P=v)(?=\s*[,}\])]|\s*$)"""
+    r"""|(?P<q2>\\*["'])(?P<name2>[A-Za-z][\w.-]*)(?P=q2)(?P<mid2>\s*[:=]\s*)\\*["']?(?P<value2>[^\s,{}\[\]"'\\]+)"""
+)
+_PAIR = re.compile(r"""(?<![\w"'.-])(?P<name>[A-Za-z][\w-]*)(?P<mid>=|\s*:\s+)["']?""")
+_PAIRED = re.compile(r"""(?:(?:bearer|basic)\s+)?[^\s&;,"'{}\[\]]+""", re.IGNORECASE)
+_SAID_WITH_A_COLON = ("authorization", "cookie", "password", "apikey", "api_key")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w./~])/(?!/)[^\s:,;\"']+")
+
+
+@lru_cache(maxsize=4096)
+def is_secret(name: str) -> bool:
+    """Whether what bears this name, in any spelling (``api_key``, ``apiKey``, ``X-Api-Key``), is not to be written."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if _HARMLESS.fullmatch("".join(words[-2:])):
+        return False
+    return _INSIDE.search("".join(words)) is not None or _LAST_WORD.fullmatch("".join(words[-1:])) is not None
+
+
+def hidden(text: str) -> str:
+    """A text without the secrets in it: values of JSON and of ``NAME=VALUE`` whose name is a secret's, what an address says of its
+    user, and what has the form of a key. A text without any is left as it is."""
+    if _HINT.search(text) is None:
+        return text
+    text = _URL_USER.sub(f"{REDACTED}@", text)
+    if "{" in text or "[" in text:
+        text = _without_json_secrets(text)
+    text = _QUOTED_PAIR.sub(_quoted_pair, text)
+    text = _without_pairs(text)
+    return _VALUE.sub(REDACTED, text)
+
+
+def cleaned(value: Any) -> Any:
+    """What JSON can hold, without secrets at any depth, without the values of the environment's secrets, and with ``~`` for the home
+    folder."""
+    held = sorted(
+        (each for name, each in os.environ.items() if is_secret(name) and len(each) >= 8), key=len, reverse=True
+    )
+    return _cleaned(value, _home(), held)
+
+
+def _cleaned(value: Any, home: str | None, held: Sequence[str]) -> Any:
+    if isinstance(value, str):
+        for each in held:
+            value = value.replace(each, REDACTED)
+        return without_home(hidden(value), home)
+    if isinstance(value, Mapping):
+        return {
+            name: REDACTED if _is_kept_secret(name, each) else _cleaned(each, home, held)
+            for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [each if type(each) in (int, float) else _cleaned(each, home, held) for each in value]
+    return value
+
+
+def without_home(text: str, home: str | None) -> str:
+    """``~`` for the home folder, wherever it stands."""
+    if home is None or home not in text:
+        return text
+    return re.sub(rf"(?<!\w){re.escape(home)}(?![\w.-])", "~", text)
+
+
+def with_home(text: str) -> str:
+    """The path that ``~/...`` stands for."""
+    home = _home()
+    return f"{home}{text[1:]}" if home is not None and text.startswith("~/") else text
+
+
+def _home() -> str | None:
+    try:
+        home = Path.home()
+    except RuntimeError:  # there is no such user
+        return None
+    return None if not home.is_absolute() or home == Path("/") else str(home)  # the root of everything hides nothing
+
+
+def _is_kept_secret(name: object, value: object) -> bool:
+    return isinstance(name, str) and is_secret(name) and value not in (None, True, False, "", [], {})
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: REDACTED if _is_kept_secret(name, each) else _without_secrets(each) for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    return hidden(value) if isinstance(value, str) else value
+
+
+def _without_json_secrets(text: str) -> str:
+    """Whatever stands in it that is JSON, without its secrets; as it is written, where it has none."""
+    found, at, decoder = [], 0, json.JSONDecoder()
+    while (begin := min((place for place in (text.find("{", at), text.find("[", at)) if place >= 0), default=-1)) >= 0:
+        try:
+            value, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            found.append(text[at : begin + 1])
+            at = begin + 1
+            continue
+        clean = _without_secrets(value)
+        found += [text[at:begin], text[begin:end] if clean == value else json.dumps(clean, ensure_ascii=False)]
+        at = end
+    return "".join(found) + text[at:]
+
+
+def _quoted_pair(match: re.Match[str]) -> str:
+    name = match["name"] or match["name2"]
+    if not is_secret(name) or (match["value"] or match["value2"]) in ("", "null", "None", "true", "false"):
+        return match[0]
+    if match["name"]:
+        return f"{match['q']}{name}{match['q']}{match['mid']}{match['v']}{REDACTED}{match['v']}"
+    return f"{match['q2']}{name}{match['q2']}{match['mid2']}{REDACTED}"
+
+
+def _without_pairs(text: str) -> str:
+    """In prose a colon behind a plain word opens an explanation."""
+    found, at = [], 0
+    for match in _PAIR.finditer(text):
+        name = match["name"]
+        is_told = "=" in match["mid"] or "-" in name or name.lower() in _SAID_WITH_A_COLON
+        value = _PAIRED.match(text, match.end())
+        if match.start() >= at and is_told and is_secret(name) and value is not None:
+            found += [text[at : match.end()], REDACTED]
+            at = value.end()
+    return "".join(found) + text[at:]
+
+
+def clean_command(argv: Sequence[str]) -> list[str]:
+    """The command line without secrets, users and machine paths; the program is its bare name."""
+    if not argv:
+        return []
+    cleaned = [os.path.basename(argv[0])]
+    hide_next = False
+    for argument in argv[1:]:
+        name, equals, _ = argument.partition("=")
+        is_named = " " not in name and is_secret(name)
+        if hide_next and not argument.startswith("--"):
+            cleaned.append(REDACTED)
+            hide_next = False
+        elif is_named and equals:
+            cleaned.append(f"{name}={REDACTED}")
+            hide_next = False
+        else:
+            cleaned.append(clean_text(argument))
+            hide_next = is_named and name.startswith("-")
+    return cleaned
+
+
+def clean_text(text: str) -> str:
+    """Without secrets; paths become relative to the repository, ``~/...`` under the home folder, else ``.../name``."""
+    home = _home()
+    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group(), home), hidden(text))
+    # What is left of a user's folder in a relative path, ../../home/name/x.
+    return without_home(text, home)
+
+
+def _clean_path(text: str, home: str | None) -> str:
+    path = Path(os.path.normpath(text))
+    if path.is_relative_to(REPO):
+        return str(path.relative_to(REPO))
+    if home is not None and path.is_relative_to(home):
+        return str("~" / path.relative_to(home))
+    return f".../{path.name}"
+
+
+class CleanFormatter(logging.Formatter):
+    """Lines of a log without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hidden(super().format(record))
