@@ -61,11 +61,8 @@ class ArModel:
             f"model={own!r} is a shape without weights: add --weights random, or give a checkpoint",
         )
         model = cls(settings=settings, name=name or own)
-        positions = model.config.max_sequence_length
-        require(
-            settings.max_model_len is None or settings.max_model_len <= positions,
-            f"max_model_len={settings.max_model_len} exceeds the model's {positions} positions: lower it",
-        )
+        if settings.max_model_len is not None:
+            model.config.check_length("max_model_len", settings.max_model_len)
         require(
             settings.memory_limit is None or settings.memory_limit > model._weight_bytes,
             f"memory_limit={settings.memory_limit} is less than the {model._weight_bytes} bytes of the model's weights: "

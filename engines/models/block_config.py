@@ -19,8 +19,8 @@ from engines.models.config_fields import (
     IMPLEMENTED_OF_DECODERS,
     Rope,
     decoder_fields,
+    plain_rope,
     read_numbers,
-    read_rope,
     refuse_unsupported,
     require_fields,
     token_id,
@@ -32,14 +32,12 @@ _Count = Annotated[int, Range(1, 2**16)]
 
 _DECODER = {
     **IMPLEMENTED_OF_DECODERS,
-    "rope_scaling": (None,),
     "partial_rotary_factor": (1.0, None),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
 }
 _LLADA2: dict[str, tuple[Any, ...]] = {
     **IMPLEMENTED_OF_DECODERS,
-    "rope_scaling": (None,),
     "use_bias": (False, None),
     "use_qkv_bias": (False, None),
     "use_qk_norm": (True, None),
@@ -207,12 +205,7 @@ def _read_rope(raw: Mapping[str, Any], *, rotates_parts: bool) -> tuple[Mapping[
             )
             own = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
             raw = {**raw, "partial_rotary_factor": share, "rope_parameters": own}
-    rope = read_rope(raw)
-    if rope.scaling is not None:
-        raise UserError(
-            f"config.json has rope_parameters={given!r}; only positions that nothing scales are implemented"
-        )
-    return raw, rope
+    return raw, plain_rope(raw)
 
 
 def _rotary_dim(raw: Mapping[str, Any], head_dim: int) -> int:

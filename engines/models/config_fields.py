@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,29 +18,76 @@ DECODER_SIZES = {
     "vocab_size": "vocab_size",
     "max_sequence_length": "max_position_embeddings",
 }
-"""Our names of a decoder's sizes -> those that Qwen2, Llama and Dream publish."""
+"""Our names of a decoder's sizes -> those that Qwen, Llama, Mistral and Dream publish."""
+LAYERS = ("full_attention", "sliding_attention")
+"""Types that ``sliding_window`` reads."""
 SAID = "config.json: "
 """In front of what is wrong with it."""
 IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu", "swish"),  # two names of one function
     "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
     "use_mrope": (False, None),
     "quantization_config": (None,),
 }
 
 
-def decoder_fields(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What Qwen2, Llama and Dream publish alike, by our names."""
-    layer_types = [] if raw.get("layer_types") is None else raw["layer_types"]
-    if not isinstance(layer_types, list | tuple):
-        raise UserError(f"config.json has layer_types={layer_types!r}: give a list of one type a layer, or null")
-    others = sorted({repr(each) for each in layer_types if each != "full_attention"})
-    if others:
-        raise UserError(f"config.json has layer_types=[{', '.join(others)}]; only 'full_attention' is implemented")
+def decoder_fields(
+    kind: type, raw: Mapping[str, Any], *, layers: Sequence[str] = ("full_attention",)
+) -> dict[str, Any]:
+    """What Qwen, Llama, Mistral and Dream publish alike, by our names; ``layers`` are the types that are computed."""
+    layer_types(raw, layers)
     return {
         **read_numbers(kind, raw, {**DECODER_SIZES, "rms_norm_eps": "rms_norm_eps"}),
         "weight_tying": flag(raw, "tie_word_embeddings"),
     }
+
+
+def sliding_window(raw: Mapping[str, Any], num_layers: int, *, always: bool = False) -> int | None:
+    """Tokens that a query of some layer sees at most, itself included; None where every layer sees all.
+
+    ``always`` is Mistral's, whose window is in use and 4,096 unless the config says otherwise; Qwen's is with
+    ``use_sliding_window``, from layer ``max_window_layers`` on.
+    """
+    types = layer_types(raw, LAYERS)
+    require(
+        types is None or len(types) == num_layers,
+        f"config.json has {len(types or ())} layer_types and num_hidden_layers={num_layers}: give one a layer, or null",
+    )
+    is_used = always or flag(raw, "use_sliding_window")
+    needed = {"sliding_window"} if types is not None else {"sliding_window", "max_window_layers"}
+    missing = sorted(name for name in needed if name not in raw)
+    require(
+        always or not is_used or not missing,
+        f"config.json has use_sliding_window=True and lacks {', '.join(missing)}: say which layers have which window",
+    )
+    window, first = raw.get("sliding_window", 4096), raw.get("max_window_layers")
+    for name, value, least in (("sliding_window", window, 1), ("max_window_layers", first, 0)):
+        require(
+            value is None or (type(value) is int and value >= least),
+            f"config.json has {name}={value!r}: give a whole number from {least} on, or null",
+        )
+    window = window if is_used else None
+    if types is None:
+        return window if always or (first or 0) < num_layers else None
+    slides = "sliding_attention" in types
+    require(
+        not slides or window is not None,
+        "config.json has layer_types with 'sliding_attention' and no sliding_window in use: correct one of them",
+    )
+    return window if slides else None
+
+
+def layer_types(raw: Mapping[str, Any], implemented: Sequence[str]) -> Sequence[str] | None:
+    types = raw.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list | tuple):
+        raise UserError(f"config.json has layer_types={types!r}: give a list of one type a layer, or null")
+    others = sorted({repr(each) for each in types if each not in implemented})
+    if others:
+        said = " and ".join(map(repr, implemented))
+        raise UserError(f"config.json has layer_types=[{', '.join(others)}]; only {said} is implemented")
+    return types
 
 
 def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -121,24 +168,50 @@ class Llama3Scaling:
         )
 
 
-def read_rope(raw: Mapping[str, Any]) -> Rope:
-    """From ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, which replaced the two in transformers 5."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+def read_rope(raw: Mapping[str, Any], *, usual_theta: float | None = None) -> Rope:
+    """From ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, which replaced the two in transformers 5.
+
+    ``usual_theta`` is that of a family whose published configs lack it.
+    """
+    found = [_rope_of(raw, name, usual_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    if len(found) == 2 and found[0] != found[1]:
+        raise UserError("config.json has rope_parameters and a rope_scaling that differ: correct one of them")
+    return found[0] if found else _rope_of(raw, None, usual_theta)
+
+
+def plain_rope(raw: Mapping[str, Any]) -> Rope:
+    """As ``read_rope``, of a model whose positions nothing scales."""
+    rope = read_rope(raw)
+    if rope.scaling is not None:
+        name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+        raise UserError(f"config.json has {name}={raw[name]!r}; only positions that nothing scales are implemented")
+    return rope
+
+
+def _rope_of(raw: Mapping[str, Any], name: str | None, usual_theta: float | None) -> Rope:
+    scaling = {} if name is None else raw[name]
     if not isinstance(scaling, Mapping):
-        raise UserError(f"config.json has rope_scaling={scaling!r}: give an object, or null")
+        raise UserError(f"config.json has {name}={scaling!r}: give an object, or null")
     theta = scaling if scaling.get("rope_theta") is not None else raw
-    require_fields(theta, ("rope_theta",))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if usual_theta is None:
+        require_fields(theta, ("rope_theta",))
+    rope = Rope(**{"theta": usual_theta} | read_numbers(Rope, theta, {"theta": "rope_theta"}))
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise UserError(
             f"config.json has partial_rotary_factor={scaling['partial_rotary_factor']!r}; only 1.0 is implemented"
         )
-    rope = Rope(**read_numbers(Rope, theta, {"theta": "rope_theta"}))
+    kind, *others = [scaling[key] for key in ("rope_type", "type") if scaling.get(key) is not None] or ["default"]
+    if others not in ([], [kind]):
+        raise UserError(f"config.json has rope_type={kind!r} and type={others[0]!r}: correct one of them")
     if kind == "default":
         return rope
     kinds: dict[object, Any] = {"linear": LinearScaling, "llama3": Llama3Scaling}
     if not isinstance(kind, str) or kind not in kinds:
-        raise UserError(f"config.json has rope_type={kind!r}; only 'default', 'linear' and 'llama3' are implemented")
-    names = {name: name for name in knobs_of(kinds[kind])}
+        raise UserError(
+            f"config.json has rope_type={kind!r}; only 'default', 'linear' and 'llama3' are implemented "
+            f"({name}={dict(scaling)!r})"
+        )
+    names = {key: key for key in knobs_of(kinds[kind])}
     require_fields(scaling, names)
-    return replace(rope, scaling=kinds[kind](**read_numbers(kinds[kind], scaling, names)))
+    found = kinds[kind](**read_numbers(kinds[kind], scaling, names))
+    return rope if found == LinearScaling(factor=1.0) else replace(rope, scaling=found)

@@ -1,4 +1,4 @@
-"""The decoder of Qwen2, Qwen3, Llama, Dream, SDAR and Fast-dLLM v2 over packed (varlen) rows.
+"""The decoder of Qwen2, Qwen3, Llama, Mistral, Dream, SDAR and Fast-dLLM v2 over packed (varlen) rows.
 
 Dream is a Qwen2 without a causal mask, SDAR a Qwen3 and Fast-dLLM v2 a Qwen2 with one of blocks, and what masks is ``attend``. Shapes as in ``engines.models.packed``. State-dict
 names are those of the published checkpoints.
@@ -142,7 +142,7 @@ class DreamModel(DecoderModel[DreamConfig]):
 
 
 class CausalModel(DecoderModel[CausalConfig]):
-    """Qwen2ForCausalLM and LlamaForCausalLM in one: they differ in which products have a bias."""
+    """Qwen2, Qwen3, Llama and Mistral in one: they differ in which products have a bias, and whether heads are normed."""
 
 
 class BlockModel(DecoderModel[BlockConfig]):

@@ -14,6 +14,7 @@ from engines.models.config_fields import (
     Rope,
     check_heads,
     decoder_fields,
+    plain_rope,
     read_numbers,
     refuse_unsupported,
     require_fields,
@@ -25,7 +26,6 @@ _REQUIRED = (*DECODER_SIZES.values(), "num_key_value_heads", "rope_theta", "rms_
 
 _IMPLEMENTED = {
     **IMPLEMENTED_OF_DECODERS,
-    "rope_scaling": (None,),
     "attention_bias": (True, None),  # q, k and v have one, whatever an absent field suggests
     "mlp_bias": (False, None),
 }
@@ -51,10 +51,11 @@ class DreamConfig(ModelConfig):
         """
         if raw.get("model_type") != "Dream":
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'Dream': give a Dream checkpoint")
-        require_fields(raw, _REQUIRED)
+        require_fields(raw, (name for name in _REQUIRED if name != "rope_theta" or not raw.get("rope_parameters")))
         refuse_unsupported(raw, _IMPLEMENTED)
         fields = decoder_fields(DreamConfig, raw)
-        fields |= read_numbers(DreamConfig, raw, {"n_kv_heads": "num_key_value_heads", "rope_theta": "rope_theta"})
+        fields |= read_numbers(DreamConfig, raw, {"n_kv_heads": "num_key_value_heads"})
+        fields["rope_theta"] = plain_rope(raw).theta
         d_model, n_heads = fields["d_model"], fields["n_heads"]
         check_heads(n_heads, fields["n_kv_heads"], d_model)
         if raw.get("head_dim") not in (None, d_model // n_heads):

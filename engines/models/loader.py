@@ -128,9 +128,9 @@ def load_causal(
     check_device(device)
     if weights == "random":
         config = causal_config(model) if isinstance(model, str) else model
-        return _drawn(_build_causal(config), dtype, device, seed, {})
+        return _drawn(build_causal(config), dtype, device, seed, {})
     directory = _stored_in(model, CAUSAL_SHAPES)
-    return _stored(_build_causal(read_causal_config(directory)), directory, dtype, device, {})
+    return _stored(build_causal(read_causal_config(directory)), directory, dtype, device, {})
 
 
 def load_block(
@@ -163,7 +163,8 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
         return DreamModel(config) if isinstance(config, DreamConfig) else LLaDAModelLM(config)
 
 
-def _build_causal(config: CausalConfig) -> CausalModel:
+def build_causal(config: CausalConfig) -> CausalModel:
+    """As ``build_model``."""
     with shapes_only():
         return CausalModel(config)
 

@@ -1,11 +1,11 @@
-"""Architecture of a causal decoder of the Qwen2/Qwen2.5 or Llama family, read strictly from its published config.json."""
+"""Architecture of a causal decoder of the Qwen2, Qwen3, Llama or Mistral family, read strictly from its published config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from engines.errors import UserError, require
 from engines.models.checkpoint import checkpoint_dir, read_json
@@ -13,6 +13,7 @@ from engines.models.config import Heads, Hidden, Layers, Positive, Rows, Width
 from engines.models.config_fields import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
+    LAYERS,
     Rope,
     decoder_fields,
     flag,
@@ -20,24 +21,47 @@ from engines.models.config_fields import (
     read_rope,
     refuse_unsupported,
     require_fields,
+    sliding_window,
 )
-from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, ModelShape
+from engines.models.shape import MISTRAL, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3, ModelShape
 
-Family: TypeAlias = Literal["qwen2", "llama"]
+Family: TypeAlias = Literal["qwen2", "qwen3", "llama", "mistral"]
 
-CAUSAL_TYPES: tuple[Family, ...] = ("qwen2", "llama")
+CAUSAL_TYPES: tuple[Family, ...] = get_args(Family)
 """Values of ``model_type`` that ``read_causal_config`` accepts."""
 
 _REQUIRED = (*DECODER_SIZES.values(), "rms_norm_eps")
 
-_IMPLEMENTED = {**IMPLEMENTED_OF_DECODERS, "partial_rotary_factor": (1.0, None), "pretraining_tp": (1, None)}
+_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
+    **{name: allowed for name, allowed in IMPLEMENTED_OF_DECODERS.items() if name != "use_sliding_window"},
+    "partial_rotary_factor": (1.0, None),
+    "is_causal": (True, None),
+}
+_WITHOUT_BIASES = {**_IMPLEMENTED, "attention_bias": (False, None), "mlp_bias": (False, None)}
+
+
+class _Published(NamedTuple):
+    """What a family's config.json may leave unsaid, as transformers reads it."""
+
+    implemented: Mapping[str, tuple[Any, ...]] = _IMPLEMENTED
+    theta: float | None = None
+    head_dim: int | None = None
+    """None: the width over the heads."""
+    slides: bool = False
+    """Whether a window is in use without a flag."""
+
+
+_FAMILIES: Mapping[Family, _Published] = {
+    "qwen2": _Published(),
+    "qwen3": _Published({**_IMPLEMENTED, "mlp_bias": (False, None)}, head_dim=128),
+    "llama": _Published(theta=1e4),  # Llama 2 publishes none
+    "mistral": _Published(_WITHOUT_BIASES, theta=1e4, slides=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConfig:
     """A pre-norm decoder with rotary positions, grouped-query attention and a gated MLP."""
-
-    qk_norm: ClassVar[bool] = False
 
     family: Family
     d_model: Width
@@ -49,12 +73,25 @@ class CausalConfig:
     vocab_size: Rows
     """Rows of the embedding and of the head, padding rows included."""
     max_sequence_length: Rows
+    """Positions, at most those of a sliding window: a window that hides none of them is none."""
     rope: Rope
     rms_norm_eps: Positive
     qkv_bias: bool
     o_bias: bool = False
     mlp_bias: bool = False
     weight_tying: bool = False
+    sliding_window: Rows | None = None
+    """Tokens that a layer's queries see at most, where positions are fewer than published for it."""
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family == "qwen3"
+
+    def check_length(self, name: str, tokens: int) -> None:
+        """Refuse sequences that ``name`` lets grow longer than the model computes."""
+        most, window = self.max_sequence_length, self.sliding_window
+        said = f"{most} positions" if window is None else f"sliding_window={window}, past which nothing is computed"
+        require(tokens <= most, f"{name}={tokens} exceeds the model's {said}: lower it")
 
     def __post_init__(self) -> None:
         require(
@@ -70,41 +107,46 @@ class CausalConfig:
         """Unknown keys are ignored, unsupported values refused."""
         family = raw.get("model_type")
         if family not in CAUSAL_TYPES:
+            *names, last = CAUSAL_TYPES
             raise UserError(
-                f"config.json has model_type={family!r}: give a checkpoint of type {' or '.join(CAUSAL_TYPES)}"
+                f"config.json has model_type={family!r}: give a checkpoint of type {', '.join(names)} or {last}"
             )
+        published = _FAMILIES[family]
         require_fields(raw, _REQUIRED)
-        refuse_unsupported(raw, _IMPLEMENTED)
-        fields = decoder_fields(CausalConfig, raw)
+        refuse_unsupported(raw, published.implemented)
+        fields = decoder_fields(CausalConfig, raw, layers=LAYERS)
         d_model, n_heads = fields["d_model"], fields["n_heads"]
-        if raw.get("head_dim") is None and d_model % n_heads:
+        if raw.get("head_dim") is None and published.head_dim is None and d_model % n_heads:
             raise UserError(
                 f"config.json: num_attention_heads={n_heads} must divide hidden_size={d_model}, or give head_dim"
             )
         # Checkpoints from before grouped heads lack the field.
-        grouped = {"n_kv_heads": n_heads, "head_dim": d_model // n_heads}
+        grouped = {"n_kv_heads": n_heads, "head_dim": published.head_dim or d_model // n_heads}
         grouped |= read_numbers(CausalConfig, raw, {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"})
         has_bias = flag(raw, "attention_bias")
+        window = sliding_window(raw, fields["n_layers"], always=published.slides)
+        if window is not None and window >= fields["max_sequence_length"]:
+            window = None
+        elif window is not None:
+            fields["max_sequence_length"] = window
         return CausalConfig(
             **fields,
             **grouped,
             family=family,
-            rope=read_rope(raw),
-            # Qwen2 has biases on q, k and v whatever its config says; Llama has four or none.
+            rope=read_rope(raw, usual_theta=published.theta),
+            sliding_window=window,
+            # Qwen2 has biases on q, k and v whatever its config says; Llama and Qwen3 have four or none.
             qkv_bias=family == "qwen2" or has_bias,
-            o_bias=family == "llama" and has_bias,
+            o_bias=family != "qwen2" and has_bias,
             mlp_bias=family == "llama" and flag(raw, "mlp_bias"),
         )
 
     @staticmethod
     def from_shape(shape: ModelShape) -> CausalConfig:
         """What sizes random weights; a checkpoint's own config.json is what is served."""
-        require(
-            shape.num_experts == 1 and not shape.qk_norm,
-            f"model={shape.name!r} has experts or normalised queries, which the decoder here does not compute",
-        )
+        require(shape.num_experts == 1, f"model={shape.name!r} has experts, which the decoder here does not compute")
         return CausalConfig(
-            family="qwen2" if shape.qkv_bias else "llama",
+            family="qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama",
             d_model=shape.d_model,
             n_layers=shape.n_layers,
             n_heads=shape.n_heads,
@@ -121,7 +163,8 @@ class CausalConfig:
 
 
 CAUSAL_SHAPES: dict[str, CausalConfig] = {
-    shape.name.lower(): CausalConfig.from_shape(shape) for shape in (QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B)
+    shape.name.lower(): CausalConfig.from_shape(shape)
+    for shape in (QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, *QWEN3, *MISTRAL)
 }
 """Full-size shapes that need no download with random weights."""
 
@@ -149,7 +192,10 @@ def tiny_causal(
 
 def read_causal_config(directory: Path) -> CausalConfig:
     path = directory / "config.json"
-    require(path.is_file(), f"model directory {directory} has no config.json: give a Qwen2 or Llama checkpoint")
+    require(
+        path.is_file(),
+        f"model directory {directory} has no config.json: give a Qwen2, Qwen3, Llama or Mistral checkpoint",
+    )
     return CausalConfig.from_dict(read_json(path))
 
 

@@ -243,6 +243,17 @@ QWEN3_32B = _published(
     vocab_rows=151936,
     qk_norm=True,
 )
+QWEN3_14B = replace(QWEN3_32B, name="Qwen3-14B", n_layers=40, n_heads=40, mlp_hidden=17408)
+QWEN3_8B = replace(QWEN3_32B, name="Qwen3-8B", d_model=4096, n_layers=36, n_heads=32, mlp_hidden=12288)
+QWEN3_4B = replace(QWEN3_8B, name="Qwen3-4B", d_model=2560, mlp_hidden=9728, tied=True)
+QWEN3_1_7B = replace(QWEN3_4B, name="Qwen3-1.7B", d_model=2048, n_layers=28, n_heads=16, mlp_hidden=6144)
+QWEN3_0_6B = replace(QWEN3_1_7B, name="Qwen3-0.6B", d_model=1024, mlp_hidden=3072)
+QWEN3 = (QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, QWEN3_8B, QWEN3_14B, QWEN3_32B)
+MISTRAL_7B_V0_1 = _published(
+    name="Mistral-7B-v0.1", d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, mlp_hidden=14336, vocab_rows=32000
+)
+MISTRAL_7B_V0_3 = replace(MISTRAL_7B_V0_1, name="Mistral-7B-v0.3", vocab_rows=32768)
+MISTRAL = (MISTRAL_7B_V0_1, MISTRAL_7B_V0_3)
 LLAMA_3_1_70B = _published(
     name="Llama-3.1-70B", d_model=8192, n_layers=80, n_heads=64, n_kv_heads=8, mlp_hidden=28672, vocab_rows=128256
 )
@@ -265,11 +276,14 @@ FAST_DLLM_V2_7B = ModelShape.from_block_config(_FAST_DLLM_V2_7B_CONFIG, name="Fa
 BLOCK_DIFFUSION = (LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B)
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
+"""Those whose kernels' times are extracted from measured tables (``engines.hardware.silicon``)."""
+CATALOGUE = (*SHAPES, *(shape for shape in QWEN3 if shape not in SHAPES), *MISTRAL)
+"""All that simulations know by name."""
 
 
 def model_shape(name: str) -> ModelShape:
     """Look a shape up by its name, ignoring case."""
-    for shape in SHAPES:
+    for shape in CATALOGUE:
         if shape.name.lower() == name.lower():
             return shape
-    raise UserError(f"model={name!r} is unknown: use one of {', '.join(shape.name for shape in SHAPES)}")
+    raise UserError(f"model={name!r} is unknown: use one of {', '.join(shape.name for shape in CATALOGUE)}")

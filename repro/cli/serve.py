@@ -52,8 +52,8 @@ class Asked:
     platform: str | None = None
     """Platform of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
     model: str | None = None
-    """Checkpoint directory or hub id of a LLaDA, Dream, LLaDA2, SDAR, Fast-dLLM v2, Qwen2 or Llama; 'tiny', 'tiny-long' or 'tiny-block';
-    or a shape (llada-8b, dream-7b, qwen2.5-7b, tiny-qwen2) with --weights random."""
+    """Checkpoint directory or hub id of a LLaDA, Dream, LLaDA2, SDAR, Fast-dLLM v2, Qwen2, Qwen3, Llama or Mistral;
+    'tiny', 'tiny-long' or 'tiny-block'; or a shape (llada-8b, dream-7b, qwen2.5-7b, qwen3-8b, tiny-qwen2) with --weights random."""
     served_model_name: str | None = None
     """What requests call it [default: the model]."""
 
@@ -132,7 +132,7 @@ def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> D
     check_given(opt.given(platform=asked.platform, **knobs), ArSettings, theirs, who=f"system={SYSTEM!r}")
     require(
         asked.model is not None,
-        f"model is missing with system={SYSTEM!r}: give a Qwen2 or Llama checkpoint, or tiny-qwen2",
+        f"model is missing with system={SYSTEM!r}: give a Qwen2, Qwen3, Llama or Mistral checkpoint, or tiny-qwen2",
     )
     own = tuple((name, value) for name, value in knobs.items() if name in theirs)
     return ArModel.of(given_to(ArSettings(model=str(asked.model), own=own), knobs), name)

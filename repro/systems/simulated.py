@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from engines.errors import UserError
 from engines.knobs import Knob, knobs_of
-from engines.models.shape import SHAPES, ModelShape, model_shape
+from engines.models.shape import CATALOGUE, ModelShape, model_shape
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.free import Free
@@ -81,7 +81,7 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
 def autoregressive_shape(model: str, system: str) -> ModelShape:
     shape = model_shape(model)
     if shape.name.lower().startswith(DIFFUSION):
-        usable = ", ".join(each.name for each in SHAPES if not each.name.lower().startswith(DIFFUSION))
+        usable = ", ".join(each.name for each in CATALOGUE if not each.name.lower().startswith(DIFFUSION))
         raise UserError(
             f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
         )

@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
-from support.causal import executor, paged_executor
+from support.causal import executor, paged_executor, small_qwen3
 from support.causal_checkpoints import END, POISON, TURN_END, VOCAB, Breakable, write_causal
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
@@ -131,6 +132,27 @@ def test_tokens_over_http_in_company_are_the_engine_s_own_run(server, wanted):
         found = list(pool.map(lambda i: (streamed if i % 2 else whole)(i // 2), range(16)))
     assert found == [wanted[i // 2 % 4] for i in range(16)]
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "llama"])
+def test_every_causal_family_is_served_from_its_folder(family, tmp_path):
+    shape = replace(small_qwen3(), family=family, vocab_size=VOCAB)
+    folder = write_causal(tmp_path / family, shape=shape, sliding_window=None)
+    assert is_causal(str(folder))
+    answers = run(folder, encoded(folder))
+    model = ArModel.of(settings(folder), "mine")
+    with running_server(model, model.codec()) as server:
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            said = ask(server.port, COMPLETIONS, body(prompt, ignore_eos=True, return_token_ids=True))
+            assert said.body["choices"][0]["token_ids"] == answer
+
+
+def test_the_context_of_a_sliding_window_is_said_and_not_exceeded(tmp_path):
+    shape = replace(small_qwen3(), family="mistral", vocab_size=VOCAB)
+    folder = write_causal(tmp_path / "mistral", shape=shape, sliding_window=128)
+    assert ArModel.of(settings(folder), "mine").max_model_len == 128
+    with pytest.raises(UserError, match="sliding_window=128"):
+        ArModel.of(settings(folder, max_model_len=200), "mine")
 
 
 def test_tokens_over_http_are_transformers_greedy_ones(server, folder):

@@ -1,5 +1,7 @@
 """Small causal decoders and an executor for them."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from support.graph_recorders import EagerRecorder
@@ -21,9 +23,16 @@ def small_config(n_layers: int = 2, vocab_size: int = VOCAB) -> CausalConfig:
     return tiny_causal(d_model=32, n_layers=n_layers, n_heads=4, n_kv_heads=2, vocab_size=vocab_size)
 
 
-def small_model(seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB) -> CausalModel:
+def small_qwen3() -> CausalConfig:
+    """Heads wider than the width has room for, and normed."""
+    return replace(small_config(), family="qwen3", qkv_bias=False, head_dim=16)
+
+
+def small_model(
+    seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB, config: CausalConfig | None = None
+) -> CausalModel:
     """Random weights, large enough that the likeliest token is not always the same."""
-    model = load_causal(small_config(vocab_size=vocab_size), weights="random", seed=seed)
+    model = load_causal(config or small_config(vocab_size=vocab_size), weights="random", seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

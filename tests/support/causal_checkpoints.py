@@ -1,4 +1,4 @@
-"""A random Qwen2 checkpoint that reads and writes text, as the hub has them."""
+"""A random causal checkpoint that reads and writes text, as the hub has them."""
 
 import json
 import time
@@ -13,6 +13,7 @@ from support.causal import small_model
 from support.tokenizers import BYTES, CHATML_JINJA
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from engines.models.qwen2_config import CausalConfig
 from engines.server.protocol import ServedEngine
 from repro.serving_ar import ArModel
 
@@ -23,7 +24,9 @@ POISON = (7,) * 6
 """A prompt whose step raises in ``Breakable``."""
 
 
-def write_causal(folder: Path, *, adds_bos: bool = False, seed: int = 1, **config: Any) -> Path:
+def write_causal(
+    folder: Path, *, adds_bos: bool = False, seed: int = 1, shape: CausalConfig | None = None, **config: Any
+) -> Path:
     """Bytes and ChatML's special tokens. ``adds_bos`` puts an end of text in front of raw prompts, as GPT-2's line does."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(BYTES)}, merges=[]))
@@ -38,17 +41,18 @@ def write_causal(folder: Path, *, adds_bos: bool = False, seed: int = 1, **confi
     own = {"eos_token": "<|im_end|>", "chat_template": CHATML_JINJA}
     (folder / "tokenizer_config.json").write_text(json.dumps(own))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [TURN_END, END]}))
-    model = small_model(seed, vocab_size=VOCAB)
+    model = small_model(seed, vocab_size=VOCAB, config=shape)
     shape = model.config
     fields = {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": shape.family,
+        "architectures": [f"{shape.family.title()}ForCausalLM"],
         "hidden_act": "silu",
         "hidden_size": shape.d_model,
         "intermediate_size": shape.mlp_hidden_size,
         "num_hidden_layers": shape.n_layers,
         "num_attention_heads": shape.n_heads,
         "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
         "vocab_size": VOCAB,
         "max_position_embeddings": 512,
         "rms_norm_eps": shape.rms_norm_eps,

@@ -65,10 +65,7 @@ class TorchExecutor:
         """``num_tokens`` tokens of K/V, in whole blocks. ``block_size`` is the CPU's; a flash kernel has its own.
         ``longest_bucket`` is the length of the longest bucket that will be asked for."""
         config = model.config
-        require(
-            max_len <= config.max_sequence_length,
-            f"max_len={max_len} exceeds the model's {config.max_sequence_length} positions: lower it",
-        )
+        config.check_length("max_len", max_len)
         require(num_tokens >= 1, f"num_tokens={num_tokens} must be at least 1")
         self.model, self.device = model, model.device
         with on(self.device):

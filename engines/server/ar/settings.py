@@ -49,7 +49,7 @@ class ArSettings(Checked):
     """How the engine is run. None is for the device, or the checkpoint, to say."""
 
     model: str
-    """Checkpoint directory or hub id of a Qwen2 or Llama, or a shape with random weights."""
+    """Checkpoint directory or hub id of a Qwen2, Qwen3, Llama or Mistral, or a shape with random weights."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
     """checkpoint, or random for a shape without a download."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None

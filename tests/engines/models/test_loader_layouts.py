@@ -172,6 +172,14 @@ def test_dreams_special_tokens_come_from_either_file(tmp_path):
     assert read_config(tmp_path) == replace(DREAM, mask_token_id=61)
 
 
+def test_dream_fields_that_say_nothing_change_nothing():
+    raw = {name: value for name, value in DREAM.to_dict().items() if name != "rope_theta"}
+    parameters = {"rope_type": "default", "rope_theta": DREAM.rope_theta}
+    assert DreamConfig.from_dict({**raw, "rope_parameters": parameters, "hidden_act": "swish"}) == DREAM
+    for scaling in ({"type": "default"}, {"rope_type": "default"}, {}):
+        assert DreamConfig.from_dict({**DREAM.to_dict(), "rope_scaling": scaling}) == DREAM
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

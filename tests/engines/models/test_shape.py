@@ -7,9 +7,11 @@ import pytest
 from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES
 from engines.models.llada_config import LLaDAConfig
-from engines.models.loader import build_block
+from engines.models.loader import build_block, build_causal
+from engines.models.qwen2_config import CAUSAL_SHAPES
 from engines.models.shape import (
     BLOCK_DIFFUSION,
+    CATALOGUE,
     DREAM_7B,
     FAST_DLLM_V2_7B,
     LLADA2_FLASH,
@@ -36,6 +38,16 @@ PUBLISHED_PARAMS = [
     (QWEN3_32B, 32_762_123_264),
     (LLAMA_3_1_70B, 70_553_706_496),
     (MIXTRAL_8X7B, 46_702_792_704),
+]
+# Of tied tables once: checkpoints of Qwen3 store some twice.
+PUBLISHED_CAUSAL_PARAMS = [
+    ("Qwen3-0.6B", 596_049_920),
+    ("Qwen3-1.7B", 1_720_574_976),
+    ("Qwen3-4B", 4_022_468_096),
+    ("Qwen3-8B", 8_190_735_360),
+    ("Qwen3-14B", 14_768_307_200),
+    ("Mistral-7B-v0.1", 7_241_732_096),
+    ("Mistral-7B-v0.3", 7_248_023_552),
 ]
 PUBLISHED_BLOCK_PARAMS = [
     (LLADA2_MINI, 16_255_643_392),
@@ -70,9 +82,17 @@ def test_parameter_counts_are_the_published_ones(shape, params):
     assert shape.weight_bytes == 2 * params
 
 
+@pytest.mark.parametrize(("name", "params"), PUBLISHED_CAUSAL_PARAMS)
+def test_parameter_counts_of_causal_checkpoints_are_those_of_their_modules_too(name, params):
+    assert model_shape(name).weight_bytes == 2 * params
+    module = build_causal(CAUSAL_SHAPES[name.lower()])
+    assert sum(parameter.numel() for parameter in module.parameters()) == params
+
+
 def test_every_catalogue_shape_has_a_published_count():
     assert [shape for shape, _ in PUBLISHED_PARAMS] == list(SHAPES)
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES)
+    assert [shape.name for shape in CATALOGUE[len(SHAPES) :]] == [name for name, _ in PUBLISHED_CAUSAL_PARAMS]
+    assert len({shape.name for shape in CATALOGUE}) == len(CATALOGUE)
 
 
 def test_block_diffusion_shapes_are_those_of_their_modules():
@@ -115,8 +135,8 @@ def test_llada_8b_arithmetic():
 
 
 def test_streamed_and_gathered_weights_are_all_the_weights():
-    for shape in SHAPES:
-        embedding = shape.vocab_rows * shape.d_model * shape.dtype_bytes
+    for shape in CATALOGUE:
+        embedding = 0 if shape.tied else shape.vocab_rows * shape.d_model * shape.dtype_bytes
         assert shape.streamed_weight_bytes_layers() + shape.streamed_weight_bytes_head + embedding == shape.weight_bytes
 
 

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from support.causal import executor, generate, pooled, prompt, run, small_model, start
+from support.causal import executor, generate, pooled, prompt, run, small_config, small_model, small_qwen3, start
 
 from engines.ar.torch.executor import TorchExecutor
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.step import Bucket, Rung
 
-TOLERANCE = 2e-6
-"""Largest difference of K and V (of order 1, float32, two layers) that the order of a sum explains: measured 5e-7."""
+TOLERANCE = 4e-6
+"""Largest difference of K and V (up to 4, float32, two layers) that the order of a sum explains: measured 2.3e-6."""
 
 
-@pytest.fixture(scope="module")
-def worker() -> TorchExecutor:
-    return executor(small_model())
+@pytest.fixture(scope="module", params=[small_config, small_qwen3], ids=["qwen2", "qwen3"])
+def worker(request: pytest.FixtureRequest) -> TorchExecutor:
+    return executor(small_model(config=request.param()))
 
 
 def test_every_chunk_size_gives_the_same_tokens_and_kv(worker):

@@ -1,0 +1,267 @@
+"""Configurations of causal checkpoints: published ones are read, what is not computed is refused by name."""
+
+import pytest
+import torch
+
+from engines.errors import UserError
+from engines.models.config_fields import LinearScaling, Llama3Scaling, Rope
+from engines.models.decoder import rope_frequencies
+from engines.models.loader import load_causal
+from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, tiny_causal
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def test_published_layouts_of_the_config_are_read(tmp_path):
+    """As on the hub: ``rope_theta`` and ``rope_scaling`` in place of ``rope_parameters``."""
+    old = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "rope_scaling": {**{k: v for k, v in LLAMA3.items() if k != "rope_theta"}},
+    }
+    found = CausalConfig.from_dict(old)
+    assert found.rope == Rope(
+        theta=5e5,
+        scaling=Llama3Scaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+        ),
+    )
+    assert found.n_kv_heads == 4, "checkpoints from before grouped heads"
+    assert not found.qkv_bias
+    oldest = {**old, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert CausalConfig.from_dict(oldest).rope.scaling == LinearScaling(factor=2.0)
+    assert CausalConfig.from_dict({**old, "model_type": "qwen2", "rope_scaling": None}).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "gemma2"}, "model_type='gemma2'"),
+        ({"model_type": ["qwen3"]}, "model_type=['qwen3']"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "max_window_layers"),
+        ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "sliding_window=0"),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "1"}, "max_window_layers='1'"),
+        ({"use_sliding_window": "yes"}, "use_sliding_window='yes'"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias=True"),
+        ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias=True"),
+        ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "llama3", "factor": 2.0}}, "type='llama3'"),
+        (
+            {
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0},
+            },
+            "rope_parameters",
+        ),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_theta": None}, "lacks rope_theta"),
+        ({"hidden_size": 50}, "must divide hidden_size=50"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads=4"),
+        ({"head_dim": 7}, "head_dim=7"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"rms_norm_eps": None}, "lacks rms_norm_eps"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_config_that_is_not_computed_is_refused_in_one_line(change, said):
+    raw = {"model_type": "qwen2", **SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, **change}
+    with pytest.raises(UserError) as caught:
+        CausalConfig.from_dict(raw)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_llama3_frequencies_keep_short_wavelengths_and_stretch_long_ones():
+    """Worked by hand: wavelength w = 2 pi / f; kept below 64 / 4, stretched above 64 / 1, interpolated between."""
+    scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+    plain = rope_frequencies(16, Rope(theta=10000.0))
+    found = rope_frequencies(16, Rope(theta=10000.0, scaling=scaling))
+    wavelengths = 2 * torch.pi / plain
+    assert torch.equal(found[wavelengths < 16], plain[wavelengths < 16])
+    torch.testing.assert_close(found[wavelengths > 64], plain[wavelengths > 64] / 8)
+    between = (wavelengths > 16) & (wavelengths < 64)
+    share = (64 / wavelengths[between] - 1) / 3
+    assert between.any()
+    torch.testing.assert_close(found[between], plain[between] * ((1 - share) / 8 + share))
+
+
+def test_shapes_without_weights_need_random_ones():
+    with pytest.raises(UserError, match="add --weights random"):
+        load_causal("Qwen2.5-14B")
+    model = load_causal(tiny_causal(n_layers=1), weights="random", seed=3)
+    again = load_causal(tiny_causal(n_layers=1), weights="random", seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert load_causal(tiny_causal(), weights="random", dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+MISTRAL_V0_1 = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+
+
+def test_published_sizes_of_qwen3_and_mistral_are_the_shapes():
+    same = ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "mlp_hidden_size", "vocab_size", "weight_tying")
+    for raw, name in ((QWEN3_0_6B, "qwen3-0.6b"), (MISTRAL_V0_1, "mistral-7b-v0.1")):
+        found, shape = CausalConfig.from_dict(raw), CAUSAL_SHAPES[name]
+        assert {each: getattr(found, each) for each in (*same, "qk_norm", "qkv_bias")} == {
+            each: getattr(shape, each) for each in (*same, "qk_norm", "qkv_bias")
+        }
+
+
+def test_what_a_family_leaves_unsaid_is_what_it_means():
+    """A head of Qwen3 has 128, whatever the width over the heads is; Llama 2 publishes no theta."""
+    unsaid = {name: value for name, value in QWEN3_0_6B.items() if name != "head_dim"}
+    assert CausalConfig.from_dict(unsaid) == CausalConfig.from_dict(QWEN3_0_6B)
+    assert CausalConfig.from_dict(LLAMA_2_7B).rope == Rope(theta=1e4)
+    said = {"rope_theta": 1e4, "hidden_act": "swish", "rope_parameters": {"rope_type": "default"}, "is_causal": True}
+    assert CausalConfig.from_dict({**LLAMA_2_7B, **said}) == CausalConfig.from_dict(LLAMA_2_7B)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"rope_scaling": {"type": "default"}},
+        {"rope_scaling": {}},
+        {"rope_scaling": {"rope_type": None}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 1.0}},
+        {"rope_parameters": {"rope_type": "default", "type": "default", "rope_theta": 10000.0}},
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "default"}},
+        {"layer_types": ["full_attention"] * 2, "sliding_window": 8, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 0},
+        {"hidden_act": "swish", "pretraining_tp": 2, "partial_rotary_factor": None, "quantization_config": None},
+        {"is_causal": None, "attention_bias": None, "mlp_bias": None, "head_dim": None, "tie_word_embeddings": None},
+    ],
+)
+def test_fields_that_say_nothing_change_nothing(nothing):
+    raw = {"model_type": "qwen2", **SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
+    assert CausalConfig.from_dict({**raw, **nothing}) == CausalConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [
+        ({"model_type": "mistral"}, 512),
+        ({"model_type": "mistral", "sliding_window": None}, 512),
+        ({"model_type": "mistral", "sliding_window": 512}, 512),
+        ({"model_type": "mistral", "sliding_window": 100}, 100),
+        ({"model_type": "mistral", "max_position_embeddings": 32768}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 1}, 100),
+        ({"model_type": "qwen3", "sliding_window": 100, "use_sliding_window": False, "max_window_layers": 1}, 512),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 100,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            100,
+        ),
+    ],
+)
+def test_no_sequence_outgrows_a_sliding_window(change, most):
+    """Within it every query sees all, so what is computed is exact."""
+    config = CausalConfig.from_dict({**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "head_dim": 8, **change})
+    assert config.max_sequence_length == most
+    config.check_length("max_model_len", most)
+    with pytest.raises(UserError, match=f"max_model_len={most + 1}") as caught:
+        config.check_length("max_model_len", most + 1)
+    assert ("sliding_window" in str(caught.value)) == (config.sliding_window is not None)
