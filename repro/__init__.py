@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 __all__ = ["compare", "load", "run", "sweep"]
 __version__ = "0.1.0"
 
+# Before torch computes, whoever imports this.
+import_module("repro.runs.environment").settle()
 # Before anything else: a plug-in may be imported, and read its data, long before a run asks for it.
 import_module("repro.runs.inputs").watch()
 

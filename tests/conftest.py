@@ -8,8 +8,6 @@ import sys
 
 # Before anything loads numpy or torch. One thread each: test workers share the cores, and sums come out the same.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-# As the command line has it: with AMX a row's numbers hang on its company.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+
+import repro  # noqa: F401 - what every door settles, before torch computes
 
 try:
     from hypothesis import settings

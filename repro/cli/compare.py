@@ -49,7 +49,9 @@ def compare(
     is_changed = any(each.is_changed for each in found)
     if json:
         about = {side.name: _side_json(side) for side in sides}
-        print_json({**about, "changed": is_changed, "comparisons": list(map(_json, found))})
+        print_json(
+            {**about, "unlike_machines": _unlike(sides), "changed": is_changed, "comparisons": list(map(_json, found))}
+        )
     else:
         _print(found, sides)
     if is_changed or any(each.num_invalid for each in found):
@@ -96,9 +98,9 @@ def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
     if changed:
         more = f" and {len(changed) - MOST_MODULES} more" if len(changed) > MOST_MODULES else ""
         yield f"code differs in {', '.join(changed[:MOST_MODULES])}{more}"
-    machines = {str(run.machine) for side in sides for run in side.runs if run.machine is not None}
-    if len(machines) > 1:
-        yield f"measured on unlike machines: {'; '.join(sorted(machines))}"
+    if told := _unlike(sides):
+        said = (f"{name} {', '.join(values)}" for name, values in told.items())
+        yield f"measured on unlike machines: {'; '.join(said)}"
     first = found[0]
     if first.is_in_order:
         yield "no seed in common: paired in the order of seeds"
@@ -111,6 +113,14 @@ def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
             yield f"{each.metric}: {counted(each.num_undefined, 'pair')} left out without such a number"
         if any(row.ratio.n == 1 for row in each.rows):
             yield f"{each.metric}: one pair has no interval: make repeats ('repro sweep --repeats 5')"
+
+
+def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
+    """What tells the machines apart that the runs were measured on."""
+    from repro.runs.provenance import unlike
+
+    machines = [run.machine for side in sides for run in side.runs if run.machine is not None]
+    return {name: sorted(set(values)) for name, values in unlike(machines).items()}
 
 
 def _changed_modules(sides: Sequence[Side]) -> list[str]:

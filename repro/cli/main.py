@@ -136,13 +136,9 @@ def main() -> None:
 
 
 def _settle_environment() -> None:
-    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none. With
-    AMX a row of a bfloat16 product hangs on how many rows stand beside it: oneDNN does without, unless it is told otherwise. A
-    card's memory comes in segments that grow: what steps of other sizes freed otherwise lies in pieces that fit nothing."""
+    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none. What
+    decides numbers is settled for every door (repro.runs.environment)."""
     os.environ["MPLBACKEND"] = "agg"
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     for name in ("COLUMNS", "LINES"):
         if (told := os.environ.get(name)) is not None and terminal_size_of(told) is None:
             del os.environ[name]

@@ -121,11 +121,10 @@ def _refuse(num_missing: int, num_cells: int, first: str, figure: str, command: 
 
 def require_alike(runs: Iterable[StoredRun], what: str) -> None:
     """Refuse to compare runs that were measured on unlike machines."""
-    machines = [run.machine for run in runs if run.machine is not None]
-    for name in sorted({name for machine in machines for name in machine}):
-        values = sorted({str(machine.get(name)) for machine in machines})
-        if len(values) > 1:
-            raise UserError(
-                f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(values)}): measure them alike with "
-                f"--force, or in a new --result-dir"
-            )
+    from repro.runs.provenance import unlike
+
+    for name, values in unlike([run.machine for run in runs if run.machine is not None]).items():
+        raise UserError(
+            f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(sorted(set(values)))}): measure them "
+            f"alike with --force, or in a new --result-dir"
+        )

@@ -14,6 +14,7 @@ from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
+from repro.runs.environment import check_settled
 from repro.runs.family import Family
 from repro.runs.fileless import Told, is_fileless, told_of, why_here
 from repro.runs.free import TUNE
@@ -68,6 +69,13 @@ class Experiment:
     @property
     def device(self) -> str:
         return getattr(self.deployment, "device", "cpu")
+
+    def check_machine(self) -> None:
+        """Refuses what this machine lacks that the run needs, and a process that computes by other instructions than its
+        environment says."""
+        if self.is_measured and self.device == "cpu":
+            check_settled()
+        self.deployment.check_machine()
 
     @property
     def is_tied_here(self) -> bool:

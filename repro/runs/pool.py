@@ -129,7 +129,7 @@ class LocalPool:
 
     def check(self, experiments: Sequence[Experiment]) -> None:
         for experiment in experiments:
-            experiment.deployment.check_machine()
+            experiment.check_machine()
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """In processes of their own only where there are enough runs to gain by it."""

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -17,7 +17,8 @@ from typing import Any
 
 from engines.runtime.machine import machine_memory_bytes
 from repro.paths import REPO
-from repro.runs.clean import clean_command
+from repro.runs.clean import REDACTED, clean_command, clean_text, is_secret
+from repro.runs.environment import instructions, numeric_variables, threads_set
 from repro.runs.record import Obtained
 from repro.runs.sitting import Load
 
@@ -81,19 +82,47 @@ def collect(
 
 def machine_identity(device: str) -> dict[str, Any]:
     """What makes measured times comparable: equal for two runs on one machine, set up alike. Known without torch for
-    ``device`` cpu, so that looking a run up loads nothing."""
+    ``device`` cpu, so that looking a run up loads nothing: ``torch_threads`` is None where a script has set none."""
     cpu = _cpu()
     identity: dict[str, Any] = {
         "cpu": cpu["model"],
         "cores": cpu["usable"],
         "threads": os.environ.get("OMP_NUM_THREADS") or str(cpu["usable"]),
         "torch": version_of("torch"),
+        "instructions": instructions(),
+        "torch_threads": threads_set(),
+        "environment": {
+            name: REDACTED if is_secret(name) else clean_text(value) for name, value in numeric_variables().items()
+        },
     }
     if device.startswith("cuda"):
         import torch
 
         identity["gpu"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else None
     return identity
+
+
+_TOLD_LATELY = ("instructions", "torch_threads", "environment")
+"""What runs that are stored already may not say of their machine: there it is unknown, and held to be alike."""
+
+
+def unlike(machines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """What tells machines apart: the values of each fact that is not the same on all, in words; of the environment those of
+    each variable that differs."""
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for machine in machines for name in machine):
+        told = [machine for machine in machines if name in machine or name not in _TOLD_LATELY]
+        values: list[Any] = [machine.get(name) for machine in told]
+        if all(value == values[0] for value in values):
+            continue
+        if name != "environment":
+            found[name] = [str(value) for value in values]
+            continue
+        for variable in sorted({each for value in values for each in value}):
+            given = [value.get(variable, "not set") for value in values]
+            if len(set(given)) > 1:
+                found[variable] = given
+    return found
 
 
 def git_state(root: Path = REPO) -> GitState:

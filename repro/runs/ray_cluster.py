@@ -21,12 +21,11 @@ from typing import Any
 from engines.errors import RunError, UserError
 from repro.cores import usable_cores
 from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER
+from repro.runs.clean import is_secret
 from repro.runs.code import PACKAGES, spec_of
+from repro.runs.environment import is_numeric
 from repro.runs.experiment import Experiment
 
-PASSED_ON = ("REPRO_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Variables of the environment, by their beginnings, that workers get. Secrets are none of them: Ray shows these to whoever
-may look at the cluster."""
 OBJECT_STORE_BYTES = 512 * 2**20
 """Object store of a cluster on this machine: a few records on their way."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -86,8 +85,14 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """Folders are named whole: a worker's working directory is another one."""
-    found = {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
+    """Variables of the environment that workers get: REPRO_* and what decides numbers. Secrets are none of them: Ray shows these to
+    whoever may look at the cluster. Libraries to load first are another machine's own. Folders are named whole: a worker's
+    working directory is another one."""
+    found = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("REPRO_") or (is_numeric(name) and name != "LD_PRELOAD" and not is_secret(name))
+    }
     return {
         name: str(Path(value).resolve()) if name.endswith("_DIR") and value else value for name, value in found.items()
     }

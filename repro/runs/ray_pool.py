@@ -74,7 +74,7 @@ class RayPool:
             if experiment.is_measured:
                 measured.setdefault(needs_of(experiment), []).append(self._pickled(experiment))
             else:
-                experiment.deployment.check_machine()
+                experiment.check_machine()
         for needs, own in measured.items():
             _, nodes = self._machines(needs)
             (reason,) = self._ask(nodes[:1], refusal, own, num_gpus=needs.num_gpus)

@@ -74,7 +74,7 @@ def refusal(pickled: Sequence[bytes]) -> str | None:
     """Why the node that this is called on cannot make a run of these pickled experiments; None where it can make all."""
     try:
         for each in pickled:
-            pickle.loads(each).deployment.check_machine()
+            pickle.loads(each).check_machine()
     except UserError as error:
         return f"{error} (on {node_name()})"
     return None

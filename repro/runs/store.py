@@ -32,6 +32,7 @@ from repro.runs.clean import cleaned
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, Validity, plain_table
 from repro.runs.inputs import changed as changed_inputs
+from repro.runs.provenance import unlike
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
 from repro.runs.seal import SEAL
 from repro.runs.sitting import contention
@@ -346,10 +347,10 @@ class Store:
             if not self.accept_other_code:
                 return unusable(f"what its plug-in reads has changed, or is not known: {_named(read)}")
             changed += read
-        unlike = _unlike(manifest.get("machine"), experiment.machine)
-        if unlike and not self.accept_other_machine:
-            return unusable(f"another machine: {unlike}")
-        run = StoredRun(cell, file, manifest, provenance, changed, unlike, content)
+        elsewhere = _unlike(manifest.get("machine"), experiment.machine)
+        if elsewhere and not self.accept_other_machine:
+            return unusable(f"another machine: {elsewhere}")
+        run = StoredRun(cell, file, manifest, provenance, changed, elsewhere, content)
         return State(run=run, reason=run.why_reused)
 
 
@@ -396,9 +397,7 @@ def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) ->
         return ""
     if stored is None:
         return "it does not say which"
-    return "; ".join(
-        f"{name} {stored.get(name)} -> {value}" for name, value in here.items() if stored.get(name) != value
-    )
+    return "; ".join(f"{name} {' -> '.join(values)}" for name, values in unlike([stored, here]).items())
 
 
 def _named(modules: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,9 @@ def row_of(run: StoredRun) -> Row:
     names = ("system", "dataset", "platform", "executor", "rate", "seed")
     asked = {"run": name_of(run), **{name: cell[name] for name in names}}
     how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
-    made = {**how, **numbers_of(run)}
+    # Rows of unlike machines are told apart by it.
+    machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
+    made = {**how, **machine, **numbers_of(run)}
     # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
     knobs = {
         f"knob.{name}" if name in asked or name in made else name: value

@@ -305,7 +305,7 @@ def test_a_run_of_another_machine_is_measured_again(tmp_path, monkeypatch):
     (file,) = tmp_path.iterdir()
     stored = parts(file)["manifest"]["machine"]
     assert stored == machine_identity("cpu")
-    assert set(stored) == {"cpu", "cores", "threads", "torch"}
+    assert set(stored) == {"cpu", "cores", "threads", "torch", "instructions", "torch_threads", "environment"}
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     why = repro(*BENCH, "--result-dir", tmp_path, "--dry-run", "--json").out
     assert "another machine: threads" in why

@@ -480,8 +480,15 @@ def test_addresses():
 
 def test_what_workers_get_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = {"REPRO_DATA_DIR": "data", "REPRO_COMMIT": "abc", "OMP_NUM_THREADS": "2", "HF_TOKEN": "secret", "HOME": "/"}
-    assert passed_on(told) == {"REPRO_DATA_DIR": str(tmp_path / "data"), "REPRO_COMMIT": "abc", "OMP_NUM_THREADS": "2"}
+    kept = {
+        "REPRO_COMMIT": "abc",
+        "OMP_NUM_THREADS": "2",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
+        "KMP_BLOCKTIME": "0",
+    }
+    left_out = {"HF_TOKEN": "secret", "TORCH_HUB_TOKEN": "secret", "LD_PRELOAD": "/lib/x.so", "HOME": "/"}
+    told = {"REPRO_DATA_DIR": "data", **kept, **left_out}
+    assert passed_on(told) == {"REPRO_DATA_DIR": str(tmp_path / "data"), **kept}
 
 
 @pytest.mark.parametrize("system", ["openai-http", "vllm", "dynamo", "ampd-live"])

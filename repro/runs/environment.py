@@ -1,0 +1,224 @@
+"""The process's environment where it decides measured numbers: settled at the first ``import repro``, for every door (a command, Python,
+a notebook, and the processes that these start, which inherit it), and told by name and value.
+
+With AMX a row of a bfloat16 product hangs on how many rows stand beside it. oneDNN therefore does without, unless it is told
+otherwise. It reads its variable once, at its first product, and not when torch is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from engines.errors import UserError
+
+VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""oneDNN reads the first that is not empty."""
+WITHOUT_AMX = "AVX512_CORE_FP16"
+
+_ADDED: Mapping[str, tuple[str, ...]] = {
+    "SSE41": ("sse4_1",),
+    "AVX": ("avx",),
+    "AVX2": ("avx2",),
+    "AVX512_CORE": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    "AVX512_CORE_VNNI": ("avx512_vnni",),
+    "AVX512_CORE_BF16": ("avx512_bf16",),
+    "AVX512_CORE_FP16": ("avx512_fp16",),
+    "AVX512_CORE_AMX": ("amx_tile", "amx_int8", "amx_bf16"),
+    "AVX512_CORE_AMX_FP16": ("amx_fp16",),
+}
+"""Instruction sets by oneDNN's names, each with the processor's flags that it needs beside those above it."""
+_ORDER = tuple(_ADDED)
+_SPELT: Mapping[str, str] = {
+    **{name: name for name in _ORDER},
+    "AVX2_VNNI": "AVX2",
+    "AVX2_VNNI_2": "AVX2",
+    "AVX10_1": "AVX512_CORE_FP16",
+    "AVX10_1_512": "AVX512_CORE_FP16",
+    "AVX10_1_512_AMX": "AVX512_CORE_AMX",
+    "AVX10_1_512_AMX_FP16": "AVX512_CORE_AMX_FP16",
+    **dict.fromkeys(
+        ("AVX10_2", "AVX10_2_512", "AVX10_2_512_AMX_2", "AVX10_2_AMX_2", "ALL", "DEFAULT"), "AVX512_CORE_AMX_FP16"
+    ),
+}
+"""What oneDNN takes, as one of those."""
+_MADE_BY = re.compile(r"\b(?:sse41|avx\w*)\b")
+
+_NUMERIC = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|ATEN|CUBLAS|CUBLASLT|CUDNN|NCCL|MALLOC)_\w+"
+    r"|NVIDIA_TF32_OVERRIDE|CUDA_(LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|GLIBC_TUNABLES|LD_PRELOAD"
+)
+_SILENT = re.compile(
+    r"VERBOSE|_LOG|LOGS|_DEBUG|DISPLAY|WARNINGS|SETTINGS|STACKTRACES|_(HOME|DIR|PATH|CACHE|VERSION|ARCH_LIST)$|BUILD"
+)
+"""What libraries print, where they keep files, and what they were built for."""
+_CONFIGURED = "OMP_NUM_THREADS"
+"""Told apart, as a machine's threads."""
+
+_at_start: tuple[str, bool] | None = None
+"""The limit that oneDNN was given, and whether torch had been imported by then."""
+
+
+def settle() -> None:
+    """Before torch computes. What is set already stays: then the numbers of a row may hang on its company, and are the
+    user's. A card's memory comes in segments that grow: what steps of other sizes freed otherwise lies in pieces that fit
+    nothing."""
+    global _at_start
+    if not any(os.environ.get(name) for name in VARIABLES):
+        os.environ[VARIABLES[0]] = WITHOUT_AMX
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    if _at_start is None:
+        _at_start = limit(), "torch" in sys.modules
+
+
+def limit() -> str:
+    """The most that oneDNN may use, as the environment spells it."""
+    return next((told for name in VARIABLES if (told := os.environ.get(name))), "DEFAULT")
+
+
+def instructions() -> str | None:
+    """The instruction set that oneDNN computes by: the most that the processor has and that ``limit`` allows. None of a
+    processor that has none of those."""
+    most = _SPELT.get(limit().upper(), _ORDER[-1])
+    needed: set[str] = set()
+    best = None
+    for name, flags in _ADDED.items():
+        needed |= set(flags)
+        if not needed <= processor_flags():
+            break
+        best = name
+        if name == most:
+            break
+    return best
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def numeric_variables() -> dict[str, str]:
+    """Variables that change what libraries compute or how fast, by name; not the number of threads, which is told apart."""
+    return {name: value for name, value in sorted(os.environ.items()) if is_numeric(name) and name != _CONFIGURED}
+
+
+def is_numeric(name: str) -> bool:
+    return _NUMERIC.fullmatch(name) is not None and _SILENT.search(name) is None
+
+
+def threads_set() -> int | None:
+    """Threads that torch computes with, where a script has set others than the environment gives; None elsewhere, and before torch
+    is imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):
+        return None
+    threads = int(torch.get_num_threads())
+    return None if threads in _usual_threads() else threads
+
+
+def _usual_threads() -> set[int]:
+    """As many as torch begins with."""
+    told = [os.environ.get(name, "").partition(",")[0].strip() for name in (_CONFIGURED, "MKL_NUM_THREADS")]
+    given = [int(each) for each in told if each.isdecimal()]
+    if given:
+        return {given[0]}
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = {
+        _text(f"/sys/devices/system/cpu/cpu{each}/topology/thread_siblings_list") or str(each) for each in usable
+    }
+    return {len(usable), len(siblings)}
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+# -- whether it holds ---------------------------------------------------------------------------------------
+
+
+def check_settled() -> None:
+    """Refuses a measured run on the CPU where oneDNN computes by other instructions than the environment says: it had
+    computed before that was set."""
+    told = limit()
+    if told.upper() not in _SPELT:
+        raise UserError(
+            f"{_name()}={told!r} is no instruction set of oneDNN, which would take no notice of it: use one of "
+            f"{', '.join(_ORDER)} or DEFAULT"
+        )
+    if not _is_in_doubt() or not (found := set(implementations())):
+        return
+    claimed = instructions()
+    used = max(found, key=_ORDER.index)
+    too_much = claimed is not None and _ORDER.index(used) > _ORDER.index(claimed)
+    if too_much or ("AMX" in str(claimed)) != ("AMX" in used):
+        raise UserError(
+            f"{_name()}={told} came too late: torch has computed in this process before, and goes on with {used}. Begin "
+            f"Python anew and import repro before torch computes, or start Python with {VARIABLES[0]}={told}"
+        )
+
+
+def _name() -> str:
+    return next((name for name in VARIABLES if os.environ.get(name)), VARIABLES[0])
+
+
+def _is_in_doubt() -> bool:
+    """Whether oneDNN may have begun under another limit than there is now."""
+    if "torch" not in sys.modules or _at_start is None:
+        return False
+    at_start, was_loaded = _at_start
+    return at_start != limit() or (was_loaded and "amx_tile" in processor_flags())
+
+
+def implementations() -> Iterator[str]:
+    """Instruction sets that a product of bfloat16 is computed by in this process, as oneDNN reports it; none where torch does not
+    ask oneDNN."""
+    for line in _reported().splitlines():
+        fields = line.split(",")
+        if "exec" in fields and len(fields) > fields.index("exec") + 3:
+            for name in _MADE_BY.findall(fields[fields.index("exec") + 3]):
+                if (spelt := _SPELT.get(name.upper())) is not None:
+                    yield spelt
+
+
+def _reported() -> str:
+    """oneDNN's lines about a small product. It writes them to the process's standard output, past Python."""
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return ""
+    square = torch.ones(256, 256, dtype=torch.bfloat16)
+    flush = getattr(ctypes.CDLL(None), "fflush", lambda _: None)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    flush(None)
+    kept = os.dup(1)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 1)
+            try:
+                with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+                    square @ square
+                flush(None)
+            finally:
+                os.dup2(kept, 1)
+            file.seek(0)
+            written = file.read()
+    finally:
+        os.close(kept)
+    lines = written.splitlines(keepends=True)
+    ours = [line for line in lines if line.startswith(b"onednn_verbose")]
+    # Of another thread, meanwhile.
+    os.write(1, b"".join(line for line in lines if not line.startswith(b"onednn_verbose")))
+    return b"".join(ours).decode(errors="replace")

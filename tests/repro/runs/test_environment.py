@@ -1,0 +1,195 @@
+"""What decides measured numbers is settled once for every door, recorded, and refused where it came too late."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.cells import a_cell
+from support.command import repro as command
+from support.run_files import parts
+
+import repro
+from engines.errors import UserError
+from repro.paths import REPO
+from repro.runs import environment
+from repro.runs.environment import VARIABLES, check_settled, implementations, instructions, settle
+from repro.runs.experiment import prepare
+from repro.runs.provenance import machine_identity, unlike
+from repro.runs.store import Store
+from repro.runs.sweep import Sweep
+
+AVX512 = frozenset(
+    [
+        "sse4_1",
+        "avx",
+        "avx2",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512dq",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+    ]
+)
+AMX = AVX512 | {"amx_tile", "amx_int8", "amx_bf16"}
+SHORT = {"num_prompts": 1, "gen_length": 4, "block_length": 4, "steps": 4}
+
+
+@pytest.fixture
+def amx(monkeypatch):
+    monkeypatch.setattr(environment, "processor_flags", lambda: AMX)
+
+
+@pytest.mark.parametrize("told", [{}, {"ONEDNN_MAX_CPU_ISA": "ALL"}, {"DNNL_MAX_CPU_ISA": "AVX2"}])
+def test_every_door_settles_and_a_users_choice_stays(told):
+    own = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    code = "import repro, os; from repro.runs.environment import VARIABLES; print(*map(os.environ.get, VARIABLES))"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**own, "PYTHONPATH": str(REPO), **told}
+    ).stdout.split()
+    usual = [] if told else ["AVX512_CORE_FP16"]
+    assert said == [told.get(name, usual[0] if usual and name == VARIABLES[0] else "None") for name in VARIABLES]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told", "expected"),
+    [
+        (AMX, "AVX512_CORE_FP16", "AVX512_CORE_FP16"),
+        (AMX, "avx10_1_512_amx", "AVX512_CORE_AMX"),
+        (AMX, "DEFAULT", "AVX512_CORE_AMX"),
+        (AVX512, "ALL", "AVX512_CORE_FP16"),
+        (AVX512, "AVX2_VNNI", "AVX2"),
+        ({"sse4_1"}, "AVX512_CORE_FP16", "SSE41"),
+        ({"asimd"}, "AVX512_CORE_FP16", None),
+    ],
+)
+def test_the_instruction_set_in_force(flags, told, expected, monkeypatch):
+    monkeypatch.setattr(environment, "processor_flags", lambda: frozenset(flags))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", told)
+    assert instructions() == expected
+    assert machine_identity("cpu")["instructions"] == expected
+
+
+def test_what_onednn_reports_is_what_is_told():
+    """A real product: an instruction set above the told one would be one that the environment does not limit."""
+    found, told = list(implementations()), instructions()
+    order = environment._ORDER
+    assert all(told is not None and order.index(name) <= order.index(told) for name in found)
+
+
+def test_torch_that_computed_before_is_refused_a_measured_run_and_no_simulated_one(amx, tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_at_start", ("AVX512_CORE_FP16", True))
+    monkeypatch.setattr(environment, "implementations", lambda: iter(["AVX512_CORE_AMX"]))
+    told = {"rate": None, "result_dir": tmp_path, **SHORT}
+    with pytest.raises(UserError, match="ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 came too late"):
+        repro.run("dllm-serve", "burst", **told)
+    assert not list(tmp_path.iterdir())
+    assert repro.run("dllm-serve", "burst", platform="rtx4090", num_prompts=1, result_dir=tmp_path).validity.valid
+    # It had computed nothing: the limit holds.
+    monkeypatch.setattr(environment, "implementations", lambda: iter(["AVX512_CORE_FP16"]))
+    check_settled()
+
+
+def test_torch_that_comes_later_is_asked_nothing(amx, monkeypatch):
+    monkeypatch.setattr(environment, "_at_start", (environment.limit(), False))
+    monkeypatch.setattr(environment, "implementations", lambda: pytest.fail("oneDNN was asked"))
+    check_settled()
+
+
+def test_a_limit_that_is_changed_too_late_is_found_by_a_product(monkeypatch):
+    if "avx512_bf16" not in environment.processor_flags():
+        pytest.skip("the processor computes bfloat16 by no instructions of its own")
+    import torch
+
+    torch.ones(8, 8, dtype=torch.bfloat16) @ torch.ones(8, 8, dtype=torch.bfloat16)
+    check_settled()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    with pytest.raises(UserError, match="AVX512_CORE came too late"):
+        check_settled()
+
+
+def test_a_limit_that_onednn_would_not_notice_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512")
+    found = command("bench", "--num-prompts", 1, "--result-dir", tmp_path)
+    assert (found.code, "ONEDNN_MAX_CPU_ISA" in found.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MKL_DYNAMIC", "FALSE"),
+        ("KMP_AFFINITY", "compact"),
+        ("OMP_PROC_BIND", "true"),
+        ("NVIDIA_TF32_OVERRIDE", "0"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+        ("ATEN_CPU_CAPABILITY", "avx2"),
+        ("TORCH_BLAS_PREFER_CUBLASLT", "1"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+    ],
+)
+def test_a_variable_that_changes_numbers_is_of_the_machine(name, value, tmp_path, monkeypatch):
+    experiment = prepare(a_cell(**SHORT))
+    monkeypatch.delenv(name, raising=False)
+    here = machine_identity("cpu")
+    monkeypatch.setenv(name, value)
+    there = machine_identity("cpu")
+    assert there["environment"][name] == value
+    assert unlike([here, there]) == {name: ["not set", value]}
+    assert experiment.machine == there
+
+
+def test_a_run_measured_in_another_environment_is_not_reused(tmp_path, monkeypatch):
+    store, experiment = Store(tmp_path), prepare(a_cell(**SHORT))
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    (outcome,) = Sweep([experiment], store).run(jobs=1)
+    assert outcome.run is not None
+    stored = parts(outcome.run.file)["manifest"]["machine"]
+    assert stored == machine_identity("cpu")
+    monkeypatch.setenv("KMP_BLOCKTIME", "0")
+    state = store.find(experiment)
+    assert (state.run, state.reason) == (None, "another machine: KMP_BLOCKTIME not set -> 0")
+
+
+@pytest.mark.parametrize("name", ["MKL_VERBOSE", "TORCH_HOME", "TORCH_LOGS", "NCCL_VERSION", "HOME", "OMP_NUM_THREADS"])
+def test_what_changes_no_number_is_not_told_there(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    assert name not in machine_identity("cpu")["environment"]
+
+
+def test_values_hide_secrets_and_folders(monkeypatch):
+    monkeypatch.setenv("TORCH_HUB_TOKEN", "s3cr3t")
+    monkeypatch.setenv("LD_PRELOAD", "/home/alice/lib/libtcmalloc.so")
+    told = machine_identity("cpu")["environment"]
+    assert (told["TORCH_HUB_TOKEN"], told["LD_PRELOAD"]) == ("***", ".../libtcmalloc.so")
+
+
+def test_threads_that_a_script_sets_are_another_machine():
+    import torch
+
+    before = torch.get_num_threads()
+    here = machine_identity("cpu")
+    try:
+        torch.set_num_threads(before + 1)
+        there = machine_identity("cpu")
+    finally:
+        torch.set_num_threads(before)
+    assert unlike([here, there]) == {"torch_threads": ["None", str(before + 1)]}
+
+
+def test_a_machine_that_says_nothing_of_its_environment_is_held_to_be_alike():
+    """Runs that were stored before it was told."""
+    here = machine_identity("cpu")
+    old = {name: here[name] for name in ("cpu", "cores", "threads", "torch")}
+    assert unlike([old, here]) == {}
+    assert unlike([{**old, "cores": -1}, here]) == {"cores": ["-1", str(here["cores"])]}
+
+
+def test_settling_twice_keeps_what_was_first(monkeypatch):
+    monkeypatch.setattr(environment, "_at_start", ("AVX2", False))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    settle()
+    assert environment._at_start == ("AVX2", False)
