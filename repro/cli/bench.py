@@ -184,7 +184,7 @@ def bench(
 def _show(
     runs: Sequence[StoredRun], *, title: str, varied: Sequence[str], is_profiled: bool, plot: Path | None, json: bool
 ) -> None:
-    from repro.cli.plots import save_plot
+    from repro.cli.plots import save_plot, titles_of
     from repro.cli.profile import print_profile
 
     if json:
@@ -194,7 +194,7 @@ def _show(
         for run in runs if is_profiled else ():
             print_profile(run)
     if plot is not None and runs:
-        drawn = save_plot(plot, title, [_as_plotted(run, varied) for run in runs])
+        drawn = save_plot(plot, title, [_as_plotted(run, varied) for run in runs], titles_of(runs))
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 

@@ -52,7 +52,7 @@ def sweep(
 
     from repro.cli.data_file import check_regular
     from repro.cli.making import make_and_show
-    from repro.cli.plots import check_plot, save_plot
+    from repro.cli.plots import check_plot, save_plot, titles_of
     from repro.workbench.grid import grid_of_file, in_turns
 
     require(
@@ -73,7 +73,7 @@ def sweep(
             print_runs(by_setting(runs), asked.varied)
         if plot is not None and runs:
             rows = [_as_plotted(row, asked.varied) for row in by_setting(runs)]
-            drawn = save_plot(plot, f"repro sweep {grid.name}", rows, PLOTTED)
+            drawn = save_plot(plot, f"repro sweep {grid.name}", rows, titles_of(runs, PLOTTED))
             say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
     make_and_show(

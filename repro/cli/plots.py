@@ -14,8 +14,17 @@ from repro.files import replace_all, writable_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from repro.runs.store import StoredRun
+
 _TITLES = {"throughput_tok_s": "throughput (tok/s)", "mean_latency_s": "mean latency (s)"}
 """Column -> its axis; a panel each."""
+
+
+def titles_of(runs: Sequence[StoredRun], titles: Mapping[str, str] = _TITLES) -> Mapping[str, str]:
+    """Axes of these runs' columns: where all end at their first token, turns/s and TTFT."""
+    if not all(run.family.ends_at_first_token for run in runs):
+        return titles
+    return {name: said.replace("tok/s", "turns/s").replace("latency", "TTFT") for name, said in titles.items()}
 
 
 def check_plot(path: Path, *read: str | Path) -> None:

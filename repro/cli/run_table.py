@@ -9,7 +9,7 @@ from repro.cli.output import number, percent, print_table
 from repro.cli.said import Lengths, as_json, lengths_of, reading_of
 
 if TYPE_CHECKING:
-    from repro.runs.family import Shown
+    from repro.runs.family import Family, Shown
     from repro.runs.store import StoredRun
 
 
@@ -18,13 +18,17 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
     the repeats of one; ``varied`` are knobs by which rows differ."""
     for family in dict.fromkeys(row[0].family.name for row in rows):
         own = [_Row(row, [lengths_of(run) for run in row]) for row in rows if row[0].family.name == family]
-        columns = {title: [of(row) for row in own] for title, of in COLUMNS.items()}
-        shown = own[0].run.family.shown
-        for title, unsaid in (("reading", "-"), ("lengths", "x 1")):
+        columns = {title: [said(row) for row in own] for title, said in COLUMNS.items()}
+        of = own[0].run.family
+        shown = of.shown
+        for title, unsaid in (("reading", "-"), ("lengths", "x 1"), ("model", "-")):
             if {*columns[title]} == {unsaid}:
                 del columns[title]
         if any(each.metric == "input_len" for each in shown):
             del columns["prompt tok"], columns["output tok"]
+        if of.ends_at_first_token:
+            del columns["output tok"], columns["tok/s"]
+        columns = {_head(title, of): cells for title, cells in columns.items()}
         asked = {name: [_knob(row.run, name) for row in own] for name in varied if name != "reading"}
         columns = {"system": columns.pop("system"), **asked, **columns}
         columns |= {each.title: [_shown(row, each) for row in own] for each in shown}
@@ -33,6 +37,18 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
         columns["obtained"] = ["; ".join(sorted({run.obtained for run in row.runs})) for row in own]
         columns["verdict"] = [_verdict(row.runs) for row in own]
         print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
+
+
+def _head(title: str, family: Family) -> str:
+    """A column's, as the family has it."""
+    if family.ends_at_first_token and title.endswith(" s"):
+        return f"TTFT {title}"
+    return f"rate {family.unit}/s" if title == "rate" else title
+
+
+def model_of(run: StoredRun) -> str:
+    """The model's name, as the run or whoever asked for it says it."""
+    return str(run.manifest["facts"].get("model") or run.cell.knob_values.get("model") or "-")
 
 
 def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
@@ -99,12 +115,13 @@ def rate_of(run: StoredRun) -> str:
 COLUMNS: Mapping[str, Callable[[_Row], str]] = {
     "system": lambda row: row.run.title,
     "reading": lambda row: reading_of(row.run) or "-",
+    "model": lambda row: model_of(row.run),
     "dataset": lambda row: row.run.cell.dataset,
     "lengths": lambda row: f"x {row.lengths[0].length_scale:g}",
     "prompt tok": lambda row: row.tokens("mean_prompt_tokens"),
     "output tok": lambda row: row.tokens("mean_output_tokens"),
     "platform": lambda row: row.run.cell.platform,
-    "rate req/s": lambda row: rate_of(row.run),
+    "rate": lambda row: rate_of(row.run),
     "tok/s": lambda row: row.over(lambda run: run.summary["throughput_tok_s"]),
     "mean s": lambda row: row.latency("mean"),
     "p50 s": lambda row: row.latency("p50"),

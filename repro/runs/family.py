@@ -121,6 +121,10 @@ class Family:
     checks: tuple[Check, ...] = ()
     shown: tuple[Shown, ...] = ()
     """What tables of runs show besides what every run has."""
+    unit: str = "req"
+    """What comes at a rate, as the head of a column: req, sessions, turns."""
+    ends_at_first_token: bool = False
+    """Whether runs are of prefills alone: latencies are TTFT, and what is computed are the prompts' tokens."""
     serves: bool = True
     """Whether runs serve requests; the harness's own metrics and checks are about them."""
     score: Callable[[RunRecord], Score] | None = None

@@ -124,7 +124,7 @@ def _check_metric(metric: object, runs: Sequence[StoredRun]) -> None:
     parts = [name for name in known if name.startswith(f"{metric}.")]
     if parts:
         raise UserError(f"metric={metric!r} is several numbers: use one of {', '.join(parts)}")
-    near = get_close_matches(str(metric), known, 5, 0.5) or [name for name in known if "." not in name]
+    near = get_close_matches(str(metric), known, 5, 0.6) or [*known]
     raise UserError(f"metric={metric!r} is unknown to these runs: use one of {', '.join(near)}")
 
 

@@ -224,3 +224,9 @@ def test_stages_are_those_of_the_suite():
     planned = [each.stage for each in stages.stages(stages.scale_of("h200"))]
     assert rows == [(stage, str(planned.count(stage))) for stage in dict.fromkeys(planned)]
     assert f"alone: {', '.join(f'`{stage}`' for stage in stages.FIRST)} |" in text
+
+
+def test_the_page_of_results_names_the_processors_that_figures_name():
+    figures = [path for path in (REPO / "results" / "cpu-tiny").iterdir() if path.suffix in (".txt", ".md")]
+    named = {name for path in figures for name in re.findall(r"Xeon|EPYC", text_of(path))}
+    assert named == {*re.findall(r"Xeon|EPYC", text_of(REPO / "results" / "README.md"))}

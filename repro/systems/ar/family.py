@@ -270,6 +270,7 @@ def score(record: RunRecord) -> tuple[float, ...]:
 
 AR = Family(
     name="ar",
+    unit="sessions",
     request_columns=REQUEST_COLUMNS,
     tables=TABLES,
     metrics=AR_METRICS,

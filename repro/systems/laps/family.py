@@ -357,9 +357,12 @@ PREFILL = Family(
     checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
     score=score,
     score_said="the fewest late turns, then the least mean TTFT; in a closed loop most turns/s",
+    unit="turns",
+    ends_at_first_token=True,
     shown=(
-        *WAITS,
+        Shown("prefill tok/s", "tokens_s"),
         Shown("turns/s", "rps"),
+        *WAITS,
         Shown("late", "slo_violations", is_share=True),
         Shown("late, long", "slo_violations_long", is_share=True),
         Shown("graphs", "graph_share", is_share=True),

@@ -87,6 +87,13 @@ def test_examples_of_bench_can_run(line, tmp_path):
     assert ("VALID" in result.out) == can_run
 
 
+@pytest.mark.parametrize("line", [each.line for each in EXAMPLES["generate"]])
+def test_examples_of_generate_are_answered(line):
+    result = repro(*shlex.split(line)[1:])
+    assert (result.code, result.err) == (0, "")
+    assert re.search(r"#### 8$", result.out.strip())
+
+
 def test_settings_that_are_needed_first_are_explained():
     helps = {name: command.callback.helps() for name, command in commands().items()}
     for command, names in NEEDED.items():

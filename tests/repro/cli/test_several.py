@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.command import repro, table_of
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -95,3 +96,15 @@ def test_rows_say_what_they_differ_by_and_repeats_are_a_row(tmp_path: Path):
     assert "retention_ratio" in ran.stdout
     assert len(json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["runs"]) == 4
     assert "retention_ratio=0.7" in (tmp_path / "both.csv").read_text()
+
+
+def test_a_table_of_prefills_names_the_model_and_what_is_counted(tmp_path, monkeypatch):
+    """No answers' tokens: a turn's first token is the one it has."""
+    monkeypatch.setenv("COLUMNS", "400")
+    asked = ("bench", "--system", "laps", "--platform", "h200", "--num-prompts", 60, "--result-dir", tmp_path)
+    (row,) = table_of(repro(*asked, "--request-rate", 65).out)
+    (told,) = json.loads(repro(*asked, "--request-rate", 65, "--json").out)["runs"]
+    assert (row["model"], row["rate turns/s"]) == ("Qwen2.5-14B", "65")
+    assert not {"output tok", "tok/s", "mean s"} & row.keys()
+    assert float(row["prefill tok/s"].replace(",", "")) == pytest.approx(told["summary"]["tokens_s"], abs=0.1)
+    assert float(row["TTFT mean s"]) == pytest.approx(told["summary"]["ttft_s"]["mean"], abs=0.01)

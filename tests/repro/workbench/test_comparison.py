@@ -240,6 +240,7 @@ def test_a_side_that_is_none_is_refused(sides, says, tmp_path):
     ("given", "says"),
     [
         ({"metric": "e2el_s"}, "metric='e2el_s' is several numbers: use one of e2el_s.max, e2el_s.mean"),
+        ({"metric": "nosuch"}, "metric='nosuch' is unknown to these runs: use one of .*, e2el_s.mean, "),
         ({"metric": "throughput"}, "metric='throughput' is unknown to these runs: use one of .*throughput_tok_s"),
         ({"metric": 3}, "metric=3 is unknown"),
         ({"tolerance": -1}, "tolerance=-1"),
