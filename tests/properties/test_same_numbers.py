@@ -48,6 +48,10 @@ def dllm(system: str, rate: float | None = 4.0, **knobs: Scalar) -> Cell:
     return _cell(system, "burst", "rtx4090", rate, {"num_prompts": 10, **knobs})
 
 
+def block(rate: float | None = 4.0, where: str = "h200-llada2-mini", **knobs: Scalar) -> Cell:
+    return _cell("block-diffusion", "burst", where, rate, {"num_prompts": 10, **knobs})
+
+
 def _cell(system: str, dataset: str, where: str, rate: float | None, knobs: Mapping[str, Scalar]) -> Cell:
     return a_cell(system, dataset=dataset, platform=where, executor="roofline", rate=rate, seed=1, **knobs)
 
@@ -118,6 +122,14 @@ CELLS = (
         for name in ("fast-dllm", "dllm-cache", "sparse-dllm")
         for how in ("policy", "published")
     ),
+    block(),
+    block(None, max_num_batched_tokens=256, max_num_seqs=6),
+    block(20.0, rule="joint-threshold", max_post_steps=4),
+    block(20.0, batching="first-done", tokens_per_forward=3.0),
+    block(20.0, batching="synchronous", kernels="sglang", step_overhead_s=0.001, prefix_overhead_s=0.002),
+    block(20.0, "h200-sdar-8b", rule="static", steps=2, prefix_cache=False),
+    block(20.0, "h100-sdar-8b", rule="dynamic", shared_len=64, request_overhead_s=0.0001),
+    block(None, "h20-llada2-mini", autoregressive=True, cost="roofline"),
 )
 
 
