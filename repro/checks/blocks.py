@@ -246,12 +246,17 @@ def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     if case["error"] is not None or not case["prompt_preserved"] or strategy not in rules:
         return None
-    expected = tuple(case["output_full"][len(case["prompt"]) :])
+    whole = case["output_full"][len(case["prompt"]) :]
+    # The script finishes a stop's block, and leaves masks in those behind it.
+    ends = given.get("stopping_criteria_idx")
+    stop_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    first = next((place for place, token in enumerate(whole) if token in stop_ids), len(whole))
     return {
         **_common(folder, "sdar", case, given["block_length"]),
-        "gen_length": len(expected),
+        "gen_length": len(whole),
         "rule": rules[strategy](),
-        "expected": expected,
+        "expected": tuple(whole[: first + 1]),
+        "stop_ids": stop_ids,
         "counts": {"denoised": case["n_forwards"] - case["n_store"]},
         "sampling": BlockSampling(
             temperature=given.get("temperature", 1.0),

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.block_models import MASK, write_block
 
-from engines.blockdiffusion.rules import SubBlocks
+from engines.blockdiffusion.rules import Static, SubBlocks
 from engines.models.loader import load_block
 from repro.checks.blocks import FOLDER_VARIABLE, NEAR, BlockCase, recorded_cases, verify_blocks
 from repro.checks.plain_blocks import plain_run
@@ -81,3 +82,41 @@ def test_a_stop_in_the_first_block_ends_the_answer():
             stop_ids=frozenset([given["stop_token"]]),
         )
         assert verify_blocks([asked])[0].answer.ids[-1] == given["stop_token"]
+
+
+@pytest.mark.parametrize("ends", ["id", "list"])
+@pytest.mark.parametrize("prompt", [(5, 7, 11), (5, 7, 11, 2), (9,)], ids=len)
+def test_a_recorded_stop_of_sdar_ends_the_answer_and_not_its_block(tmp_path, prompt, ends):
+    """As the authors' script leaves it: the stop's block is whole, and masks follow."""
+    block, length = 4, 16
+    write_block(tmp_path / "sdar_tiny", "sdar")
+    plain = plain_run(model(tmp_path / "sdar_tiny"), list(prompt), length, Static(steps=2), block)
+    place = next(i for i in range(2, length - 2 * block) if plain.ids[i] not in plain.ids[:i])
+    whole = -(-(len(prompt) + place + 1) // block) * block - len(prompt)
+    ids = [*plain.ids[:whole], *[MASK] * (length - whole)]
+    stop = plain.ids[place]
+    params = {
+        "gen_length": length,
+        "block_length": block,
+        "denoising_steps": 2,
+        "temperature": 1.0,
+        "remasking_strategy": "low_confidence_static",
+    }
+    denoised = plain_run(model(tmp_path / "sdar_tiny"), list(prompt), whole, Static(steps=2), block).denoised
+    case = {
+        "prompt": [*prompt],
+        "output_full": [*prompt, *ids],
+        "error": None,
+        "prompt_preserved": True,
+        "n_forwards": denoised + 3,
+        "n_store": 3,
+        "params": params | {"stopping_criteria_idx": stop if ends == "id" else [MASK - 3, stop]},
+    }
+    for name in ("block_engine", "llada2", "fastdllm2"):
+        (tmp_path / f"{name}_cases.json").write_text(json.dumps({"cases": []}))
+    (tmp_path / "sdar_cases.json").write_text(json.dumps({"cases": [case, case | {"params": params}]}))
+    stopped, unread = verify_blocks(recorded_cases(tmp_path))
+    assert stopped.difference is None
+    assert stopped.answer.ids[-1] == stop
+    assert len(stopped.answer.ids) == place + 1
+    assert unread.difference is not None, "the same ids without a stop"
