@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from engines.errors import UserError, require
 from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_template
-from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
+from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, is_base
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from engines.strict_json import RepeatedKeyError, unique
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextPrompt:
-    """``chat`` None makes a conversation of it exactly where the checkpoint has a chat template."""
+    """``chat`` None makes a conversation of it where the checkpoint has a chat template, and no base model's name."""
 
     text: str
     chat: bool | None = None
@@ -28,7 +28,7 @@ class TextPrompt:
     def encode(self, model: str, tokenizer: TextTokenizer) -> tuple[int, ...]:
         require(self.text != "", "prompt is empty: give some text")
         template = load_chat_template(checkpoint_dir(model, weights=False), config_of(model).family)
-        if not (template.source is not None if self.chat is None else self.chat):
+        if not (template.source is not None and not is_base(model) if self.chat is None else self.chat):
             require(
                 self.system_prompt is None,
                 f"system_prompt={self.system_prompt!r} has no effect on a raw prompt: add --chat or leave it out",

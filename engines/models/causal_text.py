@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from engines.errors import UserError, require
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import read_json
-from engines.models.tokenizer import longest_token, read_tokenizer, require_text, token_content
+from engines.models.tokenizer import find_backend, longest_token, require_text, token_content
 
 _ANY_FAMILY = "dream"
 """``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
@@ -49,11 +49,10 @@ class CausalText:
 
 
 def load_causal_text(directory: Path) -> CausalText | None:
-    """None where the folder has no ``tokenizer.json``."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
+    """None where the folder has no tokenizer."""
+    backend = find_backend(directory)
+    if backend is None:
         return None
-    backend = read_tokenizer(path)
     template = load_chat_template(directory, _ANY_FAMILY)
     return CausalText(
         backend=backend,

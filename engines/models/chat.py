@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.models.checkpoint import read_json, read_text
 from engines.models.config import ModelConfig
 from engines.models.templates import render_template
@@ -117,6 +117,7 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
     if family not in _TURN_END:
         raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_TURN_END)}")
     config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+    require(not template_path.is_dir(), f"{template_path} is a folder: put the template's text in a file of that name")
     config = read_json(config_path) if config_path.is_file() else {}
     source = read_text(template_path) if template_path.is_file() else config.get("chat_template")
     if isinstance(source, list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -66,6 +67,19 @@ def checkpoint_dir(model: str, *, weights: bool = True, known: Iterable[str] = E
         raise UserError(
             f"model={model!r} could not be fetched from the hub ({type(error).__name__}): check the id and the network, or give a directory"
         ) from error
+
+
+def is_base(model: str) -> bool:
+    """Whether a checkpoint's name says that it continues texts (``LLaDA-8B-Base``) and was not trained on conversations.
+
+    Files do not: a base model has the configuration, and often the chat template, of those trained from it.
+    """
+    path = Path(model).expanduser()
+    names = {path.name, path.resolve().name}
+    # A snapshot of the hub's cache: models--ORG--NAME/snapshots/COMMIT.
+    names |= {place.parents[1].name for place in (path, path.resolve()) if place.parent.name == "snapshots"}
+    words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
+    return "base" in words and not words & {"instruct", "chat"}
 
 
 def read_text(path: Path) -> str:
@@ -156,7 +170,8 @@ def digest_of(text: str) -> str:
 
 def checkpoint_digest(directory: Path) -> str:
     """Digest of all files behind a model: weights, configuration, tokenizer."""
-    names = {*weight_files(directory), *(path.name for what in _TEXT_FILES for path in directory.glob(what))}
+    texts = (path for what in _TEXT_FILES for path in directory.glob(what) if path.is_file())
+    names = {*weight_files(directory), *(path.name for path in texts)}
     found = [directory / name for name in sorted(names)]
     stats = [path.stat() for path in found]
     return _digest_of_files(tuple(found), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))

@@ -14,7 +14,7 @@ from engines.errors import UserError
 from engines.models.checkpoint import read_json, read_text
 
 # Python tokenizers whose rules ``byte_level_bpe`` implements; published without a tokenizer.json.
-_QWEN2_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer")
+_QWEN2_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 SpecialToken: TypeAlias = Literal["mask_token", "eos_token"]
 NO_ID = -1
@@ -66,7 +66,7 @@ def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_
     """Read a checkpoint folder's tokenizer and its special tokens, of which those ``required`` must be there.
 
     The tokenizer is ``tokenizer.json``, or ``vocab.json`` and ``merges.txt`` under the rules of a class
-    known here (Dream). Special tokens are those named by ``tokenizer_config.json``; a mask it does not
+    known here (Dream, SDAR). Special tokens are those named by ``tokenizer_config.json``; a mask it does not
     name (LLaDA) is the ``mask_token_id`` of ``config.json``.
     """
     config_path = directory / "tokenizer_config.json"
@@ -117,6 +117,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
+
+
+def find_backend(directory: Path) -> Tokenizer | None:
+    """As ``load_tokenizer`` reads it; None where the folder has none, or one whose rules are not known here."""
+    path = directory / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    is_ours = config.get("tokenizer_class") in _QWEN2_CLASSES
+    needed = ("vocab.json", "merges.txt") if is_ours else ("tokenizer.json",)
+    is_there = (directory / "tokenizer.json").is_file() or all((directory / name).is_file() for name in needed)
+    return _backend(directory, config) if is_there else None
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:

@@ -54,7 +54,7 @@ class Prompted:
         bool | None,
         typer.Option(
             "--chat/--no-chat",
-            help="Prompt as a user's turn or raw [default: chat where the checkpoint has a template].",
+            help="Prompt as a user's turn or raw [default: chat where the checkpoint has a template, and no base model's name].",
             rich_help_panel=opt.WHAT,
         ),
     ] = None
@@ -121,10 +121,15 @@ def generate(
     if system == NAME:
         _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
         return
+    from repro.serving_ar import is_causal
     from repro.systems.block.served import is_block
 
     if model is not None and is_block(model):
         raise UserError(f"model={model!r} is one of block diffusion: add --system {NAME}")
+    if model is not None and is_causal(model):
+        raise UserError(
+            f"model={model!r} is a causal model, which generate does not run: use repro serve --model {model}"
+        )
     model = "tiny" if model is None else model
     from engines.dllm.config import GenerationConfig
     from engines.dllm.method import EVERYONES
@@ -149,6 +154,7 @@ def generate(
 
 
 def _generate_blocks(knobs: Mapping[str, Any], prompted: Prompted, *, seed: int, json: bool) -> None:
+    from engines.models.checkpoint import is_base
     from repro.systems.block.asked import answer_alone
     from repro.systems.block.settings import settings_of_requests
     from repro.systems.block.text import answer_of, encoded, find_text, text_of
@@ -157,7 +163,13 @@ def _generate_blocks(knobs: Mapping[str, Any], prompted: Prompted, *, seed: int,
     said: TextAnswer | None
     if prompted.is_text:
         text = text_of(settings)
-        ids = encoded(text, prompted.text(), chat=prompted.chat, system_prompt=prompted.system_prompt)
+        ids = encoded(
+            text,
+            prompted.text(),
+            chat=prompted.chat,
+            system_prompt=prompted.system_prompt,
+            by_default=not is_base(settings.model),
+        )
         answer = answer_alone(settings, ids, seed=seed)
         said = answer_of(answer.ids, text)
     else:

@@ -13,7 +13,7 @@ from repro.systems.block.settings import EMBEDDED_DIR, Settings
 
 
 def find_text(settings: Settings) -> CausalText | None:
-    """None of random weights, and of a checkpoint without ``tokenizer.json``. A conversation with the embedded model is a story, as
+    """None of random weights, and of a checkpoint without a tokenizer. A conversation with the embedded model is a story, as
     it was trained on."""
     if settings.directory is None:
         return None
@@ -26,17 +26,22 @@ def text_of(settings: Settings) -> CausalText:
     found = find_text(settings)
     if found is None:
         raise UserError(
-            f"model={settings.model!r} has no tokenizer: give --prompt-ids, or a checkpoint with a tokenizer.json"
+            f"model={settings.model!r} has no tokenizer: give --prompt-ids, or a checkpoint with a tokenizer.json, or with vocab.json and merges.txt"
         )
     return found
 
 
 def encoded(
-    text: CausalText, prompt: str, *, chat: bool | None = None, system_prompt: str | None = None
+    text: CausalText,
+    prompt: str,
+    *,
+    chat: bool | None = None,
+    system_prompt: str | None = None,
+    by_default: bool = True,
 ) -> tuple[int, ...]:
-    """``chat`` None makes a conversation of it exactly where the checkpoint has a chat template."""
+    """As ``TextPrompt.encode``; ``by_default`` False makes no conversation that ``chat`` does not ask for."""
     require(prompt != "", "prompt is empty: give some text")
-    has_template = text.template is not None and text.template.source is not None
+    has_template = by_default and text.template is not None and text.template.source is not None
     if not (has_template if chat is None else chat):
         require(
             system_prompt is None,

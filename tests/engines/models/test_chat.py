@@ -13,6 +13,7 @@ from support.tokenizers import BYTES, CHATML_JINJA, LLADA_JINJA, write_dream_tok
 from tokenizers import normalizers
 
 from engines.errors import UserError
+from engines.models.causal_text import load_causal_text
 from engines.models.chat import (
     EMBEDDED_CHAT,
     ROLES,
@@ -84,6 +85,10 @@ def test_where_a_template_comes_from(tmp_path):
     assert load_chat_template(tmp_path, "dream").source == "D"
     (tmp_path / "chat_template.jinja").write_text("J")
     assert load_chat_template(tmp_path, "dream").source == "J"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.jinja").mkdir()
+    with pytest.raises(UserError, match=r"chat_template\.jinja is a folder"):
+        load_chat_template(tmp_path, "dream")
 
 
 def test_bad_template_entries_are_refused(tmp_path):
@@ -248,6 +253,19 @@ def test_dreams_tokenizer_is_built_from_its_vocabulary(tmp_path):
     assert prompt[0] == base + 1
     assert prompt.count(base + 2) == 1
     assert end_token_ids(DREAM, tokenizer) == {DREAM.eos_token_id, base + 2}
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "Qwen2TokenizerFast"])
+def test_causal_and_block_checkpoints_may_have_a_vocabulary_and_merges_alone(tmp_path, kind):
+    assert load_causal_text(tmp_path) is None
+    write_dream_tokenizer(tmp_path, tokenizer_class=kind)
+    assert not (tmp_path / "tokenizer.json").exists()
+    text = load_causal_text(tmp_path)
+    assert text is not None
+    assert text.encode("hello hello") == (len(BYTES) + 3, len(BYTES) + 4)
+    assert text.end_ids == {len(BYTES) + 5}
+    write_dream_tokenizer(tmp_path, tokenizer_class="GPT2Tokenizer")
+    assert load_causal_text(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from baselines.dllm.registry import method
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.chat import load_chat_template, parse_messages
+from engines.models.checkpoint import checkpoint_digest
 from engines.models.tokenizer import load_tokenizer
 from repro.generation import GenerateOptions, prepare_generation
 from repro.prompt import read_prompt_ids
@@ -94,6 +95,31 @@ def test_a_template_of_its_own_file(tmp_path):
     assert generate("--model", folder, "--prompt", "hello", *SHORT).out == raw
     (folder / "chat_template.jinja").write_text(LLADA_JINJA)
     assert generate("--model", folder, "--prompt", "hello", *SHORT).out != raw
+
+
+@pytest.mark.parametrize(
+    ("name", "chats"),
+    [
+        ("LLaDA-8B-Base", False),
+        ("llada_8b_base", False),
+        ("models--GSAI-ML--LLaDA-8B-Base/snapshots/0f2787f2d87e", False),
+        ("LLaDA-8B-Instruct", True),
+        ("LLaDA-1.5", True),
+        ("LLaDA-8B-Base-Instruct", True),
+        ("database", True),
+    ],
+)
+def test_a_base_model_is_told_by_its_name_and_continues_its_prompt(tmp_path, name, chats):
+    """Published ones have the template of those trained from them."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    folder = write_llada(tmp_path / name, chat_template=LLADA_JINJA)
+    asked = ("--model", folder, "--prompt", "hello", *SHORT)
+    chat, raw = answer(*asked, "--chat"), answer(*asked, "--no-chat")
+    assert answer(*asked) == (chat if chats else raw) != (raw if chats else chat)
+
+
+def test_causal_models_are_sent_to_the_server(tmp_path):
+    assert "repro serve" in refusal("--model", "tiny-qwen2", "--prompt", "hello")
 
 
 def test_a_template_needs_jinja(tmp_path, monkeypatch):
@@ -338,3 +364,11 @@ def test_the_files_of_a_checkpoint_are_enough(folders, tmp_path):
         shutil.copy(folders["dream"] / name, tmp_path / "copy" / name)
     asked = ("--system", "dream", "--prompt", "hello", "--gen-length", "8")
     assert generate("--model", tmp_path / "copy", *asked) == generate("--model", folders["dream"], *asked)
+
+
+def test_a_template_that_is_a_folder_is_said_in_a_sentence(tmp_path):
+    folder = write_llada(tmp_path / "model")
+    before = checkpoint_digest(folder)
+    (folder / "chat_template.jinja").mkdir()
+    assert checkpoint_digest(folder) == before
+    assert "chat_template.jinja is a folder" in refusal("--model", folder, "--prompt", "hello")
