@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from engines.ar.sampling import Logprobs
+
 Kind = type[int] | type[float] | type[str]
 
 
@@ -42,11 +44,21 @@ class Admitted(NamedTuple):
     request_id: int
 
 
+class PromptScored(NamedTuple):
+    """Log probabilities of the prompt's tokens from the second on, where they were asked for; before the first ``Tokens``."""
+
+    request_id: int
+    logprobs: Logprobs | None
+    """None of a prompt of one token."""
+
+
 class Tokens(NamedTuple):
     """The next ids of the answer, in its order; none of them changes any more."""
 
     request_id: int
     token_ids: tuple[int, ...]
+    logprobs: Logprobs | None = None
+    """Of these ids, where they were asked for and there are some."""
 
 
 class Finished(NamedTuple):
@@ -54,6 +66,8 @@ class Finished(NamedTuple):
 
     request_id: int
     token_ids: tuple[int, ...]
+    logprobs: Logprobs | None = None
+    """As in ``Tokens``."""
 
 
 class Failed(NamedTuple):
@@ -61,7 +75,7 @@ class Failed(NamedTuple):
     sentence: str
 
 
-Event = Accepted | Refused | Admitted | Tokens | Finished | Failed
+Event = Accepted | Refused | Admitted | PromptScored | Tokens | Finished | Failed
 ENDS = (Refused, Finished, Failed)
 """No event of a request follows one of these."""
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engines.ar.sampling import GREEDY, Logprobs, SamplingParams
 from engines.ar.session import Session
 from engines.ar.torch.rows import StepWork
-from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.policies.task import PrefillTask
 
 
@@ -39,6 +39,10 @@ class Sequence:
     """Its prefill, while that waits or goes on."""
     answers: list[list[int]] = field(default_factory=list)
     """Generated ids of the rounds that are over."""
+    logprobs: Logprobs | None = None
+    """Of its newest token, where ``sampling`` asks for them."""
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    """Of its prompt's tokens from the second on, as far as it is prefilled, where ``sampling`` asks for them."""
 
 
 class DecodeColumns:

@@ -19,11 +19,11 @@ import numpy as np
 
 from engines.ar.cost import StepCost
 from engines.ar.record import table_of
+from engines.ar.sampling import GREEDY, SamplingParams
 from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.ar.torch.batch import Sequence
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRound, EngineRun, Prompts, StepRow, random_prompts
-from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.ar.torch.worker import Worker
 from engines.policies.step import Batching, Chunk, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask, TaskKind

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.ar.sampling import Logprobs
 from engines.ar.torch.attention import DecodeKernels, SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.graphs import CaptureCost, CausalGraphs
 from engines.ar.torch.paged import PagedAttention, Served, probe
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
-from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
+from engines.ar.torch.sampling import GREEDY, Draws, LogitRules, SamplingParams, TokenScores, next_tokens, penalize
 from engines.errors import UserError, require
 from engines.kernels import host
 from engines.kernels.choice import HostKernels, TritonKernels
@@ -41,6 +42,14 @@ class Ran(NamedTuple):
     """The bucket or rung it ran in; None where it ran as it was."""
     num_rows: int
     """Rows the model computed, padding included."""
+    logprobs: Mapping[int, Logprobs] = {}
+    """By slot, of the next token of each sequence that asks for them."""
+    prompt_logprobs: Mapping[int, Logprobs] = {}
+    """By slot, of the prompt's tokens that follow the step's, of each sequence that asks for them."""
+
+
+_SCORED_LOGITS = 1 << 24
+"""Logits that are there at once, while the rows of a prompt are scored."""
 
 
 class TorchExecutor:
@@ -94,21 +103,27 @@ class TorchExecutor:
                     model, self.attention, self.tables, self.pool, self._tokens, self._staging, recorder
                 )
         self._sampling: dict[int, SamplingParams] = {}
-        """By slot; a slot that is missing takes the likeliest token."""
+        """By slot; a slot that is missing takes the likeliest token, of which nothing is told."""
+        self._rules: dict[int, LogitRules] = {}
+        """By slot; logits of a slot that is missing are taken as they are."""
         self._is_closed = False
 
     # ---- slots -------------------------------------------------------------------------------------
 
     def open(self, sampling: SamplingParams = GREEDY) -> int:
         slot = self.tables.open()
-        if sampling.temperature > 0:
+        if not sampling.is_plain:
             self._sampling[slot] = sampling
+        if sampling.shapes_logits:
+            with on(self.device):
+                self._rules[slot] = LogitRules(sampling, self._staging)
         return slot
 
     def close_slot(self, slot: int) -> None:
         """The sequence is over: its blocks and its slot are free."""
         self.tables.close(slot)
         self._sampling.pop(slot, None)
+        self._rules.pop(slot, None)
 
     def write(self, slot: int, start: int, ids: Sequence[int] | Ints) -> None:
         """Put token ids at ``start`` and behind it."""
@@ -156,7 +171,9 @@ class TorchExecutor:
         ``mode`` is ``StepPlan.mode``: a bucket or a rung is obeyed where it holds the step, else the step runs as it is.
         """
         assert not self._is_closed, "a closed executor has no pool"
-        size = self._size(work, mode)
+        scored = self._scored(work)
+        size = None if scored else self._size(work, mode)
+        prompt_logprobs: Mapping[int, Logprobs] = {}
         with on(self.device):
             if self.graphs is not None and size in self.graphs:
                 assert size is not None
@@ -166,11 +183,11 @@ class TorchExecutor:
                 else:
                     logits = logits[: work.size]
             else:
-                logits, num_rows = self._eager(work, size)
-            tokens = next_tokens(logits, self._draws(work))
+                logits, num_rows, prompt_logprobs = self._eager(work, size, scored)
+            tokens, logprobs = self._sample(logits, work)
             slot, end = work.slot[work.samples], work.end[work.samples]
             self._tokens.put_(self._staging.ints(slot * self._tokens.shape[1] + end), tokens)
-        return Ran(tokens, size, num_rows)
+        return Ran(tokens, size, num_rows, logprobs, prompt_logprobs)
 
     def wait(self) -> None:
         """Until the device has done what it was given."""
@@ -225,8 +242,10 @@ class TorchExecutor:
             return min((size for size in widths if size.batch >= work.size), default=None)
         return None
 
-    def _eager(self, work: StepWork, size: Size | None) -> tuple[Tensor, int]:
-        """[sampling sequences, V] logits and the rows computed."""
+    def _eager(
+        self, work: StepWork, size: Size | None, scored: Mapping[int, int]
+    ) -> tuple[Tensor, int, dict[int, Logprobs]]:
+        """[sampling sequences, V] logits, the rows computed, and ``Ran.prompt_logprobs``."""
         least = self.model.min_rows
         rows = packed_rows(work, self.tables, least=least) if size is None else rows_in(size, work, self.tables)
         attend = self.attention.attend(rows, self.tables, self.pool)
@@ -236,28 +255,77 @@ class TorchExecutor:
             last = np.concatenate((last, np.full(least - wanted, rows.last[0], dtype=np.int64)))
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
         hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
+        told = {}
+        for i, count in scored.items():
+            slot, start, first = (int(column[i]) for column in (work.slot, work.start, rows.members.first))
+            following = self._tokens[slot, start + 1 : start + 1 + count]
+            told[slot] = self._score(hidden, first, following, self._sampling[slot].prompt_logprobs or 0)
         if wanted == 0:
-            return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows
-        return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows
+            return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows, told
+        return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows, told
 
-    def _draws(self, work: StepWork) -> Draws | None:
-        """None where every sequence takes the likeliest token."""
+    def _scored(self, work: StepWork) -> dict[int, int]:
+        """Place in the work of each sequence whose prompt is scored -> its rows that a token of the prompt follows."""
         if not self._sampling:
-            return None
-        slots = work.slot[work.samples]
-        params = [self._sampling.get(slot, GREEDY) for slot in slots.tolist()]
-        if all(each.temperature == 0 for each in params):
-            return None
-        temperature, top_p = np.array([(each.temperature, each.top_p) for each in params]).T
-        seeds, positions = self._staging.send(
-            np.array([each.seed for each in params], dtype=np.int64), work.end[work.samples]
-        )
-        return Draws(
-            self._staging.floats(temperature),
-            self._staging.floats(top_p),
-            draw_keys(seeds, positions),
-            bool((top_p == 1).all()),
-        )
+            return {}
+        found = {}
+        for i, (slot, start, end) in enumerate(
+            zip(work.slot.tolist(), work.start.tolist(), work.end.tolist(), strict=True)
+        ):
+            params = self._sampling.get(slot, GREEDY)
+            count = min(end, params.prompt_tokens - 1) - start
+            if params.prompt_logprobs is not None and count > 0:
+                found[i] = count
+        return found
+
+    def _score(self, hidden: Tensor, first: int, following: Tensor, most: int) -> Logprobs:
+        """Of the tokens that follow the rows from ``first`` on, few rows at a time."""
+        least = self.model.min_rows
+        share = max(least, _SCORED_LOGITS // self.model.config.vocab_size)
+        parts = []
+        for start in range(0, len(following), share):
+            tokens = following[start : start + share]
+            row = first + start
+            index = np.arange(row, row + len(tokens))
+            if len(tokens) < least:  # repeated up to so many
+                index = np.concatenate((index, np.full(least - len(tokens), row, dtype=np.int64)))
+            logits = self.model.logits(hidden.index_select(0, self._staging.ints(index)))[: len(tokens)]
+            parts.append(TokenScores(logits).together(tokens, most))
+        return Logprobs.joined(parts)
+
+    def _sample(self, logits: Tensor, work: StepWork) -> tuple[Tensor, dict[int, Logprobs]]:
+        """The ids of the sequences that sample, and ``Ran.logprobs``."""
+        if not self._sampling:
+            return next_tokens(logits, None), {}
+        slots, ends = work.slot[work.samples], work.end[work.samples]
+        each = [self._sampling.get(slot, GREEDY) for slot in slots.tolist()]
+        told = [i for i, params in enumerate(each) if params.logprobs is not None]
+        rows = self._staging.ints(told)
+        scores = TokenScores(logits.index_select(0, rows)) if told else None
+        tokens = next_tokens(self._shaped(logits, slots, ends), Draws.of(each, ends, self._staging))
+        if scores is None:
+            return tokens, {}
+        found = scores.of(tokens.index_select(0, rows), [each[i].logprobs or 0 for i in told])
+        return tokens, dict(zip(slots[told].tolist(), found, strict=True))
+
+    def _shaped(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
+        """Logits [m, V] as the rules of their sequences, whose tokens so far ``ends`` [m] count, leave them."""
+        ruled = [i for i, slot in enumerate(slots.tolist()) if slot in self._rules]
+        if not ruled:
+            return logits
+        rules = [self._rules[int(slots[i])] for i in ruled]
+        shaped = logits.float()
+        for i, each in zip(ruled, rules, strict=True):
+            each.apply(shaped[i], self._tokens[int(slots[i]), : int(ends[i])], self._staging)
+        penalized = [i for i, each in zip(ruled, rules, strict=True) if each.params.penalizes]
+        if penalized:
+            rows, store = self._staging.send(np.array(penalized, dtype=np.int64), slots[penalized])
+            most = int(ends[penalized].max())
+            tokens = self._tokens[:, :most].index_select(0, store)
+            params = [self._rules[int(slots[i])].params for i in penalized]
+            penalties = penalize(shaped.index_select(0, rows), tokens, ends[penalized], params, self._staging)
+            shaped.index_copy_(0, rows, penalties)
+        return shaped
 
 
 def _paged_pool(model: CausalModel, tables: BlockTables) -> PoolTensors:

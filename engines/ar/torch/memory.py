@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engines.ar.sampling import SamplingParams
 from engines.ar.torch.blocks import NOBODY, BlockTables, OutOfBlocksError
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.sampling import SamplingParams
 from engines.runtime.rows import Ints
 
 

@@ -1,31 +1,24 @@
-"""The next token of each sequence: greedy, or by temperature and top-p from the sequence's own seed.
+"""The next token of each sequence, and what is told of it: greedy, or drawn from the sequence's own seed.
 
-The draw is a function of (seed, position) alone, so a sequence gets the same tokens alone, in any batch and after
-being preempted. Shapes: m sequences, V vocabulary rows.
+The draw is a function of (seed, position) alone, and a row is shaped by its own sequence alone, so a sequence gets the same
+tokens alone, in any batch and after being preempted. Shapes: m sequences, V vocabulary rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engines.knobs import Checked, Proportion, Range, Seed
+from engines.ar.sampling import GREEDY, MOST_LOGPROBS, Logprobs, SamplingParams
 from engines.runtime.noise import gumbel_argmax, row_keys
+from engines.runtime.rows import Ints
+from engines.runtime.staging import Staging
 
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams(Checked):
-    """Temperature 0 is greedy. ``top_p`` keeps the fewest likely tokens that hold that probability, at least one."""
-
-    temperature: Annotated[float, Range(least=0)] = 0.0
-    top_p: Proportion = 1.0
-    seed: Seed = 0
-
-
-GREEDY = SamplingParams()
+__all__ = ["GREEDY", "SamplingParams"]
 
 
 class Draws(NamedTuple):
@@ -38,7 +31,33 @@ class Draws(NamedTuple):
     keys: Tensor
     """[m] int64, one for each sequence and position."""
     keeps_all: bool
-    """Whether every ``top_p`` is 1."""
+    """Whether no row is cut."""
+    top_k: Tensor | None = None
+    """[m] int64, 0 for all; None where no row has one."""
+    min_p: Tensor | None = None
+    """[m] float64; None where no row has one."""
+
+    @classmethod
+    def of(cls, each: Sequence[SamplingParams], positions: Ints, staging: Staging) -> Draws | None:
+        """``positions`` [m] are those of the tokens to draw. None where every sequence takes the likeliest token."""
+        if all(params.temperature == 0 for params in each):
+            return None
+        seeds, places, top_k = staging.send(
+            np.array([params.seed for params in each], dtype=np.int64),
+            positions,
+            np.array([params.top_k for params in each], dtype=np.int64),
+        )
+        temperature, top_p, min_p = (
+            staging.floats(column) for column in np.array([(p.temperature, p.top_p, p.min_p) for p in each]).T
+        )
+        return cls(
+            temperature,
+            top_p,
+            draw_keys(seeds, places),
+            all((params.top_p, params.top_k, params.min_p) == (1, 0, 0) for params in each),
+            top_k if any(params.top_k for params in each) else None,
+            min_p if any(params.min_p for params in each) else None,
+        )
 
 
 def draw_keys(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -50,7 +69,9 @@ def next_tokens(logits: Tensor, draws: Draws | None) -> Tensor:
     """[m] ids of logits [m, V]; without draws all greedy."""
     if draws is None:
         return likeliest(logits)
-    kept = None if draws.keeps_all else nucleus(logits, draws.temperature, draws.top_p)
+    kept = None
+    if not draws.keeps_all:
+        kept = nucleus(logits, draws.temperature, draws.top_p, draws.top_k, draws.min_p)
     return gumbel_argmax(logits, draws.temperature, draws.keys, kept)
 
 
@@ -62,14 +83,114 @@ def likeliest(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
-def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
-    """bool [m, V]: the likeliest tokens of softmax(logits / temperature) up to probability ``top_p``, at least one.
+def nucleus(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None
+) -> Tensor:
+    """bool [m, V]: tokens of softmax(logits / temperature) that ``min_p``, ``top_k`` and ``top_p``, in this order, leave.
 
-    Of equally likely ones that with the lower id comes first. Temperature 0 leaves the likeliest.
+    At least one. ``top_k`` keeps all that are as likely as the last; of equally likely ones that with the lower id comes first
+    in ``top_p``. Temperature 0 leaves the likeliest.
     """
     values, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
     # From the largest down, so that no temperature overflows.
     scaled = (values - values[:, :1]) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
     share = torch.softmax(scaled, dim=-1)
-    before = share.cumsum(dim=-1) - share
-    return torch.zeros_like(values, dtype=torch.bool).scatter_(1, order, before < top_p.unsqueeze(1))
+    kept = torch.ones_like(share, dtype=torch.bool)
+    if min_p is not None:
+        kept &= share >= min_p.unsqueeze(1) * share[:, :1]
+    if top_k is not None:
+        last = torch.where(top_k > 0, top_k.clamp(max=values.shape[1]), values.shape[1]) - 1
+        kept &= values >= values.gather(1, last.unsqueeze(1))
+    left = torch.where(kept, share, 0.0)
+    before = left.cumsum(dim=-1) - left
+    every, top_p = left.sum(dim=-1, keepdim=True), top_p.unsqueeze(1)
+    kept &= (before < top_p * every) | (top_p == 1)
+    return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
+class LogitRules:
+    """What shapes one sequence's logits, whatever its tokens are, on the device."""
+
+    def __init__(self, params: SamplingParams, staging: Staging) -> None:
+        self.params = params
+        self._allowed = None if params.allowed_token_ids is None else staging.ints(params.allowed_token_ids)
+        self._ends = staging.ints(params.end_ids) if params.end_ids else None
+        self._biased = staging.ints([token for token, _ in params.logit_bias])
+        self._bias = staging.floats(np.array([bias for _, bias in params.logit_bias], dtype=np.float64)).float()
+        words = params.bad_words
+        self._openings = np.array([len(word) - 1 for word in words], dtype=np.int64)
+        longest = int(self._openings.max(initial=0))
+        # From the right, behind -1 for any token.
+        openings = np.full((len(words), longest), -1, dtype=np.int64)
+        for row, word in zip(openings, words, strict=True):
+            row[longest - len(word) + 1 :] = word[:-1]
+        self._opening_ids = staging.ints(openings)
+        self._last_ids = staging.ints([word[-1] for word in words])
+
+    def apply(self, logits: Tensor, tokens: Tensor, staging: Staging) -> None:
+        """Shape logits [V] float32 in place; ``tokens`` [n] are all of the sequence so far."""
+        if self._allowed is not None:
+            allowed = logits.index_select(0, self._allowed)
+            logits.fill_(-torch.inf).index_copy_(0, self._allowed, allowed)
+        answered = len(tokens) - self.params.prompt_tokens
+        if self.params.bad_words:
+            before = tokens[-self._opening_ids.shape[1] :] if self._opening_ids.shape[1] else tokens[:0]
+            opening = self._opening_ids[:, self._opening_ids.shape[1] - len(before) :]
+            (is_whole,) = staging.send((self._openings <= answered).astype(np.int64))
+            is_next = ((opening == before) | (opening < 0)).all(dim=1) & (is_whole > 0)
+            logits.index_put_((self._last_ids,), torch.where(is_next, -torch.inf, 0.0), accumulate=True)
+        if self._ends is not None and answered < self.params.min_tokens:
+            logits.index_fill_(0, self._ends, -torch.inf)
+        if self.params.logit_bias:
+            logits.index_add_(0, self._biased, self._bias)
+
+
+def penalize(logits: Tensor, tokens: Tensor, ends: Ints, each: Sequence[SamplingParams], staging: Staging) -> Tensor:
+    """Logits [m, V] float32 after their penalties. ``tokens`` [m, n] are the sequences' tokens, each up to its ``ends`` [m]."""
+    prompts, stops = staging.send(np.array([params.prompt_tokens for params in each], dtype=np.int64), ends)
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    is_there = place < stops.unsqueeze(1)
+    is_answer = is_there & (place >= prompts.unsqueeze(1))
+    counts = torch.zeros((2, *logits.shape), dtype=torch.float32, device=logits.device)
+    seen, answered = (
+        counts[0].scatter_add_(1, tokens, is_there.float()),
+        counts[1].scatter_add_(1, tokens, is_answer.float()),
+    )
+    factors = np.array([(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in each]).T
+    repetition, frequency, presence = (staging.floats(column).float().unsqueeze(1) for column in factors)
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where((seen > 0) & (repetition != 1), repeated, logits)
+    return logits - frequency * answered - presence * (answered > 0)
+
+
+class TokenScores:
+    """Log probabilities of rows, before their next tokens are known."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """logits [n, V], as the model made them."""
+        self._all = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        # As many for all: what a row is told must not hang on what others are.
+        self._top = self._all.topk(min(MOST_LOGPROBS, logits.shape[1]), dim=-1)
+
+    def of(self, tokens: Tensor, most: Sequence[int]) -> list[Logprobs]:
+        """Of the tokens [n] that follow the rows, each alone with its ``most`` likeliest; waits for the device."""
+        found = self._told(tokens)
+        return [
+            Logprobs(
+                found.chosen[i : i + 1], found.rank[i : i + 1], found.top_ids[i : i + 1, :k], found.top[i : i + 1, :k]
+            )
+            for i, k in enumerate(most)
+        ]
+
+    def together(self, tokens: Tensor, most: int) -> Logprobs:
+        """Of the tokens [n] that follow the rows, each with its ``most`` likeliest; waits for the device."""
+        found = self._told(tokens)
+        return found._replace(top_ids=found.top_ids[:, :most].copy(), top=found.top[:, :most].copy())
+
+    def _told(self, tokens: Tensor) -> Logprobs:
+        chosen = self._all.gather(1, tokens.unsqueeze(1))
+        rank = (self._all >= chosen).sum(dim=-1)
+        top, ids = (each.cpu().numpy() for each in self._top)
+        order = np.lexsort((ids, -top))
+        columns = chosen[:, 0].cpu().numpy(), rank.cpu().numpy()
+        return Logprobs(*columns, np.take_along_axis(ids, order, 1), np.take_along_axis(top, order, 1))

@@ -12,16 +12,17 @@ sessions to their end, ``engines.server.ar`` takes requests for good. Between tw
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from engines.ar.sampling import GREEDY, SamplingParams
 from engines.ar.session import Session
 from engines.ar.torch.batch import DecodeColumns, Sequence
 from engines.ar.torch.executor import Ran, TorchExecutor
 from engines.ar.torch.memory import KeptSequences, SessionMemory
 from engines.ar.torch.rows import StepWork
-from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.errors import require
 from engines.named import asked
 from engines.policies.owed import Owed
@@ -228,6 +229,7 @@ class Worker:
 
     def settle(self, step: Step, now: float) -> None:
         """Give the sequences their tokens; the driver hears which rounds are done."""
+        self._note_logprobs(step)
         hears, first = self._driver.hears_tokens, len(step.tokens) - step.decoding
         if step.decoding:
             if hears:
@@ -239,6 +241,16 @@ class Worker:
         for index, task in enumerate(whole):
             sequence = self.sequences[task.order]
             self._prefilled(sequence, task, now, is_over=hears and self._driver.hear(sequence, step.tokens[index]))
+
+    def _note_logprobs(self, step: Step) -> None:
+        ran = step.ran
+        if not (ran.logprobs or ran.prompt_logprobs):
+            return
+        members = self.decode.members if step.decoding else []
+        for sequence in (*members, *(self.sequences[task.order] for task, _ in step.shares)):
+            sequence.logprobs = ran.logprobs.get(sequence.slot)
+            if sequence.slot in ran.prompt_logprobs:
+                sequence.prompt_logprobs.append(ran.prompt_logprobs[sequence.slot])
 
     def _admitted(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins; what was evicted of its history is prefilled again."""
@@ -293,6 +305,8 @@ class Worker:
     def _prefilled(self, sequence: Sequence, task: PrefillTask, now: float, *, is_over: bool) -> None:
         self._owed.ended(task)
         sequence.task = None
+        if sequence.sampling.prompt_logprobs is not None:  # a prefill that a preemption makes necessary scores nothing
+            sequence.sampling = replace(sequence.sampling, prompt_logprobs=None)
         sequence.context = task.history + task.tokens + 1
         sequence.left = 0 if is_over else sequence.left - 1
         self._driver.prefilled(sequence, task, now)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.ar.sampling import Logprobs, SamplingParams
 from engines.ar.session import Round, Session
 from engines.errors import RunError, require
-from engines.knobs import Checked, Proportion, Range
 from engines.policies.step import Batching, Situation, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask
-from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
+from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, PromptScored, Submission, Tokens
 
 if TYPE_CHECKING:
     from engines.ar.torch import batch
@@ -33,22 +33,16 @@ _LONGEST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArGeneration(Checked):
-    """``max_tokens`` of a request that names none are ``default_tokens``, or what the model's positions leave of them."""
+class ArGeneration(SamplingParams):
+    """``max_tokens`` of a request that names none are ``default_tokens``, or what the model's positions leave of them.
+
+    ``stop_token_ids`` end an answer besides the model's own ends, which ``ignores_eos`` takes as any other token.
+    """
 
     max_tokens: int | None = None
     default_tokens: int = 256
-    temperature: Annotated[float, Range(0, 1e6)] = 0.0
-    top_p: Proportion = 1.0
-    seed: int = 0
     ignores_eos: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.temperature > 0 or self.top_p == 1,
-            f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",
-        )
+    stop_token_ids: tuple[int, ...] = ()
 
     def length(self, prompt_tokens: int, max_model_len: int) -> int:
         if self.max_tokens is not None:
@@ -81,12 +75,19 @@ class _Request:
     prompt: Ints
     end_ids: frozenset[int]
     wants_tokens: bool
+    generation: ArGeneration
     sequence: batch.Sequence
     length: int
     """Most tokens of its answer."""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """Of the ids that are not told yet, where they were asked for."""
     num_told: int = 0
     has_begun: bool = False
+
+    def take_logprobs(self) -> Logprobs | None:
+        taken, self.logprobs = self.logprobs, []
+        return Logprobs.joined(taken) if taken else None
 
 
 class ServedAr:
@@ -106,10 +107,8 @@ class ServedAr:
         keeps: bool = True,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
-        from engines.ar.torch.sampling import SamplingParams
         from engines.ar.torch.worker import Worker
 
-        self._make_sampling = SamplingParams
         self._worker = Worker(executor, batching, queue, self, estimate_s)
         self._end_ids, self._budget, self._keeps = end_ids, budget, keeps
         self._requests: dict[int, _Request] = {}
@@ -136,14 +135,16 @@ class ServedAr:
             f"prompt of {len(prompt)} tokens and max_tokens={length} make more than the {room} tokens of K/V there is room "
             f"for: shorten the prompt, ask for fewer tokens, or start the server with more --kv-tokens",
         )
-        now = self._now()
-        sampling = self._make_sampling(temperature=generation.temperature, top_p=generation.top_p, seed=generation.seed)
+        now, vocabulary = self._now(), worker.executor.model.config.vocab_size
+        ends = (frozenset() if generation.ignores_eos else self._end_ids).union(generation.stop_token_ids)
+        sampling = replace(
+            generation, prompt_tokens=len(prompt), end_ids=tuple(sorted(each for each in ends if each < vocabulary))
+        )
         sequence = worker.add(Session(request_id, now, (Round(len(prompt), length),)), sampling)
         sequence.left = length
-        ends: frozenset[int] = frozenset() if generation.ignores_eos else self._end_ids
-        request = _Request(request_id, prompt, ends, wants_tokens, sequence, length)
+        request = _Request(request_id, prompt, ends, wants_tokens, generation, sequence, length)
         self._requests[request_id] = self._by_order[sequence.order] = request
-        if self._keeps:
+        if self._keeps and generation.prompt_logprobs is None:  # which are made of all of the prompt's rows
             worker.adopt(sequence, prompt)
         history = sequence.context
         worker.enqueue(sequence, "incremental" if history else "initial", history, len(prompt) - history, now)
@@ -204,11 +205,15 @@ class ServedAr:
 
     def hear(self, sequence: batch.Sequence, token: int) -> bool:
         request = self._by_order[sequence.order]
+        if not request.token_ids and request.generation.prompt_logprobs is not None:
+            self._tell_prompt(request)
         request.token_ids.append(token)
+        if request.generation.logprobs is not None and sequence.logprobs is not None:
+            request.logprobs.append(sequence.logprobs)
         self._committed_tokens += 1
         is_over = token in request.end_ids
         if request.wants_tokens and not is_over and len(request.token_ids) < request.length:
-            self._events.append(Tokens(request.request_id, (token,)))
+            self._events.append(Tokens(request.request_id, (token,), request.take_logprobs()))
             request.num_told += 1
         return is_over
 
@@ -223,7 +228,8 @@ class ServedAr:
 
     def done(self, sequence: batch.Sequence, now: float) -> None:
         request = self._by_order[sequence.order]
-        self._events.append(Finished(request.request_id, tuple(request.token_ids[request.num_told :])))
+        ids = tuple(request.token_ids[request.num_told :])
+        self._events.append(Finished(request.request_id, ids, request.take_logprobs()))
         self._forget(request)
         if self._keeps:
             self._worker.keep(sequence, np.concatenate([request.prompt, request.token_ids]).astype(np.int64))
@@ -231,6 +237,10 @@ class ServedAr:
             self._worker.drop(sequence)
 
     # ---- in between -----------------------------------------------------------------------------------------
+
+    def _tell_prompt(self, request: _Request) -> None:
+        parts, request.sequence.prompt_logprobs = request.sequence.prompt_logprobs, []
+        self._events.append(PromptScored(request.request_id, Logprobs.joined(parts) if parts else None))
 
     def _forget(self, request: _Request) -> None:
         del self._requests[request.request_id]

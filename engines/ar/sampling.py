@@ -1,0 +1,119 @@
+"""How a sequence's next tokens are chosen, and what is told of them: plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.errors import require
+from engines.knobs import Checked, Proportion, Range, Seed
+
+MOST_LOGPROBS = 20
+"""Likeliest tokens that are told of one position, as vLLM's and OpenAI's servers have it."""
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities of n tokens under the model's own logits, before anything shapes them, each with the k likeliest
+    tokens of its place, the likeliest first."""
+
+    chosen: NDArray[np.float32]
+    """[n]"""
+    rank: NDArray[np.int64]
+    """[n] from 1: tokens that are at least as likely as the chosen one."""
+    top_ids: NDArray[np.int64]
+    top: NDArray[np.float32]
+    """Both [n, k]."""
+
+    @classmethod
+    def joined(cls, each: Sequence[Logprobs]) -> Logprobs:
+        """One behind the other; they have one k, and there is at least one."""
+        chosen, rank, top_ids, top = zip(*each, strict=True)
+        return cls(np.concatenate(chosen), np.concatenate(rank), np.concatenate(top_ids), np.concatenate(top))
+
+    def cut(self, start: int, end: int | None = None) -> Logprobs:
+        """Of the tokens at [start, end)."""
+        return Logprobs(self.chosen[start:end], self.rank[start:end], self.top_ids[start:end], self.top[start:end])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(Checked):
+    """Temperature 0 is greedy, whatever ``top_p``, ``top_k`` and ``min_p`` are.
+
+    Logits are shaped in vLLM's order: ``allowed_token_ids``, ``bad_words``, ``min_tokens``, ``logit_bias``, the repetition,
+    frequency and presence penalties, then the temperature, ``min_p``, ``top_k`` and ``top_p``.
+    """
+
+    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    top_p: Proportion = 1.0
+    """Keeps the fewest likely tokens that hold that probability, at least one."""
+    top_k: Annotated[int, Range(0)] = 0
+    """Keeps so many likeliest tokens, and those as likely as the last; 0 keeps all."""
+    min_p: Annotated[float, Range(0, 1)] = 0.0
+    """Keeps tokens at least so likely, in shares of the likeliest."""
+    seed: Seed = 0
+    repetition_penalty: Annotated[float, Range(above=0)] = 1.0
+    """Divides positive logits of tokens of the prompt and the answer so far, and multiplies negative ones."""
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    """Is taken from a token's logit for each time that the answer has it."""
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    """Is taken from the logits of tokens that the answer has."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit), each id once."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No other token is chosen."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids that the answer shall not have: the last of each is not chosen behind the others."""
+    min_tokens: Annotated[int, Range(0)] = 0
+    """Tokens of the answer before which none of ``end_ids``, which the vocabulary has, is chosen."""
+    end_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    """Where the answer begins."""
+    logprobs: Annotated[int, Range(0, MOST_LOGPROBS)] | None = None
+    """Likeliest tokens that are told beside each token of the answer; None tells no log probabilities."""
+    prompt_logprobs: Annotated[int, Range(0, MOST_LOGPROBS)] | None = None
+    """The same of the prompt's tokens, from the second on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ids = self.allowed_token_ids
+        require(ids is None or len(ids) > 0, "allowed_token_ids=[] allows no token: give some, or leave it out")
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether the likeliest token may not be the one that greedy sampling takes."""
+        return (
+            self.penalizes
+            or bool(self.logit_bias or self.bad_words)
+            or self.allowed_token_ids is not None
+            or (self.min_tokens > 0 and bool(self.end_ids))
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the likeliest token is taken and nothing is told of it."""
+        tells = self.logprobs is not None or self.prompt_logprobs is not None
+        return self.temperature == 0 and not self.shapes_logits and not tells
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Raise UserError for an id that a vocabulary of so many rows lacks."""
+        fields = {
+            "logit_bias": [token for token, _ in self.logit_bias],
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words": [token for word in self.bad_words for token in word],
+        }
+        for name, ids in fields.items():
+            wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+            require(
+                wrong is None, f"{name} has the id {wrong}: give ids from 0 to {vocabulary - 1}, the model's vocabulary"
+            )
+
+
+GREEDY = SamplingParams()
