@@ -15,7 +15,7 @@ from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.server.codec import Codec, IdsAlone, TextCodec
-from engines.server.protocol import Kind, ServedEngine
+from engines.server.protocol import Kind, ServedEngine, refuse_of_causal_models
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
@@ -109,6 +109,7 @@ class DllmModel:
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
         after."""
+        refuse_of_causal_models(asked)
         given = dict(asked)
         seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
         if "max_tokens" in given:

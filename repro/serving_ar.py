@@ -123,21 +123,26 @@ class ArModel:
 
     def generation(self, asked: Mapping[str, Any]) -> ArGeneration:
         most = self.max_model_len - 1
-        length, top_k = asked.get("max_tokens"), asked.get("top_k")
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+        }
+        given.pop("echo", None)  # is the server's to do
+        length = given.get("max_tokens")
         require(
             length is None or length <= most,
             f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
         )
-        require(top_k is None, f"top_k={top_k} has no effect with system='{SYSTEM}': use top_p, or leave it out")
-        temperature = asked.get("temperature", self.settings.temperature)
-        return ArGeneration(
-            max_tokens=length,
-            default_tokens=self.settings.gen_length,
-            temperature=temperature,
-            top_p=asked.get("top_p", self.settings.top_p if temperature else 1.0),
-            seed=asked.get("seed", 0),
-            ignores_eos=bool(asked.get("ignore_eos")),
-        )
+        given["ignores_eos"] = given.pop("ignore_eos", False)
+        if "bad_words" in given:
+            require(self._text is not None, "bad_words: the model has no tokenizer: leave them out")
+            assert self._text is not None
+            given["bad_words"] = self._text.spellings(given["bad_words"])
+        if "logit_bias" in given:
+            given["logit_bias"] = tuple(given["logit_bias"].items())
+        own = {name: getattr(self.settings, name) for name in ("temperature", "top_p")}
+        found = ArGeneration(**{**own, "default_tokens": self.settings.gen_length, **given})
+        found.check_ids(self.config.vocab_size)
+        return found
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: ArGeneration) -> None:
         most, vocabulary = self.max_model_len, self.config.vocab_size

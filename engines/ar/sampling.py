@@ -104,16 +104,15 @@ class SamplingParams(Checked):
 
     def check_ids(self, vocabulary: int) -> None:
         """Raise UserError for an id that a vocabulary of so many rows lacks."""
-        fields = {
-            "logit_bias": [token for token, _ in self.logit_bias],
-            "allowed_token_ids": self.allowed_token_ids or (),
-            "bad_words": [token for word in self.bad_words for token in word],
-        }
-        for name, ids in fields.items():
-            wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
-            require(
-                wrong is None, f"{name} has the id {wrong}: give ids from 0 to {vocabulary - 1}, the model's vocabulary"
-            )
+        check_vocabulary("logit_bias", [token for token, _ in self.logit_bias], vocabulary)
+        check_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocabulary)
+        check_vocabulary("bad_words", [token for word in self.bad_words for token in word], vocabulary)
+
+
+def check_vocabulary(name: str, ids: Sequence[int], vocabulary: int) -> None:
+    """Raise UserError for the first of the field's ids that a vocabulary of so many rows lacks."""
+    wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+    require(wrong is None, f"{name} has the id {wrong}: give ids from 0 to {vocabulary - 1}, the model's vocabulary")
 
 
 GREEDY = SamplingParams()

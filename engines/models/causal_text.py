@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from engines.errors import UserError, require
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import read_json
-from engines.models.tokenizer import find_backend, longest_token, require_text, token_content
+from engines.models.tokenizer import Speller, find_backend, longest_token, require_text, token_content
 
 _ANY_FAMILY = "dream"
 """``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
@@ -29,12 +29,30 @@ class CausalText:
     end_ids: frozenset[int]
 
     @cached_property
+    def speller(self) -> Speller:
+        return Speller(self.backend)
+
+    @cached_property
     def longest_token(self) -> int:
         return longest_token(self.backend)
 
     def encode(self, text: str) -> tuple[int, ...]:
         require_text(text)
         return tuple(self.backend.encode(text).ids)
+
+    def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids of each word as it begins a text and, where that takes as many tokens and begins with another, as it stands
+        behind a blank, as vLLM tells bad words."""
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            first, *others = (self._ids(blank + word.lstrip()) for blank in ("", " "))
+            require(len(first) > 0, f"bad_words has {word!r}, which has no token: leave it out")
+            found.append(first)
+            found += [ids for ids in others if len(ids) == len(first) and ids[0] != first[0]]
+        return tuple(found)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """May take seconds: a template runs in a process of its own."""

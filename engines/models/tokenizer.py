@@ -102,6 +102,29 @@ def longest_token(backend: Tokenizer) -> int:
     return longest * (1 if backend.normalizer is None else _MOST_SHRINK)
 
 
+class Speller:
+    """The text of tokens within a longer one, special tokens spelt out."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        # Behind an ordinary token: a decoder may treat the first of a text as no other.
+        self._opening = backend.encode("a", add_special_tokens=False).ids[-1:]
+        self._length = len(self.text(self._opening))
+        self._texts: dict[tuple[int, ...], str] = {}
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=False)
+
+    def behind(self, ids: tuple[int, ...]) -> str:
+        """Of ids that stand behind a whole character."""
+        found = self._texts.get(ids)
+        if found is None:
+            found = self.text([*self._opening, *ids])[self._length :]
+            if len(ids) == 1:
+                self._texts[ids] = found
+        return found
+
+
 def token_content(token: Any) -> str | None:
     """The text of a special token as ``tokenizer_config.json`` stores it: a string, or an object with ``content``."""
     content = token.get("content") if isinstance(token, Mapping) else token

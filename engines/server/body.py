@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
+from engines.ar.sampling import MOST_LOGPROBS
 from engines.server.errors import ApiError, refused
 from engines.server.protocol import Kind
 from engines.strict_json import RepeatedKeyError, unique
@@ -22,6 +23,7 @@ MOST_CHOICES = 128
 """Answers to one request: ``n`` for each prompt."""
 MOST_STOPS, LONGEST_STOP = 1000, 1024
 """Stop texts, or stop ids, of a request, and characters of such a text."""
+MOST_BAD_WORDS = 128
 _MOST_FIELDS = 100
 """Fields of one object, the unknown ones among them."""
 _SEEDS = 2**63
@@ -34,7 +36,7 @@ _OF_NO_ANSWER = frozenset(
         *("user", "metadata", "safety_identifier", "session_id", "service_tier", "store", "cache_salt"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "guided_decoding_backend"),
         *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "return_mm_kwargs"),
-        *("return_token_offsets", "return_tokens_as_token_ids", "routed_experts_prompt_start", "watermarking"),
+        *("return_token_offsets", "routed_experts_prompt_start", "watermarking"),
     }
 )
 """They say who asks, how an answer is kept or paid for, or belong to what is not asked for without another field."""
@@ -64,23 +66,10 @@ _NOT_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "modalities": (["text"],),
         "prompt_embeds": ([],),
     },
-    "log probabilities are not told here": {
-        "echo": (False,),
-        "logprob_token_ids": ([],),
-        "logprobs": (False,),
-        "prompt_logprobs": (),
-        "top_logprobs": (0,),
-    },
+    "logprobs tells the likeliest tokens of a completion": {"logprob_token_ids": ([],), "top_logprobs": (0,)},
     "tokens are not chosen by it here": {
-        "allowed_token_ids": (),
-        "bad_words": ([],),
-        "frequency_penalty": (0,),
-        "logit_bias": ({},),
         "logits_processors": ([],),
-        "min_p": (0,),
-        "presence_penalty": (0,),
         "repetition_detection": ({},),
-        "repetition_penalty": (1,),
         "thinking_token_budget": (-1,),
         "typical_p": (1,),
     },
@@ -143,6 +132,7 @@ def _as_list(given: Any) -> Any:
 
 Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
 Whole = Annotated[int, BeforeValidator(_whole)]
+Ids = list[Annotated[Whole, Field(ge=0)]]
 Count = Annotated[Whole, Field(ge=1, le=2**31)]
 
 
@@ -250,6 +240,23 @@ class _StreamOptions(_Object):
 # ---- bodies -----------------------------------------------------------------------------------
 
 
+def _unless(neutral: Any) -> AfterValidator:
+    """The value that asks for nothing was not given."""
+    return AfterValidator(lambda given: None if given == neutral else given)
+
+
+def _biases(given: Any) -> Any:
+    """A bias by id, as vLLM reads it: beyond 100 it is 100."""
+    if not isinstance(given, dict):
+        raise ValueError
+    found = {}
+    for token, bias in given.items():
+        if not token.isdecimal() or isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise ValueError
+        found[int(token)] = float(min(100.0, max(-100.0, bias)))
+    return found
+
+
 class _Sampling(_Object):
     """How the tokens of an answer are chosen. What is given of it reaches ``ServedModel.generation`` by its name, and an
     engine refuses what it does not heed."""
@@ -260,6 +267,26 @@ class _Sampling(_Object):
     top_k: Annotated[Whole, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
     seed: Annotated[Whole, Field(ge=-_SEEDS, le=_SEEDS - 1)] | None = None
     """-1 is none."""
+    min_p: Annotated[float, Field(ge=0, le=1), _unless(0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0), _unless(1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), _unless(0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), _unless(0)] | None = None
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        pydantic.PlainValidator(_biases),
+        _unless({}),
+        Field(description="an object of token ids, as texts, each with a number"),
+    ] = None
+    allowed_token_ids: Annotated[
+        Ids, FailFast(), Field(min_length=1, description="a list of at least one token id")
+    ] = []
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
+        FailFast(),
+        Field(max_length=MOST_BAD_WORDS, description=f"a list of up to {MOST_BAD_WORDS} texts, none of them empty"),
+    ] = []
+    prompt_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """Likeliest tokens that are told of each place of the prompt."""
 
 
 class _Body(_Sampling):
@@ -306,6 +333,10 @@ class _Body(_Sampling):
         _StreamOptions()
     )
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Whether log probabilities name tokens by their ids."""
+    echo: bool = False
+    """Whether the answer's text begins with the prompt's, or the last message's."""
     request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Behind the kind of answer it is the answer's id."""
     timeout: Annotated[float, Field(gt=0)] | None = None
@@ -321,6 +352,11 @@ class _Body(_Sampling):
             raise refused(f"{sentence}: give one of them", "max_tokens")
         if self.length is not None and self.min_tokens > self.length:
             raise refused(f"min_tokens={self.min_tokens} is more than max_tokens={self.length}: lower it", "min_tokens")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refused(
+                f"prompt_logprobs={self.prompt_logprobs} are not told in a stream: leave it out, or stream",
+                "prompt_logprobs",
+            )
         return self
 
     @property
@@ -335,14 +371,25 @@ class _Body(_Sampling):
     @property
     def generation(self) -> dict[str, Any]:
         """What was given of how the engine generates, its own options included."""
-        given = self.model_dump(include=self._of_the_engine, exclude_none=True, exclude_unset=True)
+        given = self.model_dump(include=set(self._of_the_engine), exclude_none=True, exclude_unset=True)
         if self.length is not None:
             given["max_tokens"] = self.length
         if not self.min_tokens or self.ignore_eos:  # where nothing ends an answer but its length, no least length does
             given.pop("min_tokens", None)
         if not self.stop_token_ids:
             given.pop("stop_token_ids", None)
+        if not self.bad_words:
+            given.pop("bad_words", None)
+        if self.num_logprobs is not None:
+            given["logprobs"] = self.num_logprobs
+        if self.echo:
+            given["echo"] = True
         return given
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens that are told beside each token of an answer; None where no log probabilities are."""
+        raise NotImplementedError
 
     _of_the_engine: ClassVar[frozenset[str]] = frozenset(
         {*_Sampling.model_fields, "ignore_eos", "min_tokens", "stop_token_ids"}
@@ -350,6 +397,12 @@ class _Body(_Sampling):
 
 
 class CompletionBody(_Body):
+    max_tokens: Annotated[Whole, Field(ge=0, le=2**31)] | None = None
+    """0 with ``echo`` asks for the prompt alone."""
+    logprobs: Annotated[
+        Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None,
+        BeforeValidator(lambda given: {True: 1, False: None}[given] if isinstance(given, bool) else given),
+    ] = None
     prompt: Annotated[
         list[Prompt],
         FailFast(),
@@ -361,9 +414,26 @@ class CompletionBody(_Body):
         BeforeValidator(_as_list),
     ]
 
+    @model_validator(mode="after")
+    def _has_an_answer(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise refused("max_tokens=0 must be at least 1, or echo true", "max_tokens")
+        return self
+
     @property
     def num_choices(self) -> int:
         return self.n * len(self.prompt)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        given = super().generation
+        if self.echo and self.logprobs is not None:
+            given.setdefault("prompt_logprobs", self.logprobs)
+        return given | ({"max_tokens": 1} if self.length == 0 else {})
 
 
 class ChatBody(_Body):
@@ -379,12 +449,26 @@ class ChatBody(_Body):
     """Whether the prompt ends with the header of an assistant's message."""
     continue_final_message: bool = False
     """Whether the answer goes on within the last message."""
+    logprobs: bool = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] = 0
     chat_template_kwargs: Annotated[
         dict[str, Any], Field(description="an object of the chat template's own variables")
     ] = {}
     documents: Annotated[list[dict[str, Any]], Field(description="a list of objects")] | None = None
     reasoning_effort: str | None = None
     """A variable of the chat template, as ``documents`` is."""
+
+    @model_validator(mode="after")
+    def _has_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise refused(
+                f"top_logprobs={self.top_logprobs} has no effect without logprobs: set it true", "top_logprobs"
+            )
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
     def _has_one_template(self) -> Self:

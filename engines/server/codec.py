@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from engines.errors import UserError
 from engines.models.causal_text import CausalText
@@ -21,6 +22,7 @@ class TextCodec:
     template: ChatTemplate
     end_ids: frozenset[int]
     """Ids that end an answer: of a text or of a turn."""
+    speller: ClassVar[None] = None
 
     @classmethod
     def of(cls, directory: Path, config: ModelConfig) -> TextCodec:
@@ -54,6 +56,7 @@ class IdsAlone:
 
     end_ids: frozenset[int] = frozenset()
     longest_token = 1 << 30
+    speller = None
 
     def encode(self, text: str) -> tuple[int, ...]:
         raise UserError("prompt is a text and the model has no tokenizer: give a list of token ids")

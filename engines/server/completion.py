@@ -8,14 +8,27 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+from engines.ar.sampling import Logprobs
 from engines.errors import UserError
+from engines.models.tokenizer import Speller
 from engines.server.answer import Answer, Piece
-from engines.server.body import MOST_CHOICES, Asked, ChatBody
+from engines.server.body import MOST_CHOICES, Asked, ChatBody, CompletionBody
 from engines.server.codec import Codec
 from engines.server.errors import ApiError, queue_full, refused, unavailable
-from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, ServedModel, Tokens
+from engines.server.logprobs import Score, ScoredTokens, prompt_logprobs, scores_of
+from engines.server.protocol import (
+    Accepted,
+    Admitted,
+    Event,
+    Failed,
+    Finished,
+    PromptScored,
+    Refused,
+    ServedModel,
+    Tokens,
+)
 from engines.server.service import EngineProcess, Overloaded, Unavailable
 
 T = TypeVar("T")
@@ -44,8 +57,12 @@ class Usage(NamedTuple):
 
 
 class Part(NamedTuple):
+    """``piece`` begins with the prompt where that is echoed."""
+
     choice: int
     piece: Piece
+    logprobs: dict[str, list[Any]] | None = None
+    """As OpenAI's API words them, where they were asked for."""
 
 
 class Completion:
@@ -61,6 +78,11 @@ class Completion:
         """Choice -> id of its request, while it is open."""
         self._answers: list[Answer] = []
         self._prompt_tokens = 0
+        self._prompts: list[tuple[int, ...]] = []
+        self._scored: dict[int, list[Score | None]] = {}
+        """Choice -> of its prompt's tokens, where they were asked for."""
+        self._tokens: dict[int, ScoredTokens] = {}
+        """Choice -> its tokens, where log probabilities were asked for."""
         self._early: list[tuple[int, Event]] = []
         self.has_begun_at: float | None = None
         """When work on the first of its answers began, on the loop's clock."""
@@ -93,16 +115,57 @@ class Completion:
                 raise ApiError(500, event.sentence, kind="server_error", code="engine_failed")
             if isinstance(event, Admitted) and self.has_begun_at is None:
                 self.has_begun_at = asyncio.get_running_loop().time()
+            if isinstance(event, PromptScored):
+                scores = () if event.logprobs is None else scores_of(event.logprobs)
+                self._scored[choice] = [None, *scores]
             if not isinstance(event, Tokens | Finished):
                 continue
             answer = self._answers[choice]
+            is_first = answer.num_tokens == 0
             piece = answer.add(event.token_ids, is_last=isinstance(event, Finished))
             if isinstance(event, Finished):
                 del self._ids[choice]
             elif answer.finish_reason is not None:
                 self._served.service.cancel(self._ids.pop(choice))
             if piece.text or piece.token_ids or piece.finish_reason is not None:
-                yield Part(choice, piece)
+                yield self._part(choice, piece, event.logprobs, is_first=is_first)
+
+    def prompt_logprobs(self, choice: int) -> list[Any] | None:
+        """The field of that name, once the choice has begun; None where it was not asked for."""
+        if self._asked.prompt_logprobs is None:
+            return None
+        return prompt_logprobs(self._prompt_of(choice), self._scored[choice], self._speller)
+
+    @property
+    def _speller(self) -> Speller | None:
+        return None if self._asked.return_tokens_as_token_ids else self._served.codec.speller
+
+    def _prompt_of(self, choice: int) -> tuple[int, ...]:
+        return self._prompts[choice // self._asked.n]
+
+    def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> Part:
+        asked = self._asked
+        ids, scores = list(piece.token_ids), [] if found is None else list(scores_of(found))[: len(piece.token_ids)]
+        if isinstance(asked, CompletionBody) and asked.echo and is_first:
+            prompt = self._prompt_of(choice)
+            ids, scores = [*prompt, *ids], [*self._scored.get(choice, ()), *scores]
+            if asked.length == 0:  # the one token that was made says where the prompt's ends
+                ids, scores, piece = ids[: len(prompt)], scores[: len(prompt)], piece._replace(text="")
+            piece = piece._replace(text=self._echo(choice) + piece.text)
+        if asked.num_logprobs is None:
+            return Part(choice, piece)
+        if choice not in self._tokens:
+            self._tokens[choice] = ScoredTokens(self._speller, is_chat=isinstance(asked, ChatBody))
+        return Part(choice, piece, self._tokens[choice].worded(ids, scores))
+
+    def _echo(self, choice: int) -> str:
+        """The text of the prompt; empty beside ``return_token_ids``, which tells it as ids, as in vLLM."""
+        asked, speller = self._asked, self._served.codec.speller
+        assert isinstance(asked, CompletionBody)
+        given = asked.prompt[choice // asked.n]
+        if asked.return_token_ids:
+            return ""
+        return given if isinstance(given, str) else "" if speller is None else speller.text(given)
 
     # -- submission ----------------------------------------------------------------------------------------
 
@@ -126,7 +189,7 @@ class Completion:
             raise unavailable(str(error)) from None
         try:
             prompts = await self._encode(generations[0], served.work if size < LARGE_TEXT else served.slow_work)
-            self._prompt_tokens = sum(map(len, prompts))
+            self._prompts, self._prompt_tokens = prompts, sum(map(len, prompts))
             wants_tokens = asked.stream or bool(asked.stop)
             for prompt_ids in prompts:
                 for generation in generations:

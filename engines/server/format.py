@@ -39,15 +39,20 @@ class Format:
         }
 
     def whole(
-        self, texts: Sequence[str], ids: Sequence[Sequence[int]], reasons: Sequence[FinishReason], counted: Usage
+        self,
+        texts: Sequence[str],
+        ids: Sequence[Sequence[int]],
+        reasons: Sequence[FinishReason],
+        logprobs: Sequence[Mapping[str, Any] | None],
+        counted: Usage,
     ) -> dict[str, Any]:
         """One entry a choice."""
         choices = []
-        for index, (text, token_ids, reason) in enumerate(zip(texts, ids, reasons, strict=True)):
+        for index, (text, token_ids, reason, scored) in enumerate(zip(texts, ids, reasons, logprobs, strict=True)):
             said: dict[str, Any] = (
                 {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
             )
-            choices.append(self._choice(index, said, token_ids, reason))
+            choices.append(self._choice(index, said, token_ids, reason, scored))
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": usage(counted)}
 
@@ -57,19 +62,24 @@ class Format:
             for index in range(num_choices):
                 yield self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}}, (), None)])
 
-    def part(self, index: int, piece: Piece) -> bytes:
+    def part(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
         said: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
-        return self._chunk([self._choice(index, said, piece.token_ids, piece.finish_reason)])
+        return self._chunk([self._choice(index, said, piece.token_ids, piece.finish_reason, logprobs)])
 
     def closing(self, counted: Usage) -> bytes:
         """What a stream ends with where its usage was asked for."""
         return self._chunk([], usage(counted)) if self._includes_usage else b""
 
     def _choice(
-        self, index: int, said: Mapping[str, Any], token_ids: Sequence[int], reason: FinishReason | None
+        self,
+        index: int,
+        said: Mapping[str, Any],
+        token_ids: Sequence[int],
+        reason: FinishReason | None,
+        logprobs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         own = {"token_ids": list(token_ids)} if self._has_ids else {}
-        return {"index": index, **said, "logprobs": None, "finish_reason": reason, **own}
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason, **own}
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]], counted: Mapping[str, int] | None = None) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"

@@ -12,8 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from engines.ar.sampling import Logprobs
+from engines.errors import require
 
 Kind = type[int] | type[float] | type[str]
+
+
+_OF_CAUSAL_MODELS = (
+    *("logprobs", "prompt_logprobs", "echo", "logit_bias", "allowed_token_ids", "bad_words", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+"""Fields of a request about how each token follows from those before it."""
+
+
+def refuse_of_causal_models(asked: Mapping[str, Any]) -> None:
+    """Raise UserError for a field that a diffusion model has no answer to."""
+    name = next((each for each in _OF_CAUSAL_MODELS if each in asked), None)
+    require(
+        name is None,
+        f"{name} is not supported: a diffusion model does not draw an answer's tokens left to right, each from its "
+        f"probabilities behind those before it: leave it out, or ask a causal model",
+    )
 
 
 class Submission(NamedTuple):

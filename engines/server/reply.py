@@ -15,6 +15,7 @@ from engines.server.body import Asked, ChatBody
 from engines.server.completion import Completion, Served
 from engines.server.errors import ApiError, too_late
 from engines.server.format import DONE, Format, event
+from engines.server.logprobs import joined
 from engines.server.metrics import Metrics
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -98,25 +99,36 @@ class Reply:
         texts: list[list[str]] = [[] for _ in range(num)]
         ids: list[list[int]] = [[] for _ in range(num)]
         reasons: dict[int, FinishReason] = {}
-        async for choice, piece in completion.parts():
+        scored: list[list[dict[str, Any]]] = [[] for _ in range(num)]
+        async for choice, piece, logprobs in completion.parts():
             texts[choice].append(piece.text)
             ids[choice] += piece.token_ids
+            if logprobs is not None:
+                scored[choice].append(logprobs)
             if piece.finish_reason is not None:
                 reasons[choice] = piece.finish_reason
         said = self._format.whole(
-            ["".join(each) for each in texts], ids, [reasons[i] for i in range(num)], completion.usage
+            ["".join(each) for each in texts],
+            ids,
+            [reasons[i] for i in range(num)],
+            [joined(each) if each else None for each in scored],
+            completion.usage,
         )
+        for i, choice_said in enumerate(said["choices"]):
+            prompt = completion.prompt_logprobs(i)
+            if prompt is not None:
+                (said if isinstance(self._asked, ChatBody) else choice_said)["prompt_logprobs"] = prompt
         await response.whole(200, said)
 
     async def _stream(self, completion: Completion, response: _Response) -> None:
         await response.begin(200, _STREAM_HEADERS)
         for opening in self._format.opening(self._asked.num_choices):
             await response.write(opening)
-        async for choice, piece in completion.parts():
+        async for choice, piece, logprobs in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.note_first_piece(self._ttft_s)
-            await response.write(self._format.part(choice, piece))
+            await response.write(self._format.part(choice, piece, logprobs))
         await response.end(self._format.closing(completion.usage) + DONE)
 
     def _note(self, completion: Completion) -> None:

@@ -57,6 +57,7 @@ def held(by: Path) -> Iterator[None]:
 class ByteCodec:
     end_ids = frozenset({END})
     longest_token = 4
+    speller = None
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.ar.sampling import Logprobs, SamplingParams
+from engines.ar.sampling import Logprobs, SamplingParams, check_vocabulary
 from engines.ar.session import Round, Session
 from engines.errors import RunError, require
 from engines.policies.step import Batching, Situation, StepPlan
@@ -43,6 +43,10 @@ class ArGeneration(SamplingParams):
     default_tokens: int = 256
     ignores_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+
+    def check_ids(self, vocabulary: int) -> None:
+        super().check_ids(vocabulary)
+        check_vocabulary("stop_token_ids", self.stop_token_ids, vocabulary)
 
     def length(self, prompt_tokens: int, max_model_len: int) -> int:
         if self.max_tokens is not None:

@@ -15,7 +15,7 @@ from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
 from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.server.block.engine import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
-from engines.server.protocol import Kind, ServedEngine
+from engines.server.protocol import Kind, ServedEngine, refuse_of_causal_models
 from repro.systems.block.asked import check_prompt, stop_ids_of
 from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, Settings, settings_of_requests
 from repro.systems.block.system import ON_TORCH, Deployment
@@ -76,6 +76,7 @@ class BlockModel:
         return {name: knobs[name].kind for name in _OF_A_REQUEST}
 
     def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
+        refuse_of_causal_models(asked)
         given = dict(asked)
         seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
         length = given.pop("max_tokens", None)

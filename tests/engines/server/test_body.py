@@ -66,10 +66,24 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
         (body(stop=["a"] * 1001), "stop must be a text or a list of up to 1,000 texts"),
         (body(stream_options={"include_usage": True}), "stream_options has no effect without stream"),
         (body(stream=True, stream_options=1), "stream_options=1 is wrong, stream_options must be an object like"),
-        (body(logprobs=1), "logprobs=1 is not supported"),
-        (body(echo=True), "echo=True is not supported"),
-        (body(echo=0), "echo=0 is not supported"),
-        (body(presence_penalty=0.5), "presence_penalty=0.5 is not supported"),
+        (body(logprobs=21), "logprobs=21 must be"),
+        (body(logprobs=-1), "logprobs=-1 must be"),
+        (body(logprobs="many"), "logprobs='many' must be"),
+        (body(prompt_logprobs=21), "prompt_logprobs=21 must be"),
+        (body(prompt_logprobs=1, stream=True), "prompt_logprobs=1"),
+        (body(echo=0), "echo=0 must be"),
+        (body(max_tokens=0), "max_tokens=0"),
+        (body(presence_penalty=2.5), "presence_penalty=2.5 must be"),
+        (body(frequency_penalty="x"), "frequency_penalty='x' must be"),
+        (body(repetition_penalty=0), "repetition_penalty=0 must be"),
+        (body(min_p=1.5), "min_p=1.5 must be"),
+        (body(logit_bias={"x": 1}), "logit_bias={'x': 1} is wrong"),
+        (body(logit_bias={"1": "much"}), "logit_bias={'1': 'much'} is wrong"),
+        (body(logit_bias=[1]), "logit_bias=[1] is wrong"),
+        (body(allowed_token_ids=[]), "allowed_token_ids=[] is wrong"),
+        (body(allowed_token_ids=[-1]), "allowed_token_ids[0]=-1"),
+        (body(bad_words=[""]), "bad_words[0]='' is wrong"),
+        (body(logprob_token_ids=[1]), "logprob_token_ids=[1] is not supported"),
         (body(block_length=8), "block_length=8 is not supported, this model is not decoded by it"),
         (body(max_tokens=4, min_tokens=5), "min_tokens=5 is more than max_tokens=4"),
         (body(max_completion_tokens=4, min_tokens=5), "min_tokens=5 is more than max_tokens=4"),
@@ -191,7 +205,8 @@ def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
         assert (asked.generation, [*asked.unknown]) == ({}, [])
         assert read(kind, **dict.fromkeys(NEUTRAL)).generation == {}
         for name in NEUTRAL:
-            assert refusal(kind, **{name: [7]}).startswith(f"{name}=[7] is not supported, ")
+            wrong = {"logprobs": "x"}.get(name, [[7]])
+            assert refusal(kind, **{name: wrong}).startswith(name)
 
 
 _NAMES = """
