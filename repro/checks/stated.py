@@ -54,6 +54,14 @@ Number = float | Interval
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Printed(Interval):
+    """One that a table gives in words."""
+
+    digits: int
+    """Behind the point: there are no more to be had."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Statement:
     document: str
     parts: tuple[str, ...]
@@ -113,8 +121,11 @@ def _number(read: Callable[[str], list[Row]], asked: Mapping[str, Any]) -> Numbe
         return mean_interval([asked.get("times", 1) * value for value in values])
     if how == "value":
         (value,) = values
-        half = next(row[column] for row in rows if row[column]).partition("±")[2].rstrip(" %")
-        return Interval(mean=value, half_width=float(half), n=0, confidence=0.95) if half else value
+        told, _, half = next(row[column] for row in rows if row[column]).partition("±")
+        if not (half := half.rstrip(" %")):
+            return value
+        digits = max(len(each.strip().partition(".")[2]) for each in (told, half))
+        return _Printed(mean=value, half_width=float(half), n=0, confidence=0.95, digits=digits)
     return float(TAKEN[how](values))
 
 
@@ -210,7 +221,7 @@ def _filled(text: str, numbers: Mapping[str, Number]) -> str:
         value = as_percent(value)
     if kind not in ("x", "%", "±") or value.mean is None:
         raise ValueError(f"{formula} has an interval: give it the format x, % or ±")
-    digits = decimals(value)
+    digits = decimals(value, value.digits) if isinstance(value, _Printed) else decimals(value)
     centre, *ends = (
         format(each + 0.0, f"{sign}.{digits}f") for each in (value.mean, value.low, value.high) if each is not None
     )

@@ -146,10 +146,12 @@ def share_ratio(rate: float) -> float:
 def test_printed_attainments_are_of_one_cell_and_asked_of_no_other():
     there = panel_of(fig4.DETAIL_MODEL, "dureader")
     other = next(each for each in panels() if each != there)
-    values = table({name: [0.5] for name in FIGURE4}).values
+    values = table({name: [0.25 if name.endswith("-tuned") else 0.5] for name in FIGURE4}).values
     for panel, rate, count in ((there, fig4.DETAIL_RATE, 1), (there, 0.8, 0), (other, fig4.DETAIL_RATE, 0)):
         found = fig4.absolute(Runs([], VIEW), Attainments(panels=(panel,), rates=(rate,), values=values))
         assert len(found) == count
+        # All on one plan: none is tuned that stands beside one that is not.
+        assert [each.values for each in found] == count * [(50.0, 50.0, 50.0)]
 
 
 def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):

@@ -124,6 +124,12 @@ def test_what_cannot_be_computed_is_one_sentence(said, says, asked):
         said(says, n=asked)
 
 
+def test_a_number_gets_no_digits_that_its_table_has_not(said, tmp_path):
+    """99.87 is 99.9 in a table, and not 99.90 in a document."""
+    (tmp_path / "d.csv").write_text("said\n99.9 ± 0.3\n", encoding="utf-8")
+    assert said("{n:±}", n="value: said, of: d.csv") == "99.9 ± 0.3"
+
+
 def test_a_document_that_says_otherwise_is_found_and_restated(said, tmp_path):
     said("{n:.1f} tok/s", n=f"mean: speed, {OURS}")
     page = tmp_path / "page.md"
