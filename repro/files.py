@@ -12,6 +12,9 @@ from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from engines.errors import UserError, require
+from engines.user_file import read_text
+
+_MOST_YAML_BYTES = 16 << 20
 
 
 @contextmanager
@@ -142,8 +145,9 @@ def _refusal(name: str, path: Path, use: str, error: OSError) -> UserError:
     return UserError(f"{name}={str(path)!r} {problem}: give a folder that can be {use}")
 
 
-def read_yaml(path: Path) -> Any:
-    """Raises one of ``unreadable_yaml``; a key that is given twice is none of YAML's."""
+def read_yaml(path: Path, name: str = "file") -> Any:
+    """Raises one of ``unreadable_yaml``, or UserError where there is no such file, or none that can be read; a key that is given twice
+    is none of YAML's."""
     import yaml
 
     class Strict(yaml.SafeLoader):
@@ -156,7 +160,7 @@ def read_yaml(path: Path) -> Any:
                 seen.add((key.tag, str(key.value)))
             return super().construct_mapping(node, deep)
 
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=Strict)
+    return yaml.load(read_text(name, path, most=_MOST_YAML_BYTES), Loader=Strict)
 
 
 def unreadable_yaml() -> tuple[type[Exception], ...]:

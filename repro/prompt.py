@@ -15,6 +15,7 @@ from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_te
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, is_base
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from engines.strict_json import RepeatedKeyError, unique
+from engines.user_file import read_text as read_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +53,10 @@ def read_text(argument: str) -> str:
 
 def read_prompt_ids(path: Path) -> tuple[int, ...]:
     """A JSON list of ids, an object with ``prompt_ids``, or ids separated by blanks or commas."""
-    if not path.is_file():
-        raise UserError(f"prompt_ids={str(path)!r} is not a file: give a file of token ids")
+    require(path.exists() and not path.is_dir(), f"prompt_ids={str(path)!r} is not a file: give a file of token ids")
+    text = read_file("prompt_ids", path)
     try:
-        ids = _token_ids(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(
-            f"prompt_ids={str(path)!r} cannot be read ({error.strerror}): change its permissions"
-        ) from error
+        ids = _token_ids(text)
     except RepeatedKeyError as error:
         raise UserError(f"prompt_ids={str(path)!r}: {error}: keep one") from None
     except (ValueError, RecursionError) as error:

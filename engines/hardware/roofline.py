@@ -15,10 +15,11 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
 from engines.knobs import Checked, Proportion, Range
 from engines.models.shape import ModelShape
+from engines.user_file import read_text
 
 Bound = Literal["compute", "memory"]
 
@@ -107,11 +108,11 @@ class Calibration(Checked):
 
     @classmethod
     def load(cls, path: Path) -> Self:
+        require(path.exists(), f"calibration file {path} does not exist: give the path of a saved calibration")
+        text = read_text("calibration", path)
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise UserError(f"calibration file {path} does not exist: give the path of a saved calibration") from error
-        except ValueError as error:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise UserError(f"calibration file {path} is not JSON ({error}): save it again") from error
         if not isinstance(raw, dict):
             raise UserError(f"calibration file {path} holds a {type(raw).__name__}: it must be one JSON object")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from engines import user_file
 from engines.errors import UserError
 from engines.models.dream_config import DREAM_7B, DreamConfig
 from engines.models.llada_config import LLADA_8B, LLaDAConfig
@@ -85,17 +86,9 @@ def is_base(model: str) -> bool:
 def read_text(path: Path) -> str:
     """A text file of a checkpoint, which must exist."""
     try:
-        if (size := path.stat().st_size) > _MOST_TEXT_BYTES:
-            raise UserError(
-                f"{path} has {size} bytes, and no such file has more than {_MOST_TEXT_BYTES}: restore the file"
-            )
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: restore the file") from error
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): change its permissions, or restore the file"
-        ) from error
+        return user_file.read_text("file", path, most=_MOST_TEXT_BYTES)
+    except UserError as error:
+        raise UserError(f"{error}, or restore the file") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

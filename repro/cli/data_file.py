@@ -4,12 +4,14 @@ one is said."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.errors import UserError
+from engines.user_file import open_file
 
 if TYPE_CHECKING:
     from repro.runs.experiment import Experiment
@@ -53,13 +55,9 @@ def _read(option: str, path: Path, dataset: str) -> None:
 
 
 def check_regular(option: str, path: Path) -> None:
-    """Refuse what never ends, or waits for a writer: devices, pipes, sockets. What is not there is the reader's to say."""
-    try:
-        is_special = path.exists() and not path.is_file() and not path.is_dir()
-    except OSError as error:
-        raise UserError(f"{option}={str(path)!r} cannot be read ({error.strerror}): check the path") from error
-    if is_special:
-        raise UserError(f"{option}={str(path)!r} is a device or a pipe: write what it holds into a file, and give that")
+    """Refuse what cannot be read as a file. Whether there has to be one is the reader's to say."""
+    if os.path.lexists(path):
+        open_file(option, path).close()
 
 
 def data_of(experiments: Iterable[Experiment]) -> Iterator[str]:

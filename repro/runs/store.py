@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import RunError, require
+from engines.user_file import read_bytes
 from repro.files import replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.clean import cleaned
@@ -201,9 +202,10 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 """What reading a file that holds no whole run can raise."""
 
 
-def read_run(file: Path) -> StoredRun:
-    """The run in a file, by whatever code; raises StoreError for one of another schema, and one of ``UNREADABLE``."""
-    content = file.read_bytes()
+def read_run(file: Path, name: str = "run") -> StoredRun:
+    """The run in a file, by whatever code; raises StoreError for one of another schema, UserError where there is no file to read, said
+    with ``name``, and one of ``UNREADABLE``."""
+    content = read_bytes(name, file)
     parts = parts_of(content)
     manifest = part_of(parts, MANIFEST)
     if (stored := manifest["schema_version"]) != SCHEMA_VERSION:

@@ -5,6 +5,7 @@ Whatever the file leaves out follows from the card: models and budgets from its 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -140,10 +141,11 @@ def _read(path: Path, told: str) -> Platform:
 
 
 def _told(path: Path) -> CardFile:
+    require(os.path.lexists(path), "there is no such file: give the path of a card's YAML")
     try:
         given = read_yaml(path)
-    except FileNotFoundError:
-        raise UserError("there is no such file: give the path of a card's YAML") from None
+    except UserError:
+        raise
     except unreadable_yaml() as error:
         raise UserError(f"it cannot be read as YAML ({one_line(error)}): correct it") from None
     if not isinstance(given, dict):
@@ -191,10 +193,8 @@ def _card(path: Path, said: CardFile) -> Card:
 
 
 def _calibration(path: Path, card: str) -> CardCalibration:
-    try:
-        found = CardCalibration.load(path)
-    except OSError as error:
-        raise UserError(f"calibration={str(path)!r} cannot be read ({error.strerror}): give a file") from None
+    require(not path.is_dir(), f"calibration={str(path)!r} cannot be read (it is a directory): give a file")
+    found = CardCalibration.load(path)
     require(found.gpu == card, f"calibration={str(path)!r} is of {found.gpu!r} and the card is {card!r}: fit it again")
     return found
 

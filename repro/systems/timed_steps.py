@@ -13,6 +13,7 @@ from engines.hardware.fit import TimedStep
 from engines.hardware.roofline import StepWork
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape
+from engines.user_file import read_text
 
 SECONDS, MODEL, NAME = "seconds", "model", "name"
 WORK = StepWork._fields
@@ -29,10 +30,10 @@ def read_steps(path: Path, model: str) -> list[TimedStep]:
     if path.name.endswith(RUN_SUFFIX):
         steps: list[TimedStep] = import_module(TIMED_RUN).steps_of_run(path, MOST_ROWS)
         return steps
+    text = read_text("measured", path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = list(csv.DictReader(text.splitlines(keepends=True), strict=True))
+    except csv.Error as error:
         raise UserError(f"measured={str(path)!r} cannot be read as CSV ({error}): correct it") from None
     require(bool(rows), f"measured={str(path)!r} has no rows: write a line of column names, and one a step")
     require(

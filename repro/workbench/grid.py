@@ -120,7 +120,9 @@ class Grid:
 def grid_of_file(path: Path) -> Grid:
     """The grid in a YAML file."""
     try:
-        given = read_yaml(path)
+        given = read_yaml(path, "grid")
+    except UserError:
+        raise
     except unreadable_yaml() as error:
         raise UserError(f"grid={str(path)!r} cannot be read as YAML ({one_line(error)}): correct it") from None
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engines.errors import UserError, require
+from engines.user_file import read_bytes
 
 Framework = Literal["vllm", "sglang", "trtllm"]
 FRAMEWORKS: tuple[Framework, ...] = ("vllm", "sglang", "trtllm")
@@ -120,11 +121,14 @@ def load_folder(card: str, folder: Path) -> Tables:
     contents = []
     for path in files:
         try:
-            content = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+            content = read_bytes("kernels", path)
+            content = gzip.decompress(content) if path.name.endswith(".gz") else content
             head, *lines = content.decode().splitlines()
             about = json.loads(head) | about
             for group, curves in _curves(filter(None, lines)).items():
                 found.setdefault(group, {}).update(curves)
+        except UserError:
+            raise
         except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"kernels={str(path)!r} cannot be read as a kernel table ({type(error).__name__}: {error}): write it as "

@@ -138,14 +138,13 @@ def measured_run(file: str, what: str = "measured") -> Recorded:
     """The run of a file, which is looked for below the committed results where it is not found as it is."""
     path = Path(file) if Path(file).exists() else COMMITTED / file
     try:
-        content = path.read_bytes()
-        run = read_run(path)
-    except FileNotFoundError:
-        raise UserError(f"{what}={file!r} does not exist: give the file of a measured run") from None
+        run = read_run(path, what)
+    except UserError:
+        raise
     except (*UNREADABLE, StoreError) as error:
         raise UserError(f"{what}={file!r} is no stored run ({error}): give the file of a measured run") from error
     require(
         run.family is DLLM and run.machine is not None,
         f"{what}={file!r} is no measured run of a diffusion LLM: give the file of one",
     )
-    return Recorded(run=run, file=file, digest=hashlib.sha256(content).hexdigest()[:12])
+    return Recorded(run=run, file=file, digest=hashlib.sha256(run.content).hexdigest()[:12])

@@ -1,0 +1,77 @@
+"""Opens the files that a user names: regular files alone, of a size that can be read, and every failure is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from engines.errors import UserError, require
+
+MOST_BYTES = 64 << 30
+"""Of a file that is read piece by piece."""
+MOST_HELD_BYTES = 256 << 20
+"""Of a file that is held in memory as a whole."""
+
+
+def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> BinaryIO:
+    """Opens a file to read its bytes. ``name`` is what the user named it by, an option or a kind of file.
+
+    Raises UserError for what is absent, a folder, a device, a pipe or a socket, larger than ``most`` bytes, or unreadable.
+    """
+    said = _said(name, path)
+    try:
+        # What is no file is refused before it is opened, as that may wait for a writer, or take what a reader waits for.
+        _check(os.stat(path), said, most)
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except UserError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            why = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
+            raise UserError(f"{said} does not exist{why}: check the path") from None
+        raise UserError(f"{said} cannot be read ({error.strerror}): check the path and its permissions") from error
+    except ValueError as error:
+        raise UserError(f"{said} is no path ({error}): check it") from None
+    try:
+        _check(os.fstat(number), said, most)
+    except BaseException:
+        os.close(number)
+        raise
+    return os.fdopen(number, "rb")
+
+
+def _check(status: os.stat_result, said: str, most: int) -> None:
+    require(not stat.S_ISDIR(status.st_mode), f"{said} is a directory: give a file")
+    require(
+        stat.S_ISREG(status.st_mode), f"{said} is a device or a pipe: write what it holds into a file, and give that"
+    )
+    require(
+        status.st_size <= most,
+        f"{said} has {status.st_size:,} bytes, and {most:,} are the most that are read: give a smaller file",
+    )
+
+
+def read_bytes(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> bytes:
+    """Reads a whole file, as ``open_file`` opens it."""
+    with open_file(name, path, most=most) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise UserError(f"{_said(name, path)} cannot be read ({error.strerror}): get the file again") from error
+
+
+def read_text(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> str:
+    """Reads a file of UTF-8 text, with or without the mark that some editors put in front. Line ends are as in any text file."""
+    content = read_bytes(name, path, most=most)
+    try:
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{_said(name, path)} is not UTF-8 text ({error.reason}): convert it") from error
+
+
+def _said(name: str, path: Path) -> str:
+    return f"file {str(path)!r}" if name == "file" else f"{name}={str(path)!r}"
