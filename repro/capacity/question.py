@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.errors import UserError, require
@@ -80,8 +80,8 @@ class Question:
     """A file, a workload of one's own, or a trace or conversations by name."""
     dataset: str | None
     """Whose card says what a file is and lacks, where it has not all itself."""
-    columns: str | None = None
-    """Which of a file's columns is what."""
+    file_knobs: Mapping[str, Scalar] = field(default_factory=dict)
+    """How a file is read: columns, time_unit and sort, None where they are not given."""
     slo: str
     knobs: Mapping[str, Scalar]
     num_prompts: int | None
@@ -167,8 +167,8 @@ class Question:
                 f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}: leave it out",
             )
             require(
-                self.columns is None,
-                f"columns={self.columns!r} has no effect with workload={self.workload!r}, which is no file: leave it out",
+                not self._told,
+                f"{', '.join(self._told)} has no effect with workload={self.workload!r}, which is no file: leave it out",
             )
             return name, {}
         if own is None:
@@ -180,14 +180,17 @@ class Question:
                 f"dataset_name={self.dataset!r} has no effect with workload={self.workload!r}, which has no format: leave it out",
             )
         if self.dataset is None:
-            columns: dict[str, Scalar] = {} if self.columns is None else {"columns": self.columns}
             workload = own or str(path)
-            return named_after(workload), {"workload": workload, **columns}
+            return named_after(workload), {"workload": workload, **self._told}
         require(
-            self.columns is None,
-            f"columns={self.columns!r} has no effect with dataset_name={self.dataset!r}, whose card says what is what: leave one out",
+            not self._told,
+            f"{', '.join(self._told)} has no effect with dataset_name={self.dataset!r}, whose card says what is what: leave one out",
         )
         return self.dataset, {"dataset_path": str(path)}
+
+    @property
+    def _told(self) -> dict[str, Scalar]:
+        return {name: value for name, value in self.file_knobs.items() if value is not None}
 
     @property
     def is_given(self) -> bool:

@@ -14,6 +14,7 @@ import typer
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import counted, counting, number, print_json, print_table, say
+from repro.workloads.knobs import TimeUnit
 
 if TYPE_CHECKING:
     from repro.capacity.objectives import Objective
@@ -36,6 +37,10 @@ class Asked(Checked):
     hotpotqa, dureader."""
     columns: str | None = None
     """Which of the file's columns is what, as repro bench takes it."""
+    time_unit: TimeUnit | None = None
+    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    sort: bool = False
+    """Sort the file's rows by their times."""
     slo: str
     """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. TTFT, TPOT and E2EL are of rounds, ITL of all
     tokens."""
@@ -89,7 +94,7 @@ def capacity(
         platforms=asked.platform or ["h200"],
         workload=asked.workload,
         dataset=asked.dataset_name,
-        columns=asked.columns,
+        file_knobs={"columns": asked.columns, "time_unit": asked.time_unit, "sort": asked.sort or None},
         slo=asked.slo,
         knobs=given | opt.parse_knobs(knob or (), given),
         num_prompts=searched.num_prompts,

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, check_value
+from engines.user_file import open_file
 from repro.files import one_line, read_yaml, unreadable_yaml
 
 Role = Literal["stated", "inferred", "assumed", "by construction"]
@@ -95,6 +96,8 @@ def introductions(folder: Path) -> list[tuple[str, str, str]]:
 def _read(path: Path) -> Any:
     try:
         return read_yaml(path)
+    except UserError:
+        raise
     except unreadable_yaml() as error:
         raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
 
@@ -231,7 +234,7 @@ def local_file(card: Card, files: Sequence[File], named: str | None, data_dir: P
 
 
 def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file("file", path) as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 

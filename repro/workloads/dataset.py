@@ -23,7 +23,7 @@ from engines.strict_json import DECODER
 from repro.paths import DATASETS
 from repro.workloads.card import Card, Local, LocalFile, Origin, Part, find_local, known_cards, load, local_file
 from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_statistics
-from repro.workloads.knobs import SourceKind
+from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.rows import Row, first_line, json_rows
 from repro.workloads.text import TextStyle
 from repro.workloads.trace import (
@@ -172,12 +172,18 @@ class Records:
 
 
 def open_source(
-    card: DatasetCard, kind: SourceKind, *, dataset_path: str | None = None, data_dir: Path | None = None
+    card: DatasetCard,
+    kind: SourceKind,
+    *,
+    dataset_path: str | None = None,
+    data_dir: Path | None = None,
+    time_unit: TimeUnit | None = None,
 ) -> PromptSource:
+    """``time_unit`` is that of a trace whose columns do not say theirs."""
     file = _local_file(card, kind, dataset_path, data_dir)
     if file is not None:
         found, entry = file
-        origin, rows = found.origin, _prompts_of(card, found.paths[0], entry)
+        origin, rows = found.origin, _prompts_of(card, found.paths[0], entry, time_unit)
     elif kind == "hub":
         origin, rows = _hub_origin(card), _hub_prompts(card)
     else:
@@ -289,7 +295,11 @@ def _begins_with_prompt(path: Path, column: str) -> bool:
     return isinstance(Row(path.name, record).at(column), str)
 
 
-def _prompts_of(card: DatasetCard, path: Path, entry: PromptFile) -> tuple[PromptRow, ...]:
+def _prompts_of(card: DatasetCard, path: Path, entry: PromptFile, time_unit: TimeUnit | None) -> tuple[PromptRow, ...]:
+    require(
+        time_unit is None or entry.format not in ("prompts_jsonl", "lengths_csv"),
+        f"time_unit={time_unit!r} has no effect: {path.name} is read without times: leave it out",
+    )
     if entry.format == "prompts_jsonl":
         if card.columns.prompt is None:
             raise UserError(f"{path.name}: the card of {card.name!r} names no prompt column: use a trace file")
@@ -297,7 +307,7 @@ def _prompts_of(card: DatasetCard, path: Path, entry: PromptFile) -> tuple[Promp
     if entry.format == "lengths_csv":
         assert entry.column is not None
         return parse_lengths_csv(path, entry.column, unit=entry.unit, offset=entry.offset)
-    return parse_trace(path, entry.format)
+    return parse_trace(path, entry.format, time_unit)
 
 
 def _record(row: Row, columns: Sequence[str]) -> Record:

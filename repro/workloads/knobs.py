@@ -10,6 +10,7 @@ from engines.knobs import Range, Tokens
 from engines.named import PLACE, installed
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
 
 Rate = Annotated[float, Range(1e-6, 1e6)]
@@ -36,8 +37,12 @@ class TraceKnobs(ArrivalKnobs):
     """File of requests or sessions with lengths and times of their own, in place of a data set: JSON lines, CSV or parquet; or one's own
     that yields them, as module:NAME. The run is named after it."""
     columns: str | None = None
-    """Which of its columns is what: OURS=THEIRS, with commas between, such as prompt_len=ContextTokens; files of Azure, BurstGPT and
-    Mooncake, and those with our names, need none."""
+    """Which of its columns is what: OURS=THEIRS, with commas between, such as prompt_len=ContextTokens; files of public formats, and
+    those with our names, need none."""
+    time_unit: TimeUnit | None = None
+    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    sort: bool = False
+    """Sort the file's rows by their times."""
 
 
 def place_of(workload: str) -> str | None:

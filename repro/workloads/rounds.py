@@ -33,8 +33,8 @@ class TracedSession(NamedTuple):
 
 Chat = tuple[RecordedRound, ...]
 """Turns of one conversation, prompts and answers in tokens."""
-MESSAGES = ("conversation", "conversations")
-_ASKING = frozenset({"user", "human", "system"})
+MESSAGES = ("conversation", "conversations", "messages")
+_ASKING = frozenset({"user", "human", "system", "developer", "tool", "function"})
 _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 
 
@@ -77,7 +77,7 @@ def chat_of(row: Row) -> Chat:
         return counted_rounds(row, with_delays=False)
     name = next((name for name in MESSAGES if name in row.values), None)
     if name is None:
-        raise row.bad("conversation", None, "expected conversation, conversations or rounds")
+        raise row.bad("conversation", None, "expected conversation, conversations or rounds, or messages")
     messages = row.values[name]
     if not isinstance(messages, list):
         raise row.bad(name, messages, "expected a list of messages")
@@ -105,6 +105,13 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
     text = message.get("content", message.get("value"))
     if not isinstance(role, str) or role not in _ASKING | _ANSWERING:
         raise row.bad("role", role, f"expected one of {', '.join(sorted(_ASKING | _ANSWERING))}")
+    if isinstance(text, list):
+        parts = [each.get("text") if isinstance(each, dict) else None for each in text]
+        if all(isinstance(each, str) for each in parts):
+            text = "\n".join(map(str, parts))
+    # A model that calls a tool may say nothing beside it.
+    if text is None and role in _ANSWERING:
+        text = ""
     if not isinstance(text, str):
         raise row.bad("content", text, "expected text")
     return role, text

@@ -9,16 +9,16 @@ import csv
 import gzip
 import io
 import json
-import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from engines.errors import UserError
 from engines.strict_json import DECODER, RepeatedKeyError
+from engines.user_file import open_file
 
 UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
 """What reading a file that is not text, or a damaged .gz, raises."""
@@ -30,7 +30,16 @@ _SHOWN = 60
 _ENCODING = "utf-8-sig"
 """UTF-8, with or without the mark that some editors put in front."""
 _CHUNK = 1 << 20
+_LONGEST_LINE = 64 << 20
+"""Characters."""
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
+_GROUPED = re.compile(r"\s*\d{1,3}(,\d{3})+(\.\d+)?\s*", re.ASCII)
+_SEPARATORS = (",", ";", "\t")
 _BLANKS = re.compile(r"\s*")
+
+
+csv.field_size_limit(_LONGEST_LINE)
+"""Prompts are longer than the 131,072 characters that Python takes by itself."""
 
 
 class Row(NamedTuple):
@@ -46,29 +55,44 @@ class Row(NamedTuple):
             raise self.bad(field, None, "the key is missing")
         return self.values[field]
 
+    def is_empty(self, field: str) -> bool:
+        """Tells whether a cell has nothing in it: blanks, or a null."""
+        value = self.values.get(field)
+        return value is None or (isinstance(value, str) and not value.strip())
+
     def count(self, field: str, low: int = 0) -> int:
-        value = number = self.required(field)
-        if isinstance(value, str):
-            number = int(value) if re.fullmatch(r"\s*\d{1,18}\s*", value, re.ASCII) else None
-        if isinstance(number, bool) or not isinstance(number, int) or number < low:
-            raise self.bad(field, value, f"expected a whole number, at least {low}")
+        """Reads a whole number, which may be written as 100.0."""
+        value, number = self.required(field), self._number(field)
+        if number is None or number < low or number != int(number):
+            raise self.bad(field, value, f"expected a whole number, at least {low}{_without_commas(value)}")
         if number > MOST_TOKENS:
             raise self.bad(field, value, f"expected a whole number, at most {MOST_TOKENS}")
+        return int(number)
+
+    def seconds(self, field: str, most: float = MOST_SECONDS) -> float:
+        return float(self.moment(field, most))
+
+    def moment(self, field: str, most: float = MOST_SECONDS) -> float:
+        """Reads a number of any unit, ``most`` seconds in the smallest one; a whole one keeps all of its digits."""
+        value, number = self.required(field), self._number(field)
+        if number is None or not 0 <= number <= most:
+            fix = f"expected a finite number, not negative, at most {MOST_SECONDS:g}{_without_commas(value)}"
+            raise self.bad(field, value, fix)
         return number
 
-    def seconds(self, field: str) -> float:
-        value = self.required(field)
-        number: float | None = None
-        if is_seconds(value, math.inf):
-            number = float(value) if value <= MOST_SECONDS else math.inf
-        elif isinstance(value, str):
-            try:
-                number = float(value)
-            except ValueError:
-                number = None
-        if number is None or not 0 <= number <= MOST_SECONDS:
-            raise self.bad(field, value, f"expected a finite number, not negative, at most {MOST_SECONDS:g}")
-        return number
+    def is_number(self, field: str) -> bool:
+        return self._number(field) is not None
+
+    def _number(self, field: str) -> int | float | None:
+        """None of what is no finite number as people write them: 1_0 and 0x10 are Python's own ways."""
+        value = self.values[field]
+        if isinstance(value, str):
+            if _NUMBER.fullmatch(value) is None:
+                return None
+            value = int(value) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value, re.ASCII) else float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            return None
+        return value if isinstance(value, int) or abs(value) < 1e300 else None
 
     def at(self, field: str) -> Any:
         """Returns the value at ``name``, or at ``name[i]`` of a list; None where there is none."""
@@ -93,6 +117,11 @@ class Row(NamedTuple):
         return value
 
 
+def _without_commas(value: object) -> str:
+    is_grouped = isinstance(value, str) and _GROUPED.fullmatch(value) is not None
+    return f", written without commas: {str(value).strip().replace(',', '')}" if is_grouped else ""
+
+
 def is_seconds(value: object, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
@@ -108,53 +137,81 @@ def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
 
 def open_text(path: Path) -> TextIO:
     """Opens a text file, and unpacks it if it ends in .gz. A file that is not there is the caller's mistake."""
-    if not path.is_file():
-        problem = "is a directory: give a file" if path.is_dir() else "does not exist: check the path"
-        raise UserError(f"file {str(path)!r} {problem}")
-    try:
-        if path.suffix == ".gz":
-            return io.TextIOWrapper(gzip.open(path, "rb"), encoding=_ENCODING, newline="")
-        return path.open(encoding=_ENCODING, newline="")
-    except OSError as error:
-        raise UserError(f"file {str(path)!r} cannot be read ({error.strerror}): change its permissions") from error
+    file = open_file("file", path)
+    return io.TextIOWrapper(gzip.open(file) if path.suffix == ".gz" else file, encoding=_ENCODING, newline="")
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        if len(line) == _LONGEST_LINE:
+            raise UserError(f"{path.name} line {number} has more than {_LONGEST_LINE:,} characters: give a row a line")
+        yield line
 
 
 def first_line(path: Path) -> str:
-    """Reads the first line that is not blank, without the blanks around it."""
+    """Reads the first line that is not blank, without the line's end and the blanks that are no tabs around it."""
     with open_text(path) as file:
         try:
-            return next((line.strip() for line in file if line.strip()), "")
+            return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
         except UNREADABLE as error:
             raise UserError(f"{path.name} is not a text file (or a damaged .gz): {error}") from error
 
 
+def header_of(path: Path) -> tuple[str, ...]:
+    """Reads the names of a CSV file's columns."""
+    try:
+        return _header(path.name, first_line(path))[0]
+    except csv.Error as error:
+        raise UserError(f"{path.name} is no table ({error}): give CSV, JSON lines or parquet") from error
+
+
+def _header(name: str, line: str) -> tuple[tuple[str, ...], str]:
+    """The names, and what separates them: commas, or semicolons or tabs where these make more columns."""
+    read = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
+    mark = max(_SEPARATORS, key=lambda each: len(read[each]))
+    names = tuple(each.strip().lstrip("\ufeff") for each in read[mark])
+    _check_unlike(f"{name} line 1", names)
+    return names, mark
+
+
+def _check_unlike(where: str, names: Sequence[str]) -> None:
+    twice = next((name for index, name in enumerate(names) if name and name in names[:index]), None)
+    if twice is not None:
+        raise bad_field(where, "header", ",".join(names), f"the column {twice!r} is given twice, keep one")
+
+
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
-    """Reads these columns of every line; there may be more."""
+    """Reads these columns of every line; there may be more. Cells are separated by commas, semicolons or tabs, as the header's are."""
     with open_text(path) as file:
-        reader = csv.reader(file)
+        read = 0
         try:
-            header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
-            first = f"{path.name} line 1"
+            lines = _lines(path, file)
+            line = ""
+            for line in lines:
+                read += 1
+                if line.strip():
+                    break
+            header, mark = _header(path.name, line.strip(" \r\n\f\v"))
             for column in columns:
                 if column not in header:
                     has = ", ".join(header) or "none"
-                    raise bad_field(first, column, None, f"column missing, the file has {has}")
-                if header.count(column) > 1:
-                    fix = f"the column {column!r} is given twice, keep one"
-                    raise bad_field(first, "header", ",".join(header), fix)
+                    raise bad_field(f"{path.name} line {read}", column, None, f"column missing, the file has {has}")
             picked = [(column, header.index(column)) for column in columns]
+            reader = csv.reader(lines, delimiter=mark)
+            front = read
             for cells in reader:
-                where = f"{path.name} line {reader.line_num}"
+                read = front + reader.line_num
+                where = f"{path.name} line {read}"
                 if len(cells) == len(header):
                     yield Row(where, {column: cells[index] for column, index in picked})
-                elif cells:
+                elif any(cell.strip() for cell in cells):
                     field = header[min(len(cells), len(header) - 1)]
                     fix = f"the line has {len(cells)} cells, the header {len(header)}"
-                    raise bad_field(where, field, ",".join(cells), fix)
+                    raise bad_field(where, field, mark.join(cells), fix)
         except (csv.Error, *UNREADABLE) as error:
-            raise UserError(
-                f"{path.name} line {reader.line_num + 1}: unreadable ({error}): get the file again"
-            ) from error
+            raise UserError(f"{path.name} line {read + 1}: unreadable ({error}): get the file again") from error
 
 
 def json_rows(path: Path) -> Iterator[Row]:
@@ -162,7 +219,7 @@ def json_rows(path: Path) -> Iterator[Row]:
     line = 0
     with open_text(path) as file:
         try:
-            for line, text in enumerate(file, start=1):
+            for line, text in enumerate(_lines(path, file), start=1):
                 if text.strip():
                     yield _json_row(f"{path.name} line {line}", text)
         except UNREADABLE as error:
@@ -258,7 +315,8 @@ def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
         for batch in file.iter_batches(batch_size=1000, columns=names):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(f"{path.name} row {number}", values)
+                # A table with an empty cell among numbers has not-a-number there.
+                yield Row(f"{path.name} row {number}", {name: None if v != v else v for name, v in values.items()})
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:
@@ -274,10 +332,9 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise UserError(f"{path.name}: reading parquet needs pyarrow: pip install pyarrow") from None
     from pyarrow.lib import ArrowException
 
-    if not path.is_file():
-        raise UserError(f"file {str(path)!r} does not exist: check the path")
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_file("file", path) as opened, parquet.ParquetFile(opened) as file:
+            _check_unlike(path.name, file.schema_arrow.names)
             yield file
     except (ArrowException, OSError) as error:
         raise UserError(f"{path.name} cannot be read as parquet ({error}): check that it is the whole file") from error

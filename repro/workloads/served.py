@@ -39,6 +39,12 @@ def served(
     are too few. ``num`` of them, or of their rounds if ``in_rounds``; None for as many as the file has. ``keep`` takes the place of
     the file's. Without ``arrivals`` times are left to who serves them."""
     trace = source.trace(seed)
+    is_used = arrivals is not None and arrivals.kind == "trace"
+    unit = getattr(source, "time_unit", None)
+    require(
+        unit is None or is_used or trace.uses_times,
+        f"time_unit={unit!r} has no effect where a file's times are not used: leave it out, or give --arrivals trace",
+    )
     held = trace.sessions if keep is None else tuple(keep)
     is_replayed = arrivals is not None and arrivals.kind == "trace"
     has = sum(len(each.rounds) for each in held) if in_rounds else len(held)
@@ -81,7 +87,10 @@ def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> I
 
 def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
     """The file's own times, which may not fall: a file that is not sorted may be two, or have another unit halfway."""
-    column = trace.columns.get("arrival_s") or trace.columns.get("arrival_ms")
+    column = trace.time
+    require(trace.unclear is None, trace.unclear or "")
+    if column is None and "arrival_s" in trace.columns:
+        column = "arrival_s"
     if column is None and trace.noun == "workload":
         raise UserError(
             f"arrivals='trace': {trace.origin.location} yields no arrival_s: give its sessions one, or use other arrivals"
@@ -91,6 +100,11 @@ def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
             f"arrivals='trace': {trace.origin.location} has no column of times among {', '.join(trace.columns.values())}: name one "
             "with --columns arrival_s=..., or use other arrivals"
         )
+    bare = next((each for each in held if each.arrival_s is None), None)
+    if bare is not None:
+        raise bad_field(
+            bare.where, column, None, "the first row of a session has no time: give it one, or use other arrivals"
+        )
     stamps = np.array([each.arrival_s for each in held], dtype=np.float64)
     if (falls := np.flatnonzero(np.diff(stamps) < 0)).size:
         place = int(falls[0]) + 1
@@ -99,7 +113,12 @@ def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
             held[place].where,
             column,
             late,
-            f"earlier than {before} before it: sort the {trace.noun} by it for arrivals='trace'",
+            f"earlier than {before} before it: "
+            + (
+                "sort the file, or give --sort"
+                if trace.noun == "file"
+                else "sort the workload by it for arrivals='trace'"
+            ),
         )
     return stamps
 
@@ -107,15 +126,24 @@ def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
 def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float]) -> str:
     columns = ", ".join(name if name == column else f"{name}={column}" for name, column in trace.columns.items())
     what = "sessions" if trace.noun == "workload" else f"rows or sessions, columns {columns}"
+    num = trace.num_rounds
+    if num > len(trace.sessions):
+        what = f"{what}, {num} rounds"
     said = [f"{trace.origin.location}: {len(trace.sessions)} {what}"]
     if trace.num_dropped:
         said.append(f"{trace.num_dropped} rows without a prompt or an answer left out")
-    is_stamped = bool(trace.columns.keys() & {"arrival_s", "arrival_ms"})
+    said += trace.remarks
+    is_stamped = trace.time is not None or "arrival_s" in trace.columns
     if arrivals is not None and arrivals.kind == "trace":
         how = f"as {trace.how}" if arrivals.rate is None else f"stretched to {arrivals.rate:g} a second"
         if arrivals.time_scale not in (None, 1):
             how = f"divided by {arrivals.time_scale:g}"
-        said.append(f"times {how}, {len(times)} in {times[-1]:g} s")
+        span_s = times[-1] - times[0]
+        rate = f", {(len(times) - 1) / span_s:,.3g} a second" if span_s > 0 else ""
+        unit = "" if trace.time_unit is None else f", {trace.time} in {trace.time_unit}"
+        begin = f" begin in {times[-1]:g} s" if trace.uses_times else f" in {times[-1]:g} s"
+        rows = f", all rows in {trace.span_s:g} s" if trace.uses_times and trace.span_s is not None else ""
+        said.append(f"times {how}, {len(times)}{begin}{rate}{unit}{rows}")
     elif is_stamped:
         said.append(f"times of the {trace.noun} not used")
     return "; ".join(said)

@@ -1,47 +1,67 @@
-"""A file of requests or sessions of any source, read as one: which column says what, in which unit, and what its rows hold.
+"""A file of requests or sessions of any source, read as one: what its rows hold, when they came, and which of them make a session.
 
-| name       | what it is                                                                                   |
-|------------|----------------------------------------------------------------------------------------------|
-| arrival_s  | when it came: seconds from any moment on, or a date and time like 2023-11-16 18:17:03.97     |
-| arrival_ms | the same in milliseconds, as Mooncake's                                                      |
-| prompt_len | tokens of the prompt                                                                         |
-| prompt     | its text, in place of their number                                                           |
-| gen_length | tokens of the answer                                                                         |
-| session    | rows with the same value are rounds of one session, in the file's order                      |
-| delay_s    | seconds between the answer and the session's next round                                      |
-| rounds     | a whole session a row: [[prompt, answer, seconds between], ...], as in a file of sessions    |
+| name                              | what it is                                                                                   |
+|-----------------------------------|----------------------------------------------------------------------------------------------|
+| arrival_s, _ms, _us, _ns          | when it came: a number from any moment on; in arrival_s a date and time may stand too        |
+| arrival                           | the same, of a unit that is said with it                                                     |
+| prompt_len                        | tokens of the prompt; of a later round, those that its session adds                          |
+| context_len                       | tokens of the prompt with all that came before in its session, in place of prompt_len        |
+| prompt                            | its text, in place of their number                                                           |
+| prefix_len                        | tokens in front of the prompt, which are not in it                                           |
+| gen_length                        | tokens of the answer                                                                         |
+| session, turn                     | rows with the same session are its rounds, by their turn or in the file's order              |
+| id, parent                        | a row whose parent is another's id is the next round of that one's session                   |
+| delay_s, delay_ms                 | from its answer to the session's next round                                                  |
+| wait_s, wait_ms                   | from the answer before to its own request                                                    |
+| duration_s                        | seconds that its answer took, where delays follow from times                                 |
+| rounds                            | a whole session a row: [[prompt, answer, seconds between], ...], or the messages of a chat   |
 
 Files are CSV, JSON lines, one JSON array, all of which may be gzipped, or parquet; which one is read off the first line.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.knobs import named_after
+from repro.workloads.columns import DELAYS, FORMATS, NAMES, PER_SECOND, WAITS, Columns, columns_of
+from repro.workloads.knobs import TimeUnit, named_after
 from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_of, counted_rounds, text_tokens
-from repro.workloads.rows import Row, array_rows, csv_rows, first_line, is_array, json_rows, parquet_names, parquet_rows
-from repro.workloads.trace import clock_time
-
-NAMES = ("arrival_s", "arrival_ms", "prompt_len", "prompt", "gen_length", "session", "delay_s", "rounds")
-KNOWN: tuple[Mapping[str, str], ...] = (
-    {"arrival_s": "TIMESTAMP", "prompt_len": "ContextTokens", "gen_length": "GeneratedTokens"},
-    {"arrival_s": "Timestamp", "prompt_len": "Request tokens", "gen_length": "Response tokens"},
-    {"arrival_ms": "timestamp", "prompt_len": "input_length", "gen_length": "output_length"},
+from repro.workloads.rows import (
+    MOST_SECONDS,
+    Row,
+    array_rows,
+    csv_rows,
+    first_line,
+    header_of,
+    is_array,
+    json_rows,
+    parquet_names,
+    parquet_rows,
 )
-"""Columns of Azure's traces, BurstGPT's and Mooncake's, which need no naming."""
+
+__all__ = ["NAMES", "Trace", "TraceFile", "read_trace"]
+
 MOST_ROWS = 10**6
-_EXAMPLE = "--columns arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
-_MOONCAKE = {"timestamp", "input_length", "output_length", "hash_ids"}
+MOST_RATE = 10_000
+"""Rows a second; a file that has more is read in another unit than its own."""
+MOST_TOKEN_RATE = 10**6
+"""Tokens a second that a published trace may come to, on the mean."""
+MOST_SPAN_S = 10 * 366 * 86400
+EPOCH_S = (10**9, 4_102_444_800)
+"""2001 and 2100, as seconds since 1970."""
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_NAMED_ROWS = 200
+"""Of JSON, whose keys are the columns: a later row may have more than the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +71,8 @@ class TraceFile:
     where: str
     """Its path."""
     columns: str | None = None
+    time_unit: TimeUnit | None = None
+    sort: bool = False
 
     def trace(self, seed: int) -> Trace:
         """The same of every seed."""
@@ -67,6 +89,18 @@ class Trace:
     """Rows left out, without a prompt or an answer: failed calls."""
     noun: Literal["file", "workload"] = "file"
     """What it is of."""
+    time: str | None = None
+    """The column of times."""
+    time_unit: str | None = None
+    """What its times are in."""
+    unclear: str | None = None
+    """Why its times cannot be used, if they cannot."""
+    remarks: tuple[str, ...] = ()
+    """What was made of its rows."""
+    uses_times: bool = False
+    """Whether delays within sessions follow from its times."""
+    span_s: float | None = None
+    """From the first to the last of its times."""
 
     @property
     def unit(self) -> str:
@@ -84,162 +118,452 @@ class Trace:
 
 @kept(maxsize=8)
 def read_trace(file: TraceFile) -> Trace:
+    """Raises UserError for a file that is no table of requests or sessions, or whose times cannot be in the unit that they are read in."""
     path = Path(file.where)
-    names = _names_in(path)
-    columns = _guessed(names, path) if file.columns is None else _given(file.columns, names, path)
-    rows = [*islice(_read(path, columns), MOST_ROWS + 1)]
-    require(len(rows) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
-    usable = [row for row in rows if row.rounds or (row.round and row.round.prefill_tokens and row.round.decode_tokens)]
+    columns = columns_of(names_in(path), path.name, file.columns, file.time_unit)
+    entries = read_entries(path, columns)
+    whole = [each for each in entries if not each.is_empty]
+    clock = Clock.of(path.name, columns, whole)
+    if file.sort:
+        require(
+            columns.time is not None, f"sort has no effect: {path.name} has no column of times that is read: name it"
+        )
+        whole = clock.sorted(whole)
+    groups, remarks = _grouped(whole, columns)
+    usable = [[each for each in own if each.is_usable] for own in groups]
+    num = sum(map(len, usable))
     require(
-        bool(usable),
-        f"{path.name} has no row with a prompt and an answer ({len(rows)} read): check that it is the whole file",
+        num > 0,
+        f"{path.name} has no row with a prompt and an answer ({len(entries)} read): check that it is the whole file",
     )
+    usable = [own for own in usable if own]
+    is_derived = columns.time is not None and not columns.has_delays and any(len(own) > 1 for own in usable)
+    sessions, more = _sessions(usable, columns, clock, is_derived=is_derived)
+    num_empty = len(entries) - len(whole)
     return Trace(
         name=named_after(file.where),
         origin=Origin(source="local", location=path.name, revision=file_digest(path)),
-        sessions=tuple(_sessions(usable)),
-        columns=columns,
-        num_dropped=len(rows) - len(usable),
+        sessions=sessions,
+        columns=columns.named,
+        num_dropped=len(whole) - num,
+        time=columns.time,
+        time_unit=clock.said,
+        unclear=clock.unclear,
+        uses_times=is_derived,
+        span_s=clock.span_s,
+        remarks=tuple(
+            text
+            for text, holds in (
+                (f"{num_empty} rows with an empty cell left out", num_empty),
+                ("rows sorted by their times", file.sort),
+                *((each, True) for each in (*remarks, *more)),
+            )
+            if holds
+        ),
     )
-
-
-# -- which column is what -----------------------------------------------------------------------------------
-
-
-def _names_in(path: Path) -> tuple[str, ...]:
-    """The names of the file's columns; of JSON the keys of its first object."""
-    if path.suffix == ".parquet":
-        return parquet_names(path)
-    if (objects := _objects(path)) is not None:
-        names = tuple(next((row.values for row in objects), ()))
-    else:
-        try:
-            names = tuple(name.strip() for name in next(csv.reader([first_line(path)]), []))
-        except csv.Error as error:
-            raise UserError(f"{path.name} is no table ({error}): give CSV, JSON lines or parquet") from error
-    require(bool(names), f"{path.name} is empty: give a file with a row for each request")
-    return names
-
-
-def _objects(path: Path) -> Iterator[Row] | None:
-    """The rows of a JSON file; None of what is none."""
-    if is_array(path):
-        return array_rows(path)
-    return json_rows(path) if first_line(path).startswith("{") else None
-
-
-def _given(text: str, names: tuple[str, ...], path: Path) -> Mapping[str, str]:
-    said = f"columns={text!r}"
-    found: dict[str, str] = {}
-    for word in text.split(","):
-        name, equals, column = (part.strip() for part in word.partition("="))
-        require(
-            bool(name and equals and column), f"{said}: {word!r} is no name and its column: write it like {_EXAMPLE}"
-        )
-        require(name in NAMES, f"{said}: {name!r} is unknown: use {', '.join(NAMES)}")
-        require(name not in found, f"{said}: {name} is given twice: keep one")
-        require(column not in found.values(), f"{said}: the column {column!r} is given twice: keep one")
-        require(column in names, f"{said}: {path.name} has no column {column!r}: use one of {', '.join(names)}")
-        found[name] = column
-    require(
-        found.get("arrival_s") != "timestamp" or not set(names) >= _MOONCAKE,
-        f"{said}: timestamp of {path.name}, a file of Mooncake's, is in milliseconds: write arrival_ms=timestamp, or leave "
-        f"columns out",
-    )
-    return _consistent(found, names, f"{said}:")
-
-
-def _guessed(names: tuple[str, ...], path: Path) -> Mapping[str, str]:
-    for known in KNOWN:
-        if set(known.values()) <= set(names):
-            return known
-    own = {name: name for name in NAMES if name in names}
-    messages = next((name for name in MESSAGES if name in names), None)
-    if messages is not None and not own.keys() & {"prompt_len", "prompt", "rounds"}:
-        own["rounds"] = messages
-    return _consistent(own, names, f"{path.name}:")
-
-
-def _consistent(found: Mapping[str, str], names: tuple[str, ...], said: str) -> Mapping[str, str]:
-    fix = f"name it, like {_EXAMPLE}"
-    for one, other in (("arrival_s", "arrival_ms"), ("prompt_len", "prompt")):
-        require(not {one, other} <= found.keys(), f"{said} {one} and {other} say the same: name one of them as columns")
-    if "rounds" in found:
-        beside = found.keys() - {"rounds", "arrival_s", "arrival_ms"}
-        require(not beside, f"{said} rounds hold all of a session, {', '.join(sorted(beside))} too: leave one out")
-        return found
-    has = f"the file has {', '.join(names)}"
-    require(bool(found.keys() & {"prompt_len", "prompt"}), f"{said} no column is the prompts' length, {has}: {fix}")
-    require("gen_length" in found, f"{said} no column is the answers' length gen_length, {has}: {fix}")
-    require(
-        "delay_s" not in found or "session" in found, f"{said} delay_s is between rows of one session: name session too"
-    )
-    return found
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """A row of a file. ``stamp`` is the number in its column of times, or seconds since 1970 of a date."""
+
     row: Row
-    arrival_s: float | None
-    round: RecordedRound | None
-    """None where the row is a whole session."""
-    rounds: tuple[RecordedRound, ...] = ()
-    session: object = None
+    stamp: float | None = None
+    is_date: bool = False
+    tokens: int = 0
+    answer: int = 0
+    prefix: int = 0
     prompt: str | None = None
+    rounds: tuple[RecordedRound, ...] = ()
+    """A whole session's."""
+    delay_s: float | None = None
+    duration_s: float = 0.0
+    is_empty: bool = False
+    """Whether a cell has nothing in it that a row has to have."""
+
+    @property
+    def is_usable(self) -> bool:
+        return bool(self.rounds or (self.tokens and self.answer))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.prefill_tokens + (each.decode_tokens or 0) for each in self.rounds) or self.tokens + self.answer
 
 
-def _read(path: Path, columns: Mapping[str, str]) -> Iterator[_Entry]:
-    for row in _rows(path, columns):
-        arrival_s = None
-        for name, per_second in (("arrival_s", 1), ("arrival_ms", 1000)):
-            if name in columns:
-                arrival_s = _moment(row, columns[name], per_second)
-        if "rounds" in columns:
-            yield _Entry(row, arrival_s, None, _rounds_of(row, columns["rounds"]))
-            continue
-        prompt = row.text(columns["prompt"]) if "prompt" in columns else None
-        tokens = row.count(columns["prompt_len"]) if prompt is None else text_tokens(prompt) if prompt else 0
-        delay_s = row.seconds(columns["delay_s"]) if "delay_s" in columns else None
-        session = None
-        if "session" in columns:
-            session = row.required(columns["session"])
-            if not isinstance(session, str | int) or session == "":
-                raise row.bad(columns["session"], session, "expected a text or a whole number")
-        one = RecordedRound(tokens, row.count(columns["gen_length"]), delay_s)
-        yield _Entry(row, arrival_s, one, session=session, prompt=prompt)
-
-
-def _rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+def names_in(path: Path) -> tuple[str, ...]:
+    """The names of the file's columns; of JSON the keys of its first objects."""
     if path.suffix == ".parquet":
-        return parquet_rows(path, *columns.values())
-    return _objects(path) or csv_rows(path, *columns.values())
+        return parquet_names(path)
+    if (objects := _objects(path)) is not None:
+        names = tuple(dict.fromkeys(name for row in islice(objects, _NAMED_ROWS) for name in row.values))
+    else:
+        names = header_of(path)
+    require(bool(names), f"{path.name} is empty: give a file with a row for each request")
+    return names
 
 
-def _rounds_of(row: Row, column: str) -> tuple[RecordedRound, ...]:
-    if column not in MESSAGES:
-        return counted_rounds(Row(row.where, {"rounds": row.required(column)}), with_delays=True)
-    return chat_of(row)
+def is_objects(path: Path) -> bool:
+    """Whether a file that is not parquet holds JSON."""
+    return is_array(path) or first_line(path).lstrip().startswith("{")
 
 
-def _moment(row: Row, column: str, per_second: int) -> float:
+def _objects(path: Path) -> Iterator[Row] | None:
+    """The rows of a JSON file; None of what is none."""
+    if is_objects(path):
+        return array_rows(path) if is_array(path) else json_rows(path)
+    return None
+
+
+def read_entries(path: Path, columns: Columns) -> list[Entry]:
+    """Every row, in the file's order."""
+    wanted = tuple(columns.named.values())
+    rows = parquet_rows(path, *wanted) if path.suffix == ".parquet" else _objects(path) or csv_rows(path, *wanted)
+    entries = [_entry(row, columns) for row in islice(rows, MOST_ROWS + 1)]
+    require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
+    return entries
+
+
+def _entry(row: Row, columns: Columns) -> Entry:
+    named = columns.named
+    for name, column in named.items():
+        if not columns.optional(name) and column in row.values and row.is_empty(column):
+            if name == "prompt" or (name == "gen_length" and "rounds" in named):
+                continue
+            return Entry(row, is_empty=True)
+    stamp, is_date = None, False
+    if columns.time is not None and not (columns.has_rounds and row.is_empty(columns.time)):
+        stamp, is_date = _stamp(row, columns)
+    entry = Entry(row, stamp, is_date)
+    if "rounds" in named:
+        return entry._replace(rounds=_rounds_of(row, named))
+
+    def read(names: Mapping[str, int]) -> float | None:
+        for name, per_second in names.items():
+            if name in named and not row.is_empty(named[name]):
+                return row.seconds(named[name]) / per_second
+        return None
+
+    prompt = row.text(named["prompt"]) if "prompt" in named else None
+    length = named.get("prompt_len") or named.get("context_len")
+    tokens = text_tokens(prompt) if prompt else 0 if length is None else row.count(length)
+    has_prefix = tokens and "prefix_len" in named and not row.is_empty(named["prefix_len"])
+    return entry._replace(
+        tokens=tokens,
+        answer=row.count(named["gen_length"]),
+        prefix=row.count(named["prefix_len"]) if has_prefix else 0,
+        prompt=prompt,
+        delay_s=read(DELAYS | WAITS),
+        duration_s=read({"duration_s": 1}) or 0.0,
+    )
+
+
+def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
+    if named["rounds"] not in MESSAGES:
+        return counted_rounds(Row(row.where, {"rounds": row.required(named["rounds"])}), with_delays=True)
+    turns, answer = chat_of(row), named.get("gen_length")
+    if turns and turns[-1].decode_tokens is None and answer is not None and not row.is_empty(answer):
+        return (*turns[:-1], turns[-1]._replace(decode_tokens=row.count(answer, low=1)))
+    return turns
+
+
+def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
+    column = str(columns.time)
     value = row.required(column)
-    is_date = isinstance(value, datetime) or (isinstance(value, str) and value.strip()[4:5] == "-")
-    if is_date and per_second != 1:
-        raise row.bad(column, value, "a date and time says its unit: name it arrival_s, not arrival_ms")
+    is_date = isinstance(value, datetime) or (isinstance(value, str) and _DATE.match(value.strip()) is not None)
+    if isinstance(value, str) and columns.format is FORMATS["azure_csv"] and not row.is_number(column):
+        is_date = True
+    if not is_date:
+        return row.moment(column, most=1e19), False
+    if columns.unit not in (None, "s") or columns.is_said_by_option:
+        fix = (
+            "a date and time says its unit: name it arrival_s"
+            if columns.unit != "s"
+            else "a date and time says its unit"
+        )
+        raise row.bad(column, value, f"{fix}, and leave the unit out")
     if isinstance(value, datetime):
         moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
-    return clock_time(row, column) if is_date else row.seconds(column) / per_second
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds(), True
+    return clock_time(row, column), True
 
 
-def _sessions(entries: list[_Entry]) -> Iterator[TracedSession]:
-    """Rows of one session are its rounds, wherever they stand."""
-    groups: dict[object, list[_Entry]] = {}
+def clock_time(row: Row, field: str) -> float:
+    """Seconds since 1970 of a date and time; one without a zone is taken as UTC, as differences alone are used."""
+    value = row.values[field]
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", value.strip(), re.ASCII)
+    try:
+        if match is None:
+            raise ValueError(value)
+        # The trace has seven decimals; datetime keeps six.
+        zone = "+00:00" if match[3] in (None, "Z") else match[3]
+        whole = (datetime.fromisoformat(match[1] + zone) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+    except ValueError as error:
+        raise row.bad(field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
+    return whole + float(match[2] or 0)
+
+
+# -- times --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """How the numbers in a column of times become seconds."""
+
+    column: str | None = None
+    said: str | None = None
+    """Their unit, in a word."""
+    per_second: int = 1
+    start: float = 0
+    """Taken off each: seconds since 1970 in small units have more digits than a number keeps."""
+    unclear: str | None = None
+    span_s: float | None = None
+    """From the first to the last."""
+
+    @classmethod
+    def of(cls, file: str, columns: Columns, entries: Sequence[Entry]) -> Clock:
+        stamped = [each for each in entries if each.stamp is not None]
+        if columns.time is None or not stamped:
+            return cls()
+        if any(each.is_date for each in stamped):
+            other = next((each for each in stamped if not each.is_date), None)
+            if other is not None:
+                raise other.row.bad(
+                    columns.time, other.row.values[columns.time], "other rows have a date and time: write one"
+                )
+            return cls(column=columns.time, said="dates", span_s=_Span.of(stamped).seconds("s"))
+        found = _Span.of(stamped)
+        if columns.unit is None:
+            readings = ", ".join(f"in {unit} {found.told(unit)}" for unit in ("s", "ms", "us"))
+            unclear = (
+                f"{file}: the unit of its column {columns.time!r} is not said: {readings}: say which with --time-unit"
+            )
+            return cls(column=columns.time, unclear=unclear)
+        if (problem := found.problem(columns)) is not None:
+            fitting = [f"--time-unit {unit} ({found.told(unit)})" for unit in found.fitting(columns.unit)]
+            fix = f"{' or '.join(fitting)} would fit" if fitting else "check the column"
+            first = found.first.bad(columns.time, found.first.values[columns.time], f"{problem}: {fix}")
+            raise first
+        per_second = PER_SECOND[columns.unit]
+        is_long = found.low > 10**11
+        return cls(
+            column=columns.time,
+            said=columns.unit,
+            per_second=per_second,
+            start=found.low if is_long else 0,
+            span_s=found.seconds(columns.unit),
+        )
+
+    def seconds(self, entry: Entry) -> float | None:
+        return None if entry.stamp is None else (entry.stamp - self.start) / self.per_second
+
+    def sorted(self, entries: Sequence[Entry]) -> list[Entry]:
+        bare = next((each for each in entries if each.stamp is None), None)
+        if bare is not None:
+            raise bare.row.bad(str(self.column), None, "a row without a time cannot be sorted: leave sort out")
+        return sorted(entries, key=lambda each: each.stamp or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    """From the first to the last of a file's times, as they are written."""
+
+    first: Row
+    num: int
+    low: float
+    high: float
+    tokens: int
+    broken: Row | None
+    """The first row whose time is no whole number."""
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> _Span:
+        stamps = [each.stamp for each in entries if each.stamp is not None]
+        broken = next(
+            (each.row for each, stamp in zip(entries, stamps, strict=True) if stamp != math.floor(stamp)), None
+        )
+        low, high = min(stamps), max(stamps)
+        place = stamps.index(high)
+        return cls(
+            first=entries[place].row,
+            num=len(stamps),
+            low=low,
+            high=high,
+            tokens=sum(each.num_tokens for each in entries),
+            broken=broken,
+        )
+
+    def seconds(self, unit: TimeUnit) -> float:
+        return (self.high - self.low) / PER_SECOND[unit]
+
+    def told(self, unit: TimeUnit) -> str:
+        span_s = self.seconds(unit)
+        return f"{self.num:,} rows in {span_s:,.6g} s{f', {(self.num - 1) / span_s:,.3g} a second' if span_s else ''}"
+
+    def problem(self, columns: Columns) -> str | None:
+        """Why the times cannot be in that unit."""
+        assert columns.unit is not None
+        if (wrong := self._impossible(columns.unit)) is not None or columns.is_said:
+            return wrong
+        # A name may say another unit than somebody wrote below it.
+        per_second, fmt = PER_SECOND[columns.unit], columns.format
+        coarser = [unit for unit, per in PER_SECOND.items() if per < per_second]
+        for unit in coarser:
+            if EPOCH_S[0] * PER_SECOND[unit] <= self.low and self.high <= EPOCH_S[1] * PER_SECOND[unit]:
+                return f"read in {columns.unit}, and it looks like {unit} since 1970"
+        if fmt is None or not coarser:
+            return None
+        if "hash_ids" in fmt.marks and self.broken is not None:
+            value = self.broken.values[columns.time or ""]
+            return f"{fmt.title} has whole {columns.unit}, and {self.broken.where} has {value}"
+        span_s = (self.high - self.low) / per_second
+        if self.num >= 4 and 0 < span_s < self.tokens / MOST_TOKEN_RATE:
+            return f"in {columns.unit}, as {fmt.title} has them, {self.told(columns.unit)} bring {self.tokens / span_s:,.3g} tokens a second"
+        return None
+
+    def fitting(self, but: TimeUnit) -> list[TimeUnit]:
+        """Units that the times can be in; where these make moments since 1970, those alone."""
+        found: list[TimeUnit] = [unit for unit in PER_SECOND if unit != but and self._impossible(unit) is None]
+        return [unit for unit in found if self.low >= EPOCH_S[0] * PER_SECOND[unit]] or found
+
+    def _impossible(self, unit: TimeUnit) -> str | None:
+        per_second = PER_SECOND[unit]
+        span_s = (self.high - self.low) / per_second
+        if self.high / per_second > MOST_SECONDS:
+            return f"expected a time of at most {MOST_SECONDS:g} s, and it is read in {unit}"
+        if span_s > MOST_SPAN_S:
+            return f"in {unit} the file would take {span_s / 86400 / 365.25:,.3g} years"
+        if self.num >= 3 and 0 < span_s < (self.num - 1) / MOST_RATE:
+            return f"in {unit} it is the last of {self.told(unit)}, and {MOST_RATE:,} a second are the most"
+        return None
+
+
+# -- sessions -----------------------------------------------------------------------------------------------
+
+
+def _grouped(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry]], list[str]]:
+    """Rows of one session, wherever they stand; others alone."""
+    if "parent" in columns:
+        return _linked(entries, columns)
+    groups: dict[object, list[Entry]] = {}
     for number, entry in enumerate(entries):
-        groups.setdefault(("row", number) if entry.session is None else entry.session, []).append(entry)
-    for own in groups.values():
+        key: object = ("row", number)
+        if "session" in columns and not entry.row.is_empty(columns.named["session"]):
+            key = _key(entry.row, columns.named["session"])
+        groups.setdefault(key, []).append(entry)
+    if "turn" in columns:
+        return [_by_turn(own, columns.named["turn"]) for own in groups.values()], []
+    return list(groups.values()), []
+
+
+def _key(row: Row, column: str) -> tuple[str, object]:
+    """Of the value as it is written: 1, true and "1" are three."""
+    value = row.required(column)
+    if isinstance(value, float) and value == math.floor(value):
+        value = int(value)
+    if not isinstance(value, str | int) or value == "":
+        raise row.bad(column, value, "expected a text or a whole number")
+    return type(value).__name__, value
+
+
+def _by_turn(own: list[Entry], column: str) -> list[Entry]:
+    if len(own) == 1:
+        return own
+    turns = [each.row.count(column) for each in own]
+    for entry, turn in zip(own, turns, strict=True):
+        if turns.count(turn) > 1:
+            raise entry.row.bad(column, turn, "another row of its session has the same: number its rounds")
+    return [entry for _, entry in sorted(zip(turns, own, strict=True), key=lambda pair: pair[0])]
+
+
+def _linked(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry]], list[str]]:
+    """A row follows its parent. Of several that follow one row the first goes on with its session, and others begin sessions."""
+    name, parent = columns.named["id"], columns.named["parent"]
+    places: dict[object, int] = {}
+    for number, entry in enumerate(entries):
+        key = _key(entry.row, name)
+        if key in places:
+            raise entry.row.bad(
+                name, entry.row.values[name], f"{entries[places[key]].row.where} has the same: keep one"
+            )
+        places[key] = number
+    last: dict[int, list[Entry]] = {}
+    groups: list[list[Entry]] = []
+    num_branches = 0
+    for number, entry in enumerate(entries):
+        place = None if entry.row.is_empty(parent) else places.get(_key(entry.row, parent))
+        if place is not None and place >= number:
+            raise entry.row.bad(
+                parent, entry.row.values[parent], "its parent stands behind it: sort the file, or give --sort"
+            )
+        own = None if place is None else last.pop(place, None)
+        if own is None:
+            num_branches += place is not None
+            groups.append(own := [])
+        own.append(entry)
+        last[number] = own
+    branches = f"{num_branches} rows that follow one which another follows begin a session of their own"
+    return groups, [branches] * bool(num_branches)
+
+
+def _sessions(
+    groups: Sequence[list[Entry]], columns: Columns, clock: Clock, *, is_derived: bool
+) -> tuple[tuple[TracedSession, ...], list[str]]:
+    has_several = any(len(own) > 1 for own in groups)
+    if is_derived and clock.unclear is not None:
+        raise UserError(clock.unclear)
+    num_short, is_context = 0, "context_len" in columns
+    found = []
+    for own in groups:
         first = own[0]
-        rounds = first.rounds if first.round is None else tuple(each.round for each in own if each.round is not None)
-        yield TracedSession(rounds, first.arrival_s, first.prompt if len(own) == 1 else None, first.row.where)
+        rounds = first.rounds
+        if not rounds:
+            lengths = [each.tokens for each in own]
+            if is_context:
+                before = [0, *(each.tokens + each.answer for each in own[:-1])]
+                num_short += sum(each.tokens <= history for each, history in zip(own, before, strict=True))
+                # What is no longer than all before it holds none of it: that was cut, and this is read anew.
+                lengths = [
+                    each.tokens - history if each.tokens > history else each.tokens
+                    for each, history in zip(own, before, strict=True)
+                ]
+            lengths[0] += first.prefix
+            delays = _delays(own, columns, clock if is_derived else None)
+            rounds = tuple(map(RecordedRound, lengths, [each.answer for each in own], delays))
+        text = first.prompt if len(own) == 1 else None
+        found.append(TracedSession(rounds, clock.seconds(first), text, first.row.where))
+    gap = (
+        "from an answer to the next request"
+        if "duration_s" in columns
+        else "from one request to the next, after its answer"
+    )
+    said = {
+        "sessions: what a prompt repeats of those before it is taken off": is_context and has_several,
+        f"{num_short} prompts no longer than what came before them count as new": num_short,
+        f"delays follow from the rows' times: seconds {gap}": is_derived,
+        "times of later rounds not used: they come by their delays": has_several
+        and columns.time
+        and columns.has_delays,
+        "texts of sessions of several rounds not used": has_several and "prompt" in columns,
+    }
+    return tuple(found), [text for text, holds in said.items() if holds]
+
+
+def _delays(own: Sequence[Entry], columns: Columns, clock: Clock | None) -> list[float | None]:
+    """Seconds from each row's answer to the next."""
+    if clock is None:
+        told = [each.delay_s for each in own]
+        return [*told[1:], None] if any(name in columns for name in WAITS) else told
+    found: list[float | None] = []
+    for one, other in pairwise(own):
+        times = clock.seconds(one), clock.seconds(other)
+        if times[0] is None or times[1] is None:
+            found.append(None)
+            continue
+        if times[1] < times[0]:
+            column = str(columns.time)
+            fix = "earlier than the round before it: sort the file, or give --sort"
+            raise other.row.bad(column, other.row.values[column], fix)
+        found.append(max(0.0, times[1] - times[0] - one.duration_s))
+    return [*found, None]

@@ -2,9 +2,7 @@
 
 | format         | file                                                   | columns read                                    |
 |----------------|--------------------------------------------------------|-------------------------------------------------|
-| burstgpt_csv   | BurstGPT releases                                      | Timestamp (s), Request tokens, Response tokens  |
-| azure_csv      | Azure LLM inference traces 2023, 2024                  | TIMESTAMP, ContextTokens, GeneratedTokens       |
-| mooncake_jsonl | Mooncake FAST'25 traces                                | timestamp (ms), input_length, output_length     |
+| burstgpt_csv, azure_csv, mooncake_jsonl, ... | published traces (columns.FORMATS) | times, lengths                                |
 | trace_jsonl    | ours: {"arrival_s", "prompt_len"|"prompt", "gen_length"} | all of them; others are errors                |
 | prompts_jsonl  | one object a line, the prompt in a named column        | that column                                     |
 | lengths_csv    | a table of lengths, in tokens or characters            | one named column                                |
@@ -14,18 +12,21 @@ A row with an empty prompt (a failed call, in BurstGPT) is parsed, and left to t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from engines.errors import UserError
+from engines.errors import UserError, require
+from repro.workloads.columns import FORMATS, columns_as
+from repro.workloads.knobs import TimeUnit
 from repro.workloads.rows import Row, csv_rows, first_line, json_rows
+from repro.workloads.table import Clock, is_objects, names_in, read_entries
 
-TraceFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl"]
+TraceFormat = str
+"""A name in ``FORMATS``, or trace_jsonl."""
 FileFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl", "prompts_jsonl", "lengths_csv"]
+"""Those that a card can name."""
 
 CHARS_PER_TOKEN = 4
 """Length of a text nobody tokenized: characters / 4, rounded up. Off by some 20-30 % for English and code."""
@@ -61,26 +62,47 @@ def estimate_tokens(num_chars: int) -> int:
     return -(-num_chars // CHARS_PER_TOKEN)
 
 
-def parse_trace(path: Path, file_format: TraceFormat | None = None) -> tuple[PromptRow, ...]:
-    """Reads the rows in file order. The format is read off the file's first line that is not blank when it is not
-    given."""
+def parse_trace(
+    path: Path, file_format: TraceFormat | None = None, time_unit: TimeUnit | None = None
+) -> tuple[PromptRow, ...]:
+    """Reads the rows in file order, each a request. The format is read off the names of the file's columns when it is not given."""
     kind = file_format or detect_format(path)
-    rows = tuple(map(_own, json_rows(path)) if kind == "trace_jsonl" else _recorded(path, _RECORDED[kind]))
+    if kind == "trace_jsonl":
+        require(
+            time_unit is None, f"time_unit={time_unit!r} has no effect: {path.name} says arrival_s, which is in seconds"
+        )
+        rows = tuple(map(_own, json_rows(path)))
+    else:
+        rows = tuple(_recorded(path, kind, time_unit))
     if not rows:
         raise UserError(f"{path.name} has no rows: check that it is the whole file")
     return rows
 
 
+def _recorded(path: Path, kind: str, time_unit: TimeUnit | None) -> Iterator[PromptRow]:
+    columns = columns_as(kind, names_in(path), time_unit)
+    entries = [entry for entry in read_entries(path, columns) if not entry.is_empty]
+    clock = Clock.of(path.name, columns, entries)
+    require(clock.unclear is None, clock.unclear or "")
+    for entry in entries:
+        yield PromptRow(arrival_s=clock.seconds(entry), prompt_len=entry.tokens, response_len=entry.answer)
+
+
 def detect_format(path: Path) -> TraceFormat:
-    first = first_line(path)
-    is_json = first.startswith("{")
-    for kind, columns in _RECORDED.items():
-        if columns.is_json == is_json and columns.prompt in first:
+    names = names_in(path)
+    for kind in ("burstgpt_csv", "azure_csv", "mooncake_jsonl"):
+        # A file that lacks another column is told so.
+        if FORMATS[kind].columns["prompt_len"] in names:
+            whole = (each for each, known in FORMATS.items() if known.fits(names) and "prompt" not in known.columns)
+            return next(whole, kind)
+    for kind, known in FORMATS.items():
+        if known.fits(names) and "prompt_len" in known.columns:
             return kind
-    if is_json:
+    if is_objects(path):
         return "trace_jsonl"
-    known = ", ".join((*_RECORDED, "trace_jsonl"))
-    raise Row(f"{path.name} line 1", {}).bad("header", first, f"not a known trace, use one of {known}")
+    raise Row(f"{path.name} line 1", {}).bad(
+        "header", first_line(path), f"not a known trace, use one of {', '.join((*FORMATS, 'trace_jsonl'))}"
+    )
 
 
 def parse_prompts_jsonl(
@@ -97,51 +119,6 @@ def parse_lengths_csv(
     counts = (row.count(column) for row in csv_rows(path, column))
     tokens = (count if unit == "tokens" else estimate_tokens(count) for count in counts)
     return tuple(PromptRow(prompt_len=each + offset if each else 0) for each in tokens)
-
-
-class _Recorded(NamedTuple):
-    """Says in which columns of a trace a service wrote what."""
-
-    stamp: str
-    prompt: str
-    response: str
-    clock: Callable[[Row, str], float]
-    is_json: bool = False
-
-
-def _recorded(path: Path, columns: _Recorded) -> Iterator[PromptRow]:
-    rows: Iterable[Row] = json_rows(path) if columns.is_json else csv_rows(path, *columns[:3])
-    for row in rows:
-        yield PromptRow(
-            arrival_s=columns.clock(row, columns.stamp),
-            prompt_len=row.count(columns.prompt),
-            response_len=row.count(columns.response),
-        )
-
-
-def clock_time(row: Row, field: str) -> float:
-    """Seconds since 1970 of a date and time; one without a zone is taken as UTC, as differences alone are used."""
-    value = row.values[field]
-    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", value.strip(), re.ASCII)
-    try:
-        if match is None:
-            raise ValueError(value)
-        # The trace has seven decimals; datetime keeps six.
-        zone = "+00:00" if match[3] in (None, "Z") else match[3]
-        whole = (datetime.fromisoformat(match[1] + zone) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
-    except ValueError as error:
-        raise row.bad(field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
-    return whole + float(match[2] or 0)
-
-
-_RECORDED: Mapping[TraceFormat, _Recorded] = {
-    "burstgpt_csv": _Recorded("Timestamp", "Request tokens", "Response tokens", Row.seconds),
-    "azure_csv": _Recorded("TIMESTAMP", "ContextTokens", "GeneratedTokens", clock_time),
-    # Mooncake's conversation trace has milliseconds, and requests in batches, one every 3 s.
-    "mooncake_jsonl": _Recorded(
-        "timestamp", "input_length", "output_length", lambda row, field: row.seconds(field) / 1000, is_json=True
-    ),
-}
 
 
 def _own(row: Row) -> PromptRow:

@@ -22,7 +22,7 @@ from engines.knobs import Checked, Range, Seed
 from repro.workloads.card import Origin, Provenance, checksum
 from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_source
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
-from repro.workloads.knobs import SourceKind
+from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.own import Traced
 from repro.workloads.served import served
 from repro.workloads.text import TextStyle, more_text, prompt_text
@@ -45,6 +45,8 @@ class WorkloadConfig(Checked):
     min_prompt_len: int = 8
     source: SourceKind = "auto"
     dataset_path: str | None = None
+    time_unit: TimeUnit | None = None
+    """Of the times in ``dataset_path``, where its columns do not say it."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] = 1.0
     fixed_prompt_len: int | None = None
     may_replace_arrivals: bool = True
@@ -98,7 +100,9 @@ def build_workload(
         f"length_scale={config.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
     )
     card = load_card(config.dataset)
-    source = open_source(card, config.source, dataset_path=config.dataset_path, data_dir=data_dir)
+    source = open_source(
+        card, config.source, dataset_path=config.dataset_path, data_dir=data_dir, time_unit=config.time_unit
+    )
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(config.arrivals, source)
     trace_s = None

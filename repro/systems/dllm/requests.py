@@ -56,6 +56,7 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
         arrivals=arrivals_asked(cell.rate, asked),
         source=asked.dataset_source,
         dataset_path=asked.dataset_path,
+        time_unit=asked.time_unit,
         length_scale=asked.length_scale,
         max_prompt_len=limit,
         min_prompt_len=MIN_PROMPT_LEN,

@@ -219,6 +219,7 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make
             min_prompt_len=min(MIN_PROMPT_LEN, knobs.input_len or knobs.longest_prompt),
             source=knobs.dataset_source,
             dataset_path=knobs.dataset_path,
+            time_unit=knobs.time_unit,
             length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
             fixed_prompt_len=knobs.input_len,
         ),

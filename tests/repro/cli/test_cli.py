@@ -76,7 +76,7 @@ NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 
 OPTIONS = {
     "": "--verbose --version",
-    "bench": "--whole-layer --full-every --preset --renew-at --settle-after --router --batcher --queue --binder --refresh-rule --replay --replay-drawn --address --columns --time-scale --workload --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
+    "bench": "--whole-layer --full-every --preset --renew-at --settle-after --router --batcher --queue --binder --refresh-rule --replay --replay-drawn --address --columns --sort --time-scale --time-unit --workload --cost --kernels --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio --goodput --max-concurrency --url "
     "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
@@ -90,7 +90,7 @@ OPTIONS = {
     "export": "--format --out",
     "ablate": "--knob --variant --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --measured --out --platform --result-dir --sensitivity --silicon --write",
-    "capacity": "--columns --cost --dataset-name --gpus --json --kernels --knob --model --num-prompts --platform --plot --rate --resolution --seeds --slo --system --workload",
+    "capacity": "--columns --sort --time-unit --cost --dataset-name --gpus --json --kernels --knob --model --num-prompts --platform --plot --rate --resolution --seeds --slo --system --workload",
     "check-results": "--accept --again --json --result-dir --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",

@@ -171,7 +171,7 @@ REFUSED = {
     f"{HEAD}2023-13-45 18:17:03,5,5\n": "expected a time like",
     f"{HEAD}0,5.5,5\n": "line 2: field 'prompt_len' is '5.5': expected a whole number",
     f"{HEAD}0,-5,5\n": "line 2: field 'prompt_len' is '-5': expected a whole number, at least 0",
-    f"{HEAD}0,5,\n": "line 2: field 'gen_length' is '': expected a whole number",
+    f"{HEAD}0,5,\n": "has no row with a prompt and an answer (1 read)",
     f"{HEAD}0,5\n": "the line has 2 cells, the header 3",
     "arrival_s,prompt_len,prompt_len,gen_length\n0,5,5,5\n": "is given twice, keep one",
     "when,in,out\n0,5,5\n": "no column is the prompts' length, the file has when, in, out: name it, like --columns",
@@ -183,7 +183,7 @@ REFUSED = {
     '{"prompt_len": 5, "prompt_len": 6}\n': "keep one",
     '{"rounds": [[5, 0]]}\n': "field 'rounds' is [5, 0]",
     '{"rounds": [[5, 1]], "prompt_len": 5}\n': "rounds hold all of a session, prompt_len too: leave one out",
-    '{"session": null, "prompt_len": 5, "gen_length": 5}\n': "expected a text or a whole number",
+    '{"session": [1], "prompt_len": 5, "gen_length": 5}\n': "expected a text or a whole number",
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.errors import UserError
+from repro.workloads.columns import FORMATS
 from repro.workloads.rows import Row
 from repro.workloads.trace import (
     PromptRow,
@@ -113,7 +114,7 @@ MALFORMED = {
     "45,G,many,2,3,C": f"line 2: field 'Request tokens' is 'many': {COUNT}",
     "5,G,-3,18,490,C": f"line 2: field 'Request tokens' is '-3': {COUNT}",
     "5,G,12.5,18,490,C": f"line 2: field 'Request tokens' is '12.5': {COUNT}",
-    "5,G,3,,490,C": f"line 2: field 'Response tokens' is '': {COUNT}",
+    "5,G,3,,490,C": "has no rows: check that it is the whole file",
     "soon,G,3,18,490,C": f"line 2: field 'Timestamp' is 'soon': {TIME}",
     "nan,G,3,18,490,C": f"line 2: field 'Timestamp' is 'nan': {TIME}",
     "5,G,3,18,490,C\n5,G,3": "line 3: field 'Response tokens' is '5,G,3': the line has 3 cells, the header 6",
@@ -127,9 +128,8 @@ MALFORMED_FILES = {
     "2023-11-16 18:17:03.9799600",
     f"{AZURE_HEADER}\n2023-13-45 18:17:03.9,3,4": "line 2: field 'TIMESTAMP' is '2023-13-45 18:17:03.9': expected a time "
     "like 2023-11-16 18:17:03.9799600",
-    "when,what\n1,2": "line 1: field 'header' is 'when,what': not a known trace, use one of burstgpt_csv, azure_csv, "
-    "mooncake_jsonl, trace_jsonl",
-    '{"timestamp": 0, "input_length": "12", "output_length": 5.0}': f"line 1: field 'output_length' is 5.0: {COUNT}",
+    "when,what\n1,2": f"line 1: field 'header' is 'when,what': not a known trace, use one of {', '.join(FORMATS)}, trace_jsonl",
+    '{"timestamp": 0, "input_length": "12", "output_length": 5.5}': f"line 1: field 'output_length' is 5.5: {COUNT}",
     '{"timestamp": 0, "input_length": 12}': "line 1: field 'output_length' is None: the key is missing",
     '{"timestamp": -1, "input_length": 12, "output_length": 5}': f"line 1: field 'timestamp' is -1: {TIME}",
     '{"prompt_len": 3}\n{"prompt_len": 3': "line 2: field 'line' is '{\"prompt_len\": 3': not JSON (Expecting ',' delimiter), "

@@ -1,0 +1,317 @@
+"""Which column of a file is what, and the unit of its times: as a user says, by the format's own names, or by plain ones.
+
+Published formats say their unit by their columns. A column that is called timestamp alone does not, and its unit is never guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engines.errors import require
+from repro.workloads.knobs import TimeUnit
+from repro.workloads.rounds import MESSAGES
+
+PER_SECOND: Mapping[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
+WORDS: Mapping[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+TIMES: Mapping[str, TimeUnit | None] = {
+    "arrival_s": "s",
+    "arrival_ms": "ms",
+    "arrival_us": "us",
+    "arrival_ns": "ns",
+    "arrival": None,
+}
+DELAYS: Mapping[str, int] = {"delay_s": 1, "delay_ms": 1000}
+"""From a row's answer to the session's next round."""
+WAITS: Mapping[str, int] = {"wait_s": 1, "wait_ms": 1000}
+"""From the answer before to a row's own request."""
+LENGTHS = ("prompt_len", "context_len", "prompt")
+_SESSION = ("session", "turn", "id", "parent", "duration_s")
+NAMES = (*TIMES, *LENGTHS, "prefix_len", "gen_length", *_SESSION, *DELAYS, *WAITS, "rounds")
+OPTIONAL = frozenset({*_SESSION, *DELAYS, *WAITS, "prefix_len"})
+"""A row may have nothing there."""
+EXAMPLE = "--columns arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
+
+
+class Format(NamedTuple):
+    """A published format, known by its columns."""
+
+    title: str
+    columns: Mapping[str, str]
+    """Our names -> its own; a file of the format has all of them."""
+    also: Mapping[str, str] = {}
+    """Those that a file of it may have."""
+    marks: frozenset[str] = frozenset()
+    """Columns that a file of it has besides, and others have not."""
+
+    def fits(self, names: Sequence[str]) -> bool:
+        return {*self.columns.values(), *self.marks} <= set(names)
+
+    def of(self, names: Sequence[str]) -> dict[str, str]:
+        return {**self.columns, **{name: column for name, column in self.also.items() if column in names}}
+
+
+_BURST = {"arrival_s": "Timestamp", "gen_length": "Response tokens"}
+_MOONCAKE = {"prompt_len": "input_length", "gen_length": "output_length"}
+_AIPERF = {"session": "session_id", "wait_ms": "delay"}
+FORMATS: Mapping[str, Format] = {
+    "azure_csv": Format(
+        "Azure LLM inference traces",
+        {"arrival_s": "TIMESTAMP", "prompt_len": "ContextTokens", "gen_length": "GeneratedTokens"},
+    ),
+    "burstgpt_sessions_csv": Format(
+        "BurstGPT with sessions",
+        {**_BURST, "context_len": "Request tokens", "session": "Session ID"},
+        {"duration_s": "Elapsed time"},
+    ),
+    "burstgpt_csv": Format("BurstGPT", {**_BURST, "prompt_len": "Request tokens"}),
+    "bailian_jsonl": Format(
+        "Qwen-Bailian",
+        {
+            "arrival_s": "timestamp",
+            "context_len": "input_length",
+            "gen_length": "output_length",
+            "id": "chat_id",
+            "parent": "parent_chat_id",
+        },
+    ),
+    "blis_csv": Format(
+        "BLIS",
+        {"arrival_us": "arrival_time_us", "prompt_len": "input_tokens", "gen_length": "output_tokens"},
+        {"session": "session_id", "turn": "round_index", "prefix_len": "prefix_length"},
+    ),
+    "vidur_csv": Format(
+        "Vidur", {"arrival_s": "arrived_at", "prompt_len": "num_prefill_tokens", "gen_length": "num_decode_tokens"}
+    ),
+    "servegen_csv": Format(
+        "ServeGen",
+        {"arrival_s": "timestamp", "prompt_len": "input_tokens", "gen_length": "output_tokens"},
+        marks=frozenset({"request_id"}),
+    ),
+    "mooncake_jsonl": Format(
+        "Mooncake", {"arrival_ms": "timestamp", **_MOONCAKE}, _AIPERF, marks=frozenset({"hash_ids"})
+    ),
+    "aiperf_sessions_jsonl": Format("AIPerf", {**_MOONCAKE, **_AIPERF}, {"arrival_ms": "timestamp"}),
+    **{
+        f"aiperf_{text}_jsonl": Format(
+            "AIPerf", {"prompt": text, "gen_length": "output_length"}, {"arrival_ms": "timestamp", **_AIPERF}
+        )
+        for text in ("text_input", "text")
+    },
+    "aiperf_messages_jsonl": Format(
+        "AIPerf", {"rounds": "messages", "gen_length": "output_length"}, {"arrival_ms": "timestamp"}
+    ),
+}
+"""The first that fits is taken."""
+
+_PLAIN: Mapping[str, tuple[str, ...]] = {
+    "prompt_len": (
+        "prompt_length",
+        "prompt_tokens",
+        "num_prompt_tokens",
+        "input_len",
+        "input_length",
+        "input_tokens",
+        "num_input_tokens",
+        "num_prefill_tokens",
+        "isl",
+    ),
+    "gen_length": (
+        "gen_len",
+        "output_len",
+        "output_length",
+        "output_tokens",
+        "num_output_tokens",
+        "num_decode_tokens",
+        "completion_tokens",
+        "osl",
+    ),
+    "prompt": ("text_input", "text"),
+    "session": ("session_id", "conversation_id"),
+    "turn": ("turn_index", "round_index"),
+}
+"""Names that need no saying, by what they mean, in small letters and with underscores."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+"""What a request asks for, where nothing says what came."""
+_TIME = re.compile(
+    r"(arrival|arrival_time|arrived_at|timestamp|time|ts|start_time|request_time|created|created_at|date|datetime)"
+    r"(?:_(?:unix_)?(s|sec|secs|seconds|ms|msec|millis|milliseconds|us|usec|micros|microseconds|ns|nanos|nanoseconds))?"
+)
+_UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "us": "us", "ns": "ns", "na": "ns"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What is read of a file."""
+
+    named: Mapping[str, str]
+    """Our names -> the file's."""
+    format: Format | None = None
+    """The one that it is read as, where nobody said which column is what."""
+    time: str | None = None
+    """The column of times."""
+    unit: TimeUnit | None = None
+    """Of its times; None where nobody says it."""
+    is_said: bool = False
+    """Whether a user says the unit, in place of a name in the file."""
+    is_said_by_option: bool = False
+    """Whether that is more than a name among ours."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.named
+
+    def optional(self, name: str) -> bool:
+        return name in OPTIONAL or (name in TIMES and self.has_rounds)
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether several rows make a session."""
+        return "session" in self.named or "parent" in self.named
+
+    @property
+    def has_delays(self) -> bool:
+        return any(name in self.named for name in (*DELAYS, *WAITS))
+
+
+def columns_as(kind: str, names: Sequence[str], unit: TimeUnit | None) -> Columns:
+    """What a file of a known format is read as, whatever columns it has."""
+    found = FORMATS[kind]
+    if not found.marks <= set(names):
+        found = Format(
+            found.title, {"arrival" if each in TIMES else each: name for each, name in found.columns.items()}
+        )
+    return _timed(found.of(names), found, unit)
+
+
+def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None) -> Columns:
+    """What a file with these columns is read as: as ``given`` says (OURS=THEIRS, ...), or by its names; ``unit`` is the one that a
+    user says of its times, if any. ``file`` is what a refusal names."""
+    known = next((each for each in FORMATS.values() if each.fits(names)), None)
+    if given is not None:
+        named, found = _given(given, names, file), None
+        said = f"columns={given!r}:"
+    elif known is not None:
+        named, found, said = known.of(names), known, f"{file}:"
+    else:
+        named, found, said = _plain(names, file), None, f"{file}:"
+    _check_consistent(named, names, said)
+    name = next((each for each in TIMES if each in named), None)
+    if name is None:
+        require(unit is None, f"time_unit={unit!r} has no effect: {file} has no column of times that is read: name it")
+        return Columns(named=named, format=found)
+    own = TIMES[name] or _unit_in(named[name])
+    require(
+        given is None or name == "arrival" or unit in (None, own),
+        f"time_unit={unit!r} has no effect beside {name}: write arrival={named[name]} with it, or leave it out",
+    )
+    # A published column's unit is known better than most remember it.
+    if given is not None and known is not None and name != "arrival":
+        published = next((each for each in TIMES if known.of(names).get(each) == named[name]), name)
+        require(
+            published == name,
+            f"{said} {named[name]} of {file}, a file of {known.title}, is in {WORDS[TIMES[published] or 's']}: write {published}={named[name]}, or "
+            f"arrival={named[name]} and the unit that it has as --time-unit, or leave columns out",
+        )
+    return _timed(named, found, unit, by_name=given is not None)
+
+
+def _timed(named: Mapping[str, str], found: Format | None, unit: TimeUnit | None, *, by_name: bool = False) -> Columns:
+    name = next(each for each in TIMES if each in named)
+    own = TIMES[name] or _unit_in(named[name])
+    return Columns(
+        named=named,
+        format=found,
+        time=named[name],
+        unit=unit or own,
+        is_said=unit is not None or (by_name and name != "arrival"),
+        is_said_by_option=unit is not None,
+    )
+
+
+def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
+    said = f"columns={text!r}"
+    found: dict[str, str] = {}
+    for word in next(csv.reader([text], skipinitialspace=True), []):
+        name, equals, column = (part.strip() for part in word.partition("="))
+        require(
+            bool(name and equals and column), f"{said}: {word!r} is no name and its column: write it like {EXAMPLE}"
+        )
+        require(name in NAMES, f"{said}: {name!r} is unknown: use {', '.join(NAMES)}")
+        require(name not in found, f"{said}: {name} is given twice: keep one")
+        require(column not in found.values(), f"{said}: the column {column!r} is given twice: keep one")
+        require(column in names, f"{said}: {file} has no column {column!r}: use one of {', '.join(names)}")
+        found[name] = column
+    return found
+
+
+def _plain(names: Sequence[str], file: str) -> dict[str, str]:
+    """Our own names, and others that can mean one thing alone."""
+    own = {name: name for name in NAMES if name in names and name != "id"}
+    by_plain: dict[str, list[str]] = {}
+    for name in names:
+        by_plain.setdefault(_spelt(name), []).append(name)
+    messages = next((name for name in MESSAGES if name in names), None)
+    if messages is not None and not own.keys() & {*LENGTHS, "rounds"}:
+        own["rounds"] = messages
+    for name, others in _PLAIN.items():
+        is_told = own.keys() & {*LENGTHS, "rounds"} if name in LENGTHS else name in own
+        is_whole = "rounds" in own and (name != "gen_length" or own["rounds"] not in MESSAGES)
+        if is_told or is_whole or (name == "turn" and "session" not in own):
+            continue
+        there = [each for other in others for each in by_plain.get(other, ())]
+        if name == "gen_length" and not there:
+            there = [each for other in _LIMITS for each in by_plain.get(other, ())]
+        require(len(there) < 2, f"{file}: {' and '.join(there)} both say {name}: name one of them, like {EXAMPLE}")
+        if there:
+            own[name] = there[0]
+    if not own.keys() & TIMES.keys() and (time := _time_among(names)) is not None:
+        own["arrival"] = time
+    delay = next((name for name in names if _spelt(name) in ("delay", "wait", "think_time")), None)
+    is_timed = own.keys() & {*DELAYS, *WAITS}
+    require(
+        delay is None or "session" not in own or bool(is_timed),
+        f"{file}: the unit of its column {delay!r} is not said: name it with --columns, as wait_s, wait_ms, delay_s or delay_ms",
+    )
+    return own
+
+
+def _time_among(names: Sequence[str]) -> str | None:
+    """The column of times, if there is one alone that can be it."""
+    found = [name for name in names if _TIME.fullmatch(_spelt(name))]
+    arrivals = [name for name in found if _spelt(name).startswith("arriv")]
+    return next((chosen[0] for chosen in (found, arrivals) if len(chosen) == 1), None)
+
+
+def _spelt(name: str) -> str:
+    return re.sub(r"[\s\-_.]+", "_", name.strip()).lower()
+
+
+def _unit_in(column: str) -> TimeUnit | None:
+    """The unit that a column's name ends in."""
+    match = _TIME.fullmatch(_spelt(column))
+    return None if match is None or match[2] is None else _UNITS[(match[2] + " ")[:2].strip()]
+
+
+def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str) -> None:
+    fix = f"name it, like {EXAMPLE}"
+    for group in (tuple(TIMES), LENGTHS, (*DELAYS, *WAITS)):
+        both = [name for name in group if name in found]
+        require(len(both) < 2, f"{said} {' and '.join(both)} say the same: name one of them as columns")
+    if "rounds" in found:
+        may = {"rounds", *TIMES, *(("gen_length",) if found["rounds"] in MESSAGES else ())}
+        beside = ", ".join(sorted(found.keys() - may))
+        require(not beside, f"{said} rounds hold all of a session, {beside} too: leave one out")
+        return
+    has = f"the file has {', '.join(names)}"
+    require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {has}: {fix}")
+    require("gen_length" in found, f"{said} no column is the answers' length gen_length, {has}: {fix}")
+    is_linked = "session" in found or "parent" in found
+    for name in (*DELAYS, *WAITS, "turn", "context_len", "duration_s"):
+        require(name not in found or is_linked, f"{said} {name} is between rows of one session: name session too")
+    require(("id" in found) == ("parent" in found), f"{said} id and parent go together: name both")
+    require(
+        "parent" not in found or "session" not in found, f"{said} parent and session say the same: name one of them"
+    )

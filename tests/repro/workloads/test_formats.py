@@ -1,0 +1,377 @@
+"""Files as people have them: published formats by their columns, units of time, sessions, and how numbers are written."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from engines.errors import UserError
+from repro.workloads.draws import ArrivalConfig
+from repro.workloads.served import served
+from repro.workloads.table import TraceFile, read_trace
+from repro.workloads.trace import parse_trace
+
+TRACE = ArrivalConfig(kind="trace")
+HEAD = "arrival_s,prompt_len,gen_length\n"
+
+
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def made(text: str, **said) -> TraceFile:
+        # In a folder of its own: what was read of a path is kept.
+        path = tmp_path / str(len(list(tmp_path.iterdir()))) / ("t.jsonl" if text.lstrip().startswith("{") else "t.csv")
+        path.parent.mkdir()
+        path.write_text(text)
+        return TraceFile(where=str(path), **said)
+
+    return made
+
+
+def replayed(trace: TraceFile) -> list[float]:
+    return [pytest.approx(each) for each in served(trace, TRACE, 0).arrival_s]
+
+
+def rounds(trace: TraceFile) -> list[tuple]:
+    return [tuple(each) for session in read_trace(trace).sessions for each in session.rounds]
+
+
+# ---- published formats ------------------------------------------------------------------------------------
+
+BAILIAN = [
+    {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, "turn": 1},
+    {"chat_id": 161, "parent_chat_id": -1, "timestamp": 61.364, "input_length": 50, "output_length": 13, "turn": 1},
+    {"chat_id": 160, "parent_chat_id": 159, "timestamp": 92.5, "input_length": 800, "output_length": 80, "turn": 2},
+]
+BAILIAN = [{**row, "type": "text", "hash_ids": [1089, 1090]} for row in BAILIAN]
+BURST = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]},
+    {"timestamp": 3027, "input_length": 2322, "output_length": 490, "hash_ids": [0, 2]},
+    {"timestamp": 6000, "input_length": 6000, "output_length": 9, "hash_ids": [0, 3]},
+    {"timestamp": 9000, "input_length": 7000, "output_length": 9, "hash_ids": [0, 4]},
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (lines(*MOONCAKE), [0, 3.027, 6, 9]),
+        (lines(*BAILIAN), [0, 0.25]),
+        (BURST + "5,s,3.5,GPT-4,472,18,490,C\n45,,1,GPT-4,10,9,19,API log\n", [0, 40]),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,4,5\n2023-11-16 18:15:47.68,4,5\n", [0, 1]),
+        ("request_id,arrival_time_us,input_tokens,output_tokens,text_tokens\n0,0,9,5,9\n1,250000,9,5,9\n", [0, 0.25]),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n1.5e-05,9,5\n2.0,9,5\n", [0, 1.999985]),
+        ("request_id,timestamp,input_tokens,output_tokens\n0,0.5,10,20\n1,1.2,15,25\n", [0, 0.7]),
+        (lines(*({"timestamp": ms, "text_input": "Hi there", "output_length": 4} for ms in (0, 500))), [0, 0.5]),
+        (
+            lines(
+                {"session_id": "a", "timestamp": 1000, "input_length": 30, "output_length": 4},
+                {"session_id": "a", "delay": 2000, "input_length": 30, "output_length": 4},
+                {"session_id": "b", "timestamp": 1500, "input_length": 30, "output_length": 4},
+            ),
+            [0, 0.5],
+        ),
+        (lines(*({"timestamp_ms": ms, "prompt": "Hi", "output_tokens": 4} for ms in (0, 500))), [0, 0.5]),
+        (lines(*({"timestamp": f"2026-01-01T00:00:0{s}Z", "prompt_len": 4, "gen_length": 4} for s in (1, 3))), [0, 2]),
+    ],
+)
+def test_a_published_format_says_its_unit_by_its_columns(text, seconds, file):
+    assert seconds == replayed(file(text))
+
+
+def test_rows_of_any_chat_are_read(file):
+    part = [{"type": "text", "text": "x" * 40}]
+    chat = [{"role": "developer", "content": "y" * 4}, {"role": "user", "content": part}]
+    assert rounds(file(lines({"messages": chat, "max_tokens": 20}))) == [(11, 20, None)]
+    answered = [*chat, {"role": "assistant", "content": None}, {"role": "tool", "content": "z" * 8}]
+    assert rounds(file(lines({"messages": [*answered, {"role": "assistant", "content": "w" * 8}]})))[-1][1] == 2
+    assert rounds(file(lines({"prompt": "x" * 40, "output_tokens": 7}))) == [(10, 7, None)]
+
+
+def test_a_data_set_s_file_is_read_by_the_same_columns(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(lines(*BAILIAN))
+    assert [row.arrival_s for row in parse_trace(path)] == [61.114, 61.364, 92.5]
+    assert [row.prompt_len for row in parse_trace(path)] == [521, 50, 800]
+    path.write_text(lines(*({k: v for k, v in row.items() if k != "hash_ids"} for row in MOONCAKE)))
+    with pytest.raises(UserError, match=r"timestamp.* in ms 4 rows in 9 s"):
+        parse_trace(path)
+    assert [row.arrival_s for row in parse_trace(path, time_unit="ms")] == [0, 3.027, 6, 9]
+
+
+# ---- units ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["timestamp", "Timestamp", "time", "arrival_time", "ts", "request_time"])
+def test_a_unit_that_nobody_says_is_asked_for(column, file):
+    text = f"{column},input_length,output_length\n0,10,5\n500,10,5\n9000,10,5\n"
+    with pytest.raises(UserError) as caught:
+        served(file(text), TRACE, 0)
+    for told in (column, "in s 3 rows in 9,000 s", "in ms 3 rows in 9 s, 0.222 a second", "in us", "--time-unit"):
+        assert told in str(caught.value)
+    assert replayed(file(text, time_unit="ms")) == [0, 0.5, 9]
+    assert replayed(file(text, time_unit="s")) == [0, 500, 9000]
+    # Rows whose times are not used need none.
+    assert len(served(file(text), ArrivalConfig(kind="poisson", rate=1.0), 0).sessions) == 3
+
+
+def test_what_a_run_is_served_says_window_rate_and_unit(file):
+    text = "timestamp,input_length,output_length\n0,10,5\n500,10,5\n1000,10,5\n"
+    said = served(file(text, time_unit="ms"), TRACE, 0).description
+    assert "3 in 1 s, 2 a second, timestamp in ms" in said
+
+
+def in_seconds(row: dict, number: type) -> dict:
+    return {**row, "timestamp": number(row["timestamp"] / 1000)}
+
+
+@pytest.mark.parametrize("number", [int, float])
+def test_a_published_format_in_another_unit_is_refused_with_the_one_that_fits(number, file):
+    text = lines(*(in_seconds(row, number) for row in MOONCAKE))
+    with pytest.raises(UserError, match=r"field 'timestamp' .*--time-unit s .4 rows in 9 s"):
+        read_trace(file(text))
+    assert replayed(file(text, time_unit="s"))[-1] == 9
+
+
+def test_a_published_unit_is_not_overruled_by_a_name(file):
+    columns = "arrival_s=timestamp,prompt_len=input_length,gen_length=output_length"
+    for rows, unit in ((MOONCAKE, "milliseconds"), (BAILIAN, "seconds")):
+        wrong = columns if rows is MOONCAKE else columns.replace("arrival_s", "arrival_ms")
+        with pytest.raises(UserError, match=f"timestamp of t.jsonl.* is in {unit}"):
+            read_trace(file(lines(*rows), columns=wrong))
+    # Rows alone, in place of sessions.
+    assert replayed(file(lines(*BAILIAN), columns=columns)) == [0, 0.25, 31.386]
+
+
+@pytest.mark.parametrize(
+    ("header", "stamps", "fits"),
+    [
+        ("arrival_us", (0, 50, 90, 100), "ms"),
+        ("arrival_s", (0, 1e-5, 2e-5, 3e-5), None),
+        ("arrival_s", (1700000000000, 1700000000500, 1700000001000), "ms"),
+        ("arrival_ms", (1700000000000000, 1700000000500000, 1700000001000000), "us"),
+        ("arrival_ms", (1700000000, 1700000050, 1700000100), "s"),
+        ("arrival_s", (0, 1e9, 2e9), "ms"),
+    ],
+)
+def test_times_that_cannot_be_are_refused_with_the_reading_that_would_fit(header, stamps, fits, file):
+    text = f"{header},prompt_len,gen_length\n" + "".join(f"{stamp!r},10,5\n" for stamp in stamps)
+    with pytest.raises(UserError, match=f"field '{header}'") as caught:
+        read_trace(file(text))
+    assert fits is None or f"--time-unit {fits} (" in str(caught.value)
+
+
+@pytest.mark.parametrize(("unit", "per_second"), [("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+def test_times_since_1970_keep_their_digits(unit, per_second, file):
+    first = 1700000000 * per_second
+    text = f"arrival_{unit},prompt_len,gen_length\n{first},10,5\n{first + per_second // 4},10,5\n"
+    assert served(file(text), TRACE, 0).arrival_s == (0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt_len,gen_length\n5,5\n", {"time_unit": "ms"}),
+        ("arrival_s,prompt_len,gen_length\n2023-11-16 18:17:03,5,5\n", {"time_unit": "ms"}),
+        ("t,p,g\n0,5,5\n", {"columns": "arrival_s=t,prompt_len=p,gen_length=g", "time_unit": "ms"}),
+    ],
+)
+def test_a_unit_that_changes_nothing_is_refused(text, said, file):
+    with pytest.raises(UserError, match=r"time_unit|unit out"):
+        read_trace(file(text, **said))
+
+
+def test_a_unit_is_refused_where_times_are_not_used(file):
+    trace = file("timestamp,prompt_len,gen_length\n0,5,5\n9,5,5\n", time_unit="ms")
+    with pytest.raises(UserError, match="time_unit='ms' has no effect"):
+        served(trace, ArrivalConfig(kind="burst"), 0)
+
+
+# ---- sessions ---------------------------------------------------------------------------------------------
+
+
+def test_delays_follow_from_the_rows_own_times(file):
+    rows = [(0, "a"), (1, "b"), (7, "a"), (194, "b")]
+    text = "arrival_s,session,prompt_len,gen_length\n" + "".join(f"{s},{name},10,5\n" for s, name in rows)
+    found = served(file(text), TRACE, 0)
+    assert [each.rounds[0].delay_s for each in found.sessions] == [7, 193]
+    assert found.arrival_s == (0, 1)
+    assert "delays follow from the rows' times" in found.description
+    assert "all rows in 194 s" in found.description
+    bare = text.replace("arrival_s", "timestamp")
+    with pytest.raises(UserError, match="'timestamp' is not said"):
+        read_trace(file(bare))
+    assert read_trace(file(bare, time_unit="ms")).sessions[1].rounds[0].delay_s == pytest.approx(0.193)
+
+
+def test_delays_that_stand_in_the_file_are_taken_and_said(file):
+    text = "arrival_s,session,prompt_len,gen_length,delay_s\n0,a,10,5,2.5\n9,a,10,5,\n"
+    trace = read_trace(file(text))
+    assert trace.sessions[0].rounds[0].delay_s == 2.5
+    assert any("times of later rounds not used" in each for each in trace.remarks)
+
+
+def test_rows_of_a_session_without_times_are_rounds(file):
+    rows = [{"session_id": "a", "input_length": 300, "output_length": 40}]
+    rows += [{"session_id": "a", "delay": 2000, "input_length": 150, "output_length": 20}]
+    assert rounds(file(lines(*rows))) == [(300, 40, 2.0), (150, 20, None)]
+    with pytest.raises(UserError, match="'delay' is not said"):
+        read_trace(file(lines(*rows).replace("input_length", "prompt_tokens")))
+
+
+def test_a_row_follows_its_parent_and_adds_to_what_came_before(file):
+    first, second = read_trace(file(lines(*BAILIAN))).sessions
+    assert [each[:2] for each in first.rounds] == [(521, 132), (800 - 521 - 132, 80)]
+    assert first.rounds[0].delay_s == pytest.approx(31.386)
+    assert [each[:2] for each in second.rounds] == [(50, 13)]
+    branch = {**BAILIAN[2], "chat_id": 162, "timestamp": 99.5, "input_length": 700}
+    trace = read_trace(file(lines(*BAILIAN, branch)))
+    assert [each.rounds[0].prefill_tokens for each in trace.sessions] == [521, 50, 700]
+    assert any("begin a session of their own" in each for each in trace.remarks)
+    short = {**BAILIAN[2], "input_length": 400}
+    assert read_trace(file(lines(*BAILIAN[:2], short))).sessions[0].rounds[1].prefill_tokens == 400
+    with pytest.raises(UserError, match="field 'parent_chat_id'"):
+        read_trace(file(lines(*BAILIAN[1:], BAILIAN[0])))
+    with pytest.raises(UserError, match="field 'chat_id'"):
+        read_trace(file(lines(BAILIAN[0], BAILIAN[0])))
+
+
+def test_the_time_that_an_answer_took_is_no_delay(file):
+    text = BURST + "5,s1,3.5,ChatGPT,472,18,490,C\n6,,2,GPT-4,100,10,110,API log\n45,s1,4,ChatGPT,1087,230,1317,C\n"
+    first, second = read_trace(file(text)).sessions
+    assert [tuple(each) for each in first.rounds] == [(472, 18, 36.5), (1087 - 490, 230, None)]
+    assert len(second.rounds) == 1
+
+
+def test_rounds_come_by_their_turn(file):
+    head = "arrival_time_us,session_id,round_index,input_tokens,output_tokens\n"
+    assert [each[0] for each in rounds(file(f"{head}9,s,1,20,5\n0,s,0,10,5\n"))] == [10, 20]
+    with pytest.raises(UserError, match="field 'round_index'"):
+        read_trace(file(f"{head}0,s,1,20,5\n9,s,1,10,5\n"))
+
+
+def test_sessions_of_another_kind_are_others(file):
+    text = lines(*({"session": each, "prompt_len": 2, "gen_length": 2} for each in (1, True, "1", 1.0)))
+    assert [len(each.rounds) for each in read_trace(file(text)).sessions] == [2, 1, 1]
+
+
+# ---- how a table is written -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{HEAD}0,100.0,5\n1,1e2,5.0\n",
+        f"\n \n{HEAD}0,100,5\n\n1,100,5\n",
+        f"{HEAD}0,100,5\n1,100,5\n".replace(",", ";"),
+        f"{HEAD}0,100,5\n1,100,5\n".replace(",", "\t"),
+        f"{HEAD}0,100,5\n0.5,,5\n0.7,100,\n,100,5\n1,100,5\n",
+        lines(
+            {"arrival_s": 0, "prompt_len": 100.0, "gen_length": 5},
+            {"arrival_s": 0.5, "prompt_len": None, "gen_length": 5},
+            {"arrival_s": 1, "prompt_len": "100", "gen_length": 5},
+        ),
+    ],
+)
+def test_tables_as_people_write_them(text, file):
+    trace = read_trace(file(text))
+    assert [(each.arrival_s, *each.rounds[0][:2]) for each in trace.sessions] == [(0, 100, 5), (1, 100, 5)]
+    num_empty = text.count(",,") + text.count(",\n") + text.count("\n,") + text.count("null")
+    assert [each for each in trace.remarks if "empty cell" in each] == [
+        f"{num_empty} rows with an empty cell left out" for _ in range(num_empty > 0)
+    ]
+
+
+@pytest.mark.parametrize("value", ["1_0", "0x10", "inf", "nan", "١٠", "1e400", "", "-1", "1,5"])
+def test_numbers_that_are_none(value, file):
+    row = json.dumps({"arrival_s": value, "prompt_len": 5, "gen_length": 5})
+    with pytest.raises(UserError, match=r"field 'arrival_s'|no row with a prompt"):
+        read_trace(file(row))
+    with pytest.raises(UserError, match=r"field 'prompt_len'|no row with a prompt"):
+        read_trace(file(row.replace("arrival_s", "x").replace("prompt_len", "arrival_s").replace("x", "prompt_len")))
+
+
+def test_a_number_with_commas_is_named(file):
+    with pytest.raises(UserError, match=r"field 'prompt_len' is '1,024'.*: 1024"):
+        read_trace(file(f'{HEAD}0,"1,024",5\n'))
+
+
+def test_two_columns_of_one_name_are_refused_in_every_format(file, tmp_path):
+    for text in (f"{HEAD.strip()},arrival_s\n0,5,5,9\n", f"{HEAD.strip()},x,x\n0,5,5,1,1\n"):
+        with pytest.raises(UserError, match="given twice"):
+            read_trace(file(text))
+    with pytest.raises(UserError, match="given twice"):
+        read_trace(file('{"prompt_len": 10, "gen_length": 5, "prompt_len": 99}\n'))
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_arrays([[10], [99], [5]], names=["prompt_len", "prompt_len", "gen_length"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="'prompt_len' is given twice"):
+        read_trace(TraceFile(where=str(tmp_path / "t.parquet")))
+
+
+def test_an_empty_cell_of_parquet_is_one(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"prompt_len": [10.0, float("nan"), None], "gen_length": [5, 5, 5]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    trace = read_trace(TraceFile(where=str(tmp_path / "t.parquet")))
+    assert [each.rounds[0].prefill_tokens for each in trace.sessions] == [10]
+    assert "2 rows with an empty cell left out" in trace.remarks
+
+
+def test_rows_are_sorted_where_that_is_asked_for(file):
+    text = f"{HEAD}9,1,5\n0,2,5\n9,3,5\n4,4,5\n"
+    with pytest.raises(UserError, match=r"field 'arrival_s'.*--sort"):
+        served(file(text), TRACE, 0)
+    found = served(file(text, sort=True), TRACE, 0)
+    assert found.arrival_s == (0, 4, 9, 9)
+    assert [each.rounds[0].prefill_tokens for each in found.sessions] == [2, 4, 1, 3]
+    with pytest.raises(UserError, match="sort has no effect"):
+        read_trace(file("prompt_len,gen_length\n5,5\n", sort=True))
+
+
+def test_names_that_both_say_one_thing_are_not_chosen_between(file):
+    with pytest.raises(UserError, match="prompt_tokens and input_tokens both say prompt_len"):
+        read_trace(file("input_tokens,prompt_tokens,output_tokens\n5,5,5\n"))
+
+
+def test_a_pipe_is_refused_by_the_reader_itself(tmp_path):
+    for name in ("p.csv", "p.jsonl.gz", "p.parquet"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UserError, match="device or a pipe"):
+            read_trace(TraceFile(where=str(tmp_path / name)))
+
+
+# ---- the published files themselves -----------------------------------------------------------------------
+
+DATA = os.environ.get("REPRO_DATA_DIR")
+
+
+@pytest.mark.skipif(DATA is None, reason="needs the published files in REPRO_DATA_DIR")
+@pytest.mark.parametrize(
+    ("name", "num", "seconds"),
+    [
+        ("azure/AzureLLMInferenceTrace_code.csv", 8819, 3435.948),
+        ("azure/AzureLLMInferenceTrace_conv.csv", 19366, 3501.722),
+        ("mooncake/conversation_trace.jsonl.gz", 12031, 3536.999),
+        ("mooncake/synthetic_trace.jsonl.gz", 3993, 1022.025),
+    ],
+)
+def test_published_files_take_the_time_that_their_publisher_says(name, num, seconds, tmp_path):
+    path = Path(str(DATA)) / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not there")
+    found = served(TraceFile(where=str(path)), TRACE, 0)
+    assert (len(found.sessions), found.arrival_s[-1]) == (num, pytest.approx(seconds, abs=1e-2))
+    if path.suffix == ".gz":
+        rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        other = tmp_path / "seconds.jsonl"
+        for number in (int, float):
+            other.write_text(lines(*(in_seconds(row, number) for row in rows)))
+            with pytest.raises(UserError, match=r"--time-unit s"):
+                read_trace(TraceFile(where=str(other)))
