@@ -192,7 +192,8 @@ def traced_workload(
     for index, (row, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True)):
         require(
             len(row.rounds) == 1,
-            f"{row.where}: a session of {len(row.rounds)} rounds, and requests have one: use a system that serves sessions",
+            f"{row.where}: a session of {len(row.rounds)} rounds, and requests have one: use a system that serves sessions, or name the "
+            "file's columns without those of sessions (--columns)",
         )
         ((tokens, answer, _),) = row.rounds
         if answer is None:
