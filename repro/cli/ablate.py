@@ -36,7 +36,7 @@ class Asked(Checked):
     request_rate: str | None = None
     """Requests/s, or inf [default: the platform's highest; 2 of AMPD, 60 of LAPS]."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
-    """Repeats with seeds 0, 1, ... [default: 3 where measured, 10 on clusters, else 1]."""
+    """Repeats with seeds 0, 1, ... [default: 5 where measured, 10 on clusters, else 1]."""
     limit: Annotated[int, Range(0, 10**5)] | None = None
     """Problems per task, where variants commit other tokens and are measured; 0 for no accuracy [default: 200]."""
     model: str | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from repro.cli.output import number, percent
-from repro.cli.study import Row, Runs, Study
+from repro.cli.study import Row, Runs, Study, added, difference_text, paired_notes
 
 if TYPE_CHECKING:
     from repro.cli.ablate import Asked
@@ -20,6 +20,7 @@ NUM_RUNS = 10
 COLUMNS = {
     "attainment": lambda row: f"{number(row['slo_attainment'], scale=100, half_width=row['half_width'])} %",
     "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
+    "difference": difference_text,
     "TTFT initial s": lambda row: number(row["ttft_initial_s"]),
     "incremental s": lambda row: number(row["ttft_incremental_s"]),
     "ITL ms": lambda row: number(row["itl_s"], scale=1e3),
@@ -45,13 +46,14 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         about={"rate": rate},
         row=_row,
         columns=COLUMNS,
+        notes=lambda rows: paired_notes(rows, "added"),
+        halves={"slo_attainment": "half_width"},
         plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
     )
 
 
 def _row(runs: Runs, base: Runs) -> Row:
     """Differences are paired by seed."""
-    from repro.runs.statistics import mean_interval
     from repro.runs.store import over_repeats
 
     pairs = [
@@ -59,12 +61,11 @@ def _row(runs: Runs, base: Runs) -> Row:
         for one, other in zip(runs, base, strict=True)
         if one.validity.valid and other.validity.valid
     ]
-    attainment, added = over_repeats(runs, "slo_attainment"), mean_interval(pairs)
+    attainment = over_repeats(runs, "slo_attainment")
     return {
         "slo_attainment": attainment.mean,
         "half_width": attainment.half_width,
-        "added_points": added.mean,
-        "added_half_width": added.half_width,
+        **added(pairs, ("worse", "better")),
         "ttft_initial_s": over_repeats(runs, "ttft_initial_s", "mean").mean,
         "ttft_incremental_s": over_repeats(runs, "ttft_incremental_s", "mean").mean,
         "itl_s": over_repeats(runs, "itl_s", "mean").mean,

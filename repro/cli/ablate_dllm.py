@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engines.dllm.serve import PRESETS
 from engines.errors import require
-from repro.cli.output import number
-from repro.cli.study import Row, Runs, Study
+from repro.cli.output import number, ratio
+from repro.cli.study import Row, Runs, Study, difference, difference_text, paired_notes
 
 if TYPE_CHECKING:
     from repro.cli.ablate import Asked
     from repro.reports.ablation import Variant
     from repro.reports.figures import View
     from repro.runs.cell import Cell
+    from repro.runs.store import StoredRun
     from repro.systems.platforms import Platform
 
 NUM_PROBLEMS = 200
 """Problems of a task, where no limit is given."""
 
+MEASURED_RUNS = 5
+"""Repeats where none are asked for: of three an interval is 2.5 times as wide as the spread of its ratios (t = 4.3), of five 1.2 times."""
+WORDS = ("slower", "faster")
+
 COLUMNS = {
-    "tok/s": lambda row: number(row["throughput_tok_s"], half_width=row["throughput_half_width"]),
-    "relative": lambda row: "-" if row["relative"] is None else f"{row['relative']:.2f}x",
+    "tok/s": lambda row: _speed(row),
+    "relative": lambda row: _ratio(row, "relative"),
+    "difference": difference_text,
+    "tok/CPU s": lambda row: number(row["tokens_per_processor_s"]),
+    "relative, CPU s": lambda row: _ratio(row, "relative_processor"),
     "mean s": lambda row: number(row["mean_latency_s"], 2),
     "p99 s": lambda row: number(row["p99_latency_s"], 2),
     "running": lambda row: number(row["mean_running"]),
@@ -35,7 +43,7 @@ COLUMNS = {
 
 def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
     from repro.reports.ablation import BASE, variants_of
-    from repro.reports.figures import MEASURED_RUNS, View, default_reading
+    from repro.reports.figures import View, default_reading
     from repro.systems.dllm.part import DllmPart
     from repro.systems.platforms import platform as platform_of
 
@@ -71,6 +79,15 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         about={"reading": view.reading if has_baseline else None},
         row=_row,
         columns=COLUMNS,
+        notes=_notes,
+        plotted={
+            "throughput_tok_s": "throughput (tok/s)",
+            "relative": "relative throughput",
+            "relative_processor": "relative, per processor second",
+            "mean_latency_s": "mean latency (s)",
+        },
+        halves={"throughput_tok_s": "throughput_half_width"},
+        guides={"relative": 1, "relative_processor": 1},
     )
 
 
@@ -113,12 +130,15 @@ def _cells(variant: Variant, view: View, name: str, rate: float | None, componen
 def _row(runs: Runs, base: Runs) -> Row:
     from repro.runs.store import over_repeats
 
-    throughput, first = (over_repeats(each, "throughput_tok_s") for each in (runs, base))
-    known = first.mean and throughput.mean is not None
+    speeds = _by_seed(runs, lambda run: run.summary["throughput_tok_s"])
+    throughput, per_processor_s = over_repeats(runs, "throughput_tok_s"), _by_seed(runs, _per_processor_s)
     return {
         "throughput_tok_s": throughput.mean,
         "throughput_half_width": throughput.half_width,
-        "relative": throughput.mean / first.mean if known else None,  # type: ignore[operator]
+        "throughput_by_seed": speeds,
+        **_against(speeds, _by_seed(base, lambda run: run.summary["throughput_tok_s"]), "relative", "difference"),
+        "tokens_per_processor_s": sum(per_processor_s.values()) / len(per_processor_s) if per_processor_s else None,
+        **_against(per_processor_s, _by_seed(base, _per_processor_s), "relative_processor", "difference_processor"),
         "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean,
         "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
         "std_latency_s": over_repeats(runs, "e2el_s", "std").mean,
@@ -126,3 +146,50 @@ def _row(runs: Runs, base: Runs) -> Row:
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
         "accuracy": over_repeats(runs, "accuracy", "value").mean,
     }
+
+
+def _per_processor_s(run: StoredRun) -> float | None:
+    return run.tokens_per_processor_s
+
+
+def _by_seed(runs: Runs, of: Callable[[StoredRun], float | None]) -> dict[int, float]:
+    return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
+
+
+def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, which: str) -> Row:
+    """How many times the first variant's, pair by pair."""
+    from repro.runs.statistics import paired_ratio
+
+    found = paired_ratio(ours, first)
+    return {
+        name: found.mean,
+        f"{name}_low": found.low,
+        f"{name}_high": found.high,
+        which: difference(found.low, found.high, 1, WORDS),
+    }
+
+
+def _speed(row: Row) -> str:
+    """An interval that holds nothing and less is none: then the slowest and the fastest repeat."""
+    mean, half = row["throughput_tok_s"], row["throughput_half_width"]
+    if half is None or half < mean:
+        return number(mean, half_width=half)
+    speeds = row["throughput_by_seed"].values()
+    return f"{number(mean)} ({number(min(speeds))} to {number(max(speeds))})"
+
+
+def _ratio(row: Row, name: str) -> str:
+    return "-" if row["against"] is None else ratio(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    yield from paired_notes(rows, "relative", 1)
+    if any(row["tokens_per_processor_s"] is not None for row in rows):
+        yield "tok/CPU s: tokens for each second of a processor, which other work on the machine changes less than tokens a second"
+    apart = [
+        f"{row['variant']} on {row['dataset']} ({row['difference_processor']})"
+        for row in rows
+        if row["against"] is not None and row["difference_processor"] not in (None, row["difference"])
+    ]
+    if apart:
+        yield f"by processor seconds it is otherwise: {', '.join(apart)}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from repro.cli.output import number
-from repro.cli.study import Row, Runs, Study
+from repro.cli.study import Row, Runs, Study, added, difference_text, paired_notes
 
 if TYPE_CHECKING:
     from repro.cli.ablate import Asked
@@ -18,6 +18,7 @@ NUM_RUNS = 10
 COLUMNS = {
     "late %": lambda row: number(row["slo_violations"], scale=100, half_width=row["half_width"]),
     "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
+    "difference": difference_text,
     "turns/s": lambda row: number(row["rps"]),
     "mean ms": lambda row: number(row["ttft_mean_s"], 0, scale=1e3),
     "P90 short": lambda row: number(row["ttft_p90_short_s"], 0, scale=1e3),
@@ -45,6 +46,8 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
         about={"rate": rate},
         row=_row,
         columns=COLUMNS,
+        notes=lambda rows: paired_notes(rows, "added"),
+        halves={"slo_violations": "half_width"},
         plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
     )
 
@@ -59,15 +62,14 @@ def _row(runs: Runs, base: Runs) -> Row:
         return mean_interval([value for value in known if value is not None]).mean
 
     late = mean_interval([run.summary["slo_violations"] for run in runs])
-    pairs = zip(runs, base, strict=True)
-    added = mean_interval(
-        [100 * (one.summary["slo_violations"] - other.summary["slo_violations"]) for one, other in pairs]
-    )
+    pairs = [
+        100 * (one.summary["slo_violations"] - other.summary["slo_violations"])
+        for one, other in zip(runs, base, strict=True)
+    ]
     return {
         "slo_violations": late.mean,
         "half_width": late.half_width,
-        "added_points": added.mean,
-        "added_half_width": added.half_width,
+        **added(pairs, ("better", "worse")),
         "rps": over("rps"),
         "ttft_mean_s": over("ttft_all_s", "mean"),
         "ttft_p90_short_s": over("ttft_short_s", "p90"),

@@ -224,6 +224,18 @@ def number(value: float | None, digits: int = 1, *, scale: float = 1.0, half_wid
     return f"{scale * value:z,.{digits}f}" + ("" if half_width is None else f" ± {scale * half_width:.{digits}f}")
 
 
+def ratio(mean: float | None, low: float | None = None, high: float | None = None) -> str:
+    """``1.25x [1.18, 1.32]``, with no more decimals than the interval has."""
+    if mean is None:
+        return "-"
+    if low is None or high is None:
+        return f"{mean:.2f}x"
+    from repro.runs.statistics import Interval, decimals
+
+    digits = decimals(Interval(mean=mean, half_width=(high - low) / 2, n=2, confidence=0.95))
+    return f"{mean:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
+
+
 def counted(count: int, name: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{count} {name}{'' if count == 1 else 's'}"

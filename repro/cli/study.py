@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,14 +41,20 @@ class Study:
     row: Callable[[Runs, Runs], Row]
     """Numbers of a variant's runs, with those of the first variant's beside them."""
     columns: Mapping[str, Callable[[Row], str]]
-    plotted: Mapping[str, str] = field(
-        default_factory=lambda: {"throughput_tok_s": "throughput (tok/s)", "mean_latency_s": "mean latency (s)"}
-    )
+    """One that no row has anything in is left out."""
+    notes: Callable[[Sequence[Row]], Iterable[str]]
+    """What a reader of the rows has to know."""
+    plotted: Mapping[str, str]
+    """Column -> its axis; a panel each."""
+    halves: Mapping[str, str] = field(default_factory=dict)
+    """Column that is plotted -> that of half its interval's width."""
+    guides: Mapping[str, float] = field(default_factory=dict)
+    """Column that is plotted -> where nothing differs."""
 
 
 def run_study(study: Study, *, stored: opt.Stored, placement: opt.Placement, plot: Path | None, json: bool) -> None:
     from repro.cli.plots import check_plot, save_plot
-    from repro.cli.sweep import require_alike, run_sweep, say_what_ran, sweep_of
+    from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
 
     opened, store = placement.opened(), stored.store
     if plot is not None:
@@ -56,6 +62,7 @@ def run_study(study: Study, *, stored: opt.Stored, placement: opt.Placement, plo
     with opened as pool:
         cells = [cell for cells in study.cells.values() for cell in cells]
         sweep = sweep_of(cells, store, force=stored.force, pool=pool)
+        say_what_runs(sweep)
         outcomes = run_sweep(sweep, jobs=placement.jobs)
     require_alike(sweep.runs, f"ablate --component {study.component}")
     rows = _rows(study, sweep.runs)
@@ -64,27 +71,87 @@ def run_study(study: Study, *, stored: opt.Stored, placement: opt.Placement, plo
         about = {"component": study.component, "platform": study.platform.name, **study.about}
         print_json({**about, "lengths": lengths_json(sweep.runs), "rows": rows})
     else:
-        columns = (study.dataset, "variant", *study.columns, "verdict")
-        print_table(f"{title}, {study.said}", columns, [_as_text(row, study) for row in rows])
+        texts = {name: [said(row) for row in rows] for name, said in study.columns.items()}
+        texts = {name: cells for name, cells in texts.items() if set(cells) != {"-"}}
+        columns = (study.dataset, "variant", *texts, "verdict")
+        print_table(
+            f"{title}, {study.said}",
+            columns,
+            [_as_text(row, [cells[place] for cells in texts.values()], study) for place, row in enumerate(rows)],
+        )
         say(lengths_line(sweep.runs))
+        for note in study.notes(rows):
+            say(note)
         for row in rows:
             if row["reasons"]:
                 say(f"{row['variant']}: {row['reasons'][0]}")
     if plot is not None:
-        plotted = [{"label": f"{row[study.dataset]}: {row['variant']}", **row} for row in rows]
-        drawn = save_plot(plot, title, plotted, study.plotted)
+        plotted = [
+            {
+                "label": f"{row[study.dataset]}: {row['variant']}",
+                **row,
+                **{f"{name}_half": row[half] for name, half in study.halves.items()},
+            }
+            for row in rows
+        ]
+        titles = {name: axis for name, axis in study.plotted.items() if any(row[name] is not None for row in rows)}
+        drawn = save_plot(plot, title, plotted, titles, study.guides)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
 
 
 def _rows(study: Study, runs: Runs) -> list[Row]:
-    left, base = iter(runs), dict[str, Runs]()
+    left, base, label = iter(runs), dict[str, Runs](), dict[str, str]()
     rows = []
     for (dataset, variant), cells in study.cells.items():
         own = [next(left) for _ in cells]
+        against = label.get(dataset)
+        label.setdefault(dataset, variant.label)
         asked = {study.dataset: dataset, "variant": variant.label, "system": variant.system, "ours": variant.is_ours}
-        rows.append({**asked, **study.row(own, base.setdefault(dataset, own)), **_provenance(own)})
+        found = study.row(own, base.setdefault(dataset, own))
+        rows.append({**asked, "against": against, **found, **_provenance(own)})
     return rows
+
+
+NO_DIFFERENCE = "no difference shown"
+
+
+def difference(low: float | None, high: float | None, at: float, words: tuple[str, str]) -> str | None:
+    """Which of ``words``, for below and above, an interval says of what makes no difference ``at``; None where there is no
+    interval."""
+    if low is None or high is None:
+        return None
+    return words[0] if high < at else words[1] if low > at else NO_DIFFERENCE
+
+
+def added(pairs: Sequence[float], words: tuple[str, str]) -> Row:
+    """The mean of differences that are paired by seed, with its interval."""
+    from repro.runs.statistics import mean_interval
+
+    found = mean_interval(pairs)
+    return {
+        "added_points": found.mean,
+        "added_half_width": found.half_width,
+        "difference": difference(found.low, found.high, 0, words),
+    }
+
+
+def difference_text(row: Row) -> str:
+    return "-" if row["against"] is None else row["difference"] or "one repeat"
+
+
+def paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
+    """How variants are held against the first: ``what`` names the column, and ``at`` is its value where nothing differs."""
+    repeats = max(row["num_runs"] for row in rows)
+    if repeats < 2:
+        yield "one repeat has no interval, and says little of what another seed would give: add --num-runs 5"
+        return
+    first = ", ".join(dict.fromkeys(row["against"] for row in rows if row["against"] is not None))
+    if first:
+        yield (
+            f"{what}: against {first}, paired by seed, with 95 % intervals over {repeats} repeats; an interval that holds {at} "
+            "shows no difference"
+        )
 
 
 def _provenance(runs: Runs) -> Row:
@@ -97,7 +164,6 @@ def _provenance(runs: Runs) -> Row:
     }
 
 
-def _as_text(row: Row, study: Study) -> tuple[str, ...]:
+def _as_text(row: Row, cells: Iterable[str], study: Study) -> tuple[str, ...]:
     variant = row["variant"] + (" (ours)" if row["ours"] else "")
-    cells = (said(row) for said in study.columns.values())
     return row[study.dataset], variant, *cells, "VALID" if row["valid"] else "INVALID"

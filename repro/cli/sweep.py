@@ -12,6 +12,7 @@ from repro.cli.output import counted, say
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
+    from repro.runs.experiment import Experiment
     from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
     from repro.runs.sweep import CellEvent, CellOutcome, Sweep
@@ -65,6 +66,41 @@ def run_sweep(
             for event in ending:
                 progress.on_event(event)
             raise
+
+
+PACE_TOK_S = 300.0
+"""Tokens a second of the embedded model on two quiet cores, over systems and data sets; of a task's problems, which come all at
+once and are short, ``TASK_PACE_TOK_S``."""
+TASK_PACE_TOK_S = 1500.0
+
+
+def say_what_runs(sweep: Sweep) -> None:
+    """Before measured runs begin: how many there are, and about how long they take where that is known."""
+    measured = [experiment for experiment in sweep.to_run if experiment.is_measured]
+    if not measured:
+        return
+    repeats = len({experiment.cell.seed for experiment in measured})
+    turns = f", {repeats} repeats in turns" if repeats > 1 else ""
+    known = [_seconds(experiment) for experiment in measured]
+    about = ""
+    if None not in known:
+        seconds = sum(each for each in known if each is not None)
+        span = f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        about = f", about {span} on two quiet cores"
+    say(f"{counted(len(measured), 'run')} to measure{turns}{about}", file=sys.stderr)
+
+
+def _seconds(experiment: Experiment) -> float | None:
+    """That a run of the embedded model takes; None of others."""
+    from engines.models.checkpoint import EMBEDDED
+    from repro.tasks.registry import TASKS
+
+    settings = getattr(experiment.deployment, "settings", None)
+    requests = getattr(experiment.workload, "requests", ())
+    if getattr(settings, "model", None) not in EMBEDDED or experiment.device != "cpu" or not requests:
+        return None
+    tokens = sum(each.generation.gen_length for each in requests)
+    return float(tokens / (TASK_PACE_TOK_S if experiment.cell.dataset in TASKS else PACE_TOK_S))
 
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:

@@ -122,6 +122,13 @@ class StoredRun:
         return summary
 
     @property
+    def tokens_per_processor_s(self) -> float | None:
+        """Tokens for each second that a processor worked on the requests, loading and waiting left out: others on the machine take
+        time, and hardly any of that. None where nothing was measured."""
+        rate, window, spent = (*map(self.summary.get, ("throughput_tok_s", "window_s")), self.facts.get("processor_s"))
+        return rate * window / spent if spent and rate is not None and window else None
+
+    @property
     def num_requests(self) -> int:
         return int(self.manifest["requests"]["num"])
 

@@ -1,10 +1,15 @@
+import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
+from support.command import repro
 from typer.testing import CliRunner
 
 from repro.cli.main import app
+from repro.cli.study import difference
+from repro.runs.statistics import mean_interval
 
 WHERE = ["--platform", "rtx4090", "--dataset", "livebench"]
 
@@ -52,3 +57,62 @@ def test_the_ladder_and_its_repeats(tmp_path):
     assert [row["variant"] for row in rows][:3] == ["Sparse-dLLM", "+ static batching", "+ inference engine"]
     assert len(rows) == 7
     assert all(len(row["run_folders"]) == 2 and row["throughput_half_width"] > 0 for row in rows)
+
+
+def test_variants_are_held_against_the_first_seed_by_seed(tmp_path):
+    rows = ablate(tmp_path, "--component", "scheduler", "--num-runs", "3", "--knob", "num_prompts=16")["rows"]
+    assert isinstance(rows, list)
+    first, second, _ = rows
+    assert (first["against"], first["relative"], first["relative_low"], first["relative_high"]) == (None, 1, 1, 1)
+    assert second["against"] == "request"
+    pairs = [second["throughput_by_seed"][seed] / first["throughput_by_seed"][seed] for seed in ("0", "1", "2")]
+    found = mean_interval([math.log(pair) for pair in pairs])
+    assert second["relative"] == pytest.approx(math.exp(found.mean or 0))
+    assert second["relative_low"] == pytest.approx(math.exp(found.low or 0))
+    expected = difference(second["relative_low"], second["relative_high"], 1, ("slower", "faster"))
+    assert second["difference"] == expected
+    # Nothing was measured: no processor worked on it.
+    assert (second["tokens_per_processor_s"], second["relative_processor"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.7, 1.9, "no difference shown"), (1.1, 1.9, "faster"), (0.2, 0.9, "slower"), (1, 1.2, "no difference shown")],
+)
+def test_an_interval_that_holds_one_shows_no_difference(low, high, expected):
+    assert difference(low, high, 1, ("slower", "faster")) == expected
+
+
+def test_one_repeat_has_no_interval_and_says_so(tmp_path):
+    (_, second, _) = ablate(tmp_path, "--component", "scheduler")["rows"]
+    assert (second["relative_low"], second["relative_high"], second["difference"]) == (None, None, None)
+    told = repro("ablate", *WHERE, "--component", "scheduler", "--result-dir", tmp_path)
+    assert "--num-runs" in told.out
+
+
+def test_a_measured_ablation_says_what_it_will_run_and_counts_processor_seconds(tmp_path):
+    short = ("--knob", "num_prompts=2", "--knob", "gen_length=4", "--knob", "block_length=4", "--knob", "steps=4")
+    command = ("ablate", "--component", "scheduler", "--dataset", "osc", "--num-runs", 2, *short)
+    done = repro(*command, "--result-dir", tmp_path / "r", "--json", "--plot", tmp_path / "a.png")
+    assert done.code == 0, done.err
+    assert "6 runs to measure, 2 repeats in turns, about" in done.err
+    rows = json.loads(done.out)["rows"]
+    for row in rows:
+        assert row["num_runs"] == 2
+        assert row["tokens_per_processor_s"] > 0
+        assert row["relative_processor_low"] <= row["relative_processor"] <= row["relative_processor_high"]
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        drawn = list(csv.DictReader(file))
+    assert [float(row["relative_processor_low"]) for row in drawn] == [row["relative_processor_low"] for row in rows]
+    assert [float(row["throughput_tok_s_half"]) for row in drawn] == [row["throughput_half_width"] for row in rows]
+    again = repro(*command, "--result-dir", tmp_path / "r")
+    assert "to measure" not in again.err
+    assert "tok/CPU s" in again.out
+
+
+def test_repeats_of_a_measured_ablation_where_none_are_asked_for(tmp_path):
+    from repro.cli.ablate import Asked
+    from repro.cli.ablate_dllm import MEASURED_RUNS, study
+
+    asked = Asked(component="scheduler", dataset=["osc"])
+    assert all(len(cells) == MEASURED_RUNS for cells in study(asked, {}).cells.values())
