@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engines.errors import UserError, require
-from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
+from engines.models.chat import USUAL_FORM, ChatTemplate, PromptForm, load_chat_template, parse_messages
 from engines.models.checkpoint import read_json
-from engines.models.tokenizer import Speller, find_backend, longest_token, require_text, token_content
+from engines.models.tokenizer import NO_ID, Speller, encoded, find_backend, longest_token, token_content, without_token
 
 _ANY_FAMILY = "dream"
 """``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
@@ -27,6 +27,10 @@ class CausalText:
     backend: Tokenizer
     template: ChatTemplate | None
     end_ids: frozenset[int]
+    eos_id: int | None = None
+    """Of ``end_ids``, the tokenizer's own end of text."""
+    mask_id: int = NO_ID
+    """A token of diffusion LLMs that no text spells."""
 
     @cached_property
     def speller(self) -> Speller:
@@ -36,9 +40,11 @@ class CausalText:
     def longest_token(self) -> int:
         return longest_token(self.backend)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        require_text(text)
-        return tuple(self.backend.encode(text).ids)
+    def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
+        """``add_special`` None adds the special tokens; ``keep`` as in ``encoded``."""
+        special = add_special is not False
+        ids = encoded(self.backend, text, add_special=special, keep=keep)
+        return tuple(encoded(self._maskless, text, add_special=special, keep=keep) if self.mask_id in ids else ids)
 
     def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids of each word as it begins a text and, where that takes as many tokens and begins with another, as it stands
@@ -54,16 +60,27 @@ class CausalText:
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        form: PromptForm = USUAL_FORM,
+        *,
+        add_special: bool | None = None,
+        keep: int | None = None,
+    ) -> tuple[int, ...]:
         """May take seconds: a template runs in a process of its own."""
         if self.template is None:
             raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
-        text = self.template.render(parse_messages(messages))
-        require_text(text)
-        return tuple(self.backend.encode(text, add_special_tokens=False).ids)
+        return self.encode(
+            self.template.render(parse_messages(messages), form), add_special=add_special is True, keep=keep
+        )
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    @cached_property
+    def _maskless(self) -> Tokenizer:
+        return without_token(self.backend, self.mask_id)
 
 
 def load_causal_text(directory: Path) -> CausalText | None:
@@ -72,10 +89,12 @@ def load_causal_text(directory: Path) -> CausalText | None:
     if backend is None:
         return None
     template = load_chat_template(directory, _ANY_FAMILY)
+    eos_id = _text_end(directory, backend)
     return CausalText(
         backend=backend,
         template=None if template.source is None else template,
-        end_ids=stored_ends(directory) | _text_ends(directory, backend),
+        end_ids=stored_ends(directory) | (frozenset() if eos_id is None else {eos_id}),
+        eos_id=eos_id,
     )
 
 
@@ -93,8 +112,7 @@ def stored_ends(directory: Path) -> frozenset[int]:
     return frozenset()
 
 
-def _text_ends(directory: Path, backend: Tokenizer) -> frozenset[int]:
+def _text_end(directory: Path, backend: Tokenizer) -> int | None:
     config = directory / "tokenizer_config.json"
     content = token_content(read_json(config).get("eos_token")) if config.is_file() else None
-    end = None if content is None else backend.token_to_id(content)
-    return frozenset() if end is None else frozenset({end})
+    return None if content is None else backend.token_to_id(content)

@@ -2,14 +2,15 @@
 
 A rendered conversation holds its special tokens as text, the leading BOS included, so it is encoded
 without adding any: exactly one BOS. A raw prompt is encoded as it is and gets none. Content that
-spells a special token becomes that token, as upstream; a spelt mask is refused by the engine.
+spells a special token becomes that token, as upstream, but for a mask, which stays text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from engines.errors import UserError, require
@@ -18,14 +19,33 @@ from engines.models.config import ModelConfig
 from engines.models.templates import render_template
 from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_content
 
-ROLES = ("system", "user", "assistant")
-_MESSAGE_FIELDS = {"role", "content"}
+ROLES = ("system", "developer", "user", "assistant")
+_FURTHER_FIELDS = frozenset({"name", "reasoning", "reasoning_content"})
+"""Of a message, beside its role and content; a template may read them."""
+_CUT = "<|the answer goes on here|> "
+"""Behind the last message of a rendered conversation that is to be continued."""
+
+
+class PromptForm(NamedTuple):
+    """How a conversation becomes a prompt."""
+
+    add_generation_prompt: bool = True
+    """Whether it ends with the header of the assistant's answer."""
+    continue_final_message: bool = False
+    """Whether it ends within the last message."""
+    variables: Mapping[str, Any] = MappingProxyType({})
+    """What the template may read besides."""
+
+
+USUAL_FORM = PromptForm()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
     role: str
     content: str
+    further: Mapping[str, str] = field(default_factory=dict)
+    """Fields that only a checkpoint's own template reads."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -35,42 +55,46 @@ class Message:
 
 
 def parse_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Messages from parsed JSON; a field other than role and content is an error."""
+    """Messages from parsed JSON; a field other than role, content, name and reasoning is an error."""
     messages = []
     for entry in raw:
-        if not isinstance(entry, Mapping) or set(entry) != _MESSAGE_FIELDS:
+        if not isinstance(entry, Mapping) or set(entry) - _FURTHER_FIELDS != {"role", "content"}:
             has = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
             raise UserError(f"message has {has}: give an object with exactly role and content")
-        messages.append(Message(role=entry["role"], content=entry["content"]))
+        further = {name: value for name, value in entry.items() if name in _FURTHER_FIELDS}
+        messages.append(Message(role=entry["role"], content=entry["content"], further=further))
     return tuple(messages)
+
+
+def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """A developer's messages and the system's as one in front, as vLLM has them for a template that knows no developer."""
+    system = [each.content for each in messages if each.role in ("system", "developer") and each.content]
+    others = [each for each in messages if each.role not in ("system", "developer")]
+    return [Message(role="system", content="\n\n".join(system)), *others]
 
 
 # ---- formats of checkpoints that ship no template ---------------------------------------------
 
 
-def _llada(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
-    turns = [*((m.role, m.content.strip() + "<|eot_id|>") for m in messages), ("assistant", "")]
+def _llada(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
+    turns = [(m.role, m.content.strip() + "<|eot_id|>") for m in messages] + [("assistant", "")] * is_asked
     text = "".join(f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}" for role, content in turns)
     return special_tokens.get("bos_token", "<|startoftext|>") + text
 
 
-def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
     turns = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
-    return turns + "<|im_start|>assistant\n"
+    return turns + "<|im_start|>assistant\n" * is_asked
 
 
-def _story(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+def _story(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
     """As the embedded model was trained: it knows no turns, and answers one story."""
     text = "\n".join(m.content.strip() for m in messages).removeprefix("Story:").removesuffix("Answer:").strip()
-    return f"Story: {text}\nAnswer:"
+    return f"Story: {text}" + "\nAnswer:" * is_asked
 
 
 _EMBEDDED = "the embedded model"
-_BUILT_IN: dict[str, Callable[[Sequence[Message], Mapping[str, str]], str]] = {
-    "llada": _llada,
-    "dream": _chatml,
-    _EMBEDDED: _story,
-}
+_BUILT_IN: dict[str, Callable[..., str]] = {"llada": _llada, "dream": _chatml, _EMBEDDED: _story}
 _TURN_END = {"llada": "<|eot_id|>", "dream": "<|im_end|>"}
 _TURN_TOKENS = {
     "llada": ("<|start_header_id|>", "<|end_header_id|>", _TURN_END["llada"]),
@@ -87,17 +111,36 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
     """'bos_token' and the like -> text; a template may name them."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, up to and including the header of the assistant's answer."""
+    def render(self, messages: Sequence[Message], form: PromptForm = USUAL_FORM) -> str:
+        """The prompt, up to and including the header of the assistant's answer unless ``form`` has it otherwise."""
         if not messages:
             raise UserError("messages is empty: give at least one message")
+        if any(each.role == "developer" for each in messages) and not self._knows_developers:
+            messages = _with_one_system(messages)
+        last = messages[-1]
+        if form.continue_final_message:
+            messages = [*messages[:-1], replace(last, content=last.content + _CUT)]
+        text = self._rendered(messages, form)
+        return _cut_within(text, last.content) if form.continue_final_message else text
+
+    @property
+    def _knows_developers(self) -> bool:
+        return self.source is not None and ("'developer'" in self.source or '"developer"' in self.source)
+
+    def _rendered(self, messages: Sequence[Message], form: PromptForm) -> str:
+        is_asked = form.add_generation_prompt and not form.continue_final_message
         if self.source is None:
-            return _BUILT_IN[self.family](messages, self.special_tokens)
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        about = {"messages": turns, "tools": None, "documents": None, "add_generation_prompt": True}
-        return render_template(self.source, {**self.special_tokens, **about})
+            return _BUILT_IN[self.family](messages, self.special_tokens, is_asked=is_asked)
+        turns = [{"role": m.role, "content": m.content, **m.further} for m in messages]
+        about = {"messages": turns, "tools": None, "add_generation_prompt": is_asked}
+        return render_template(self.source, {**self.special_tokens, "documents": None, **form.variables, **about})
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
+        self.check(tokenizer)
+        return tokenizer.encode(self.render(messages))
+
+    def check(self, tokenizer: TextTokenizer) -> None:
+        """Refuse a tokenizer that lacks the tokens of a built-in format."""
         if self.source is None:
             for token in _TURN_TOKENS[self.family]:
                 if tokenizer.backend.token_to_id(token) is None:
@@ -105,7 +148,17 @@ class ChatTemplate:
                         f"the checkpoint has no chat template, and its tokenizer has no {token} for the {self.family} "
                         f"format: leave the prompt raw"
                     )
-        return tokenizer.encode(self.render(messages))
+
+
+def _cut_within(text: str, content: str) -> str:
+    """A rendered conversation up to where its last message, ``content`` and ``_CUT``, ends; a template that trims messages trims
+    the blanks at its end too."""
+    at = text.rfind(_CUT.strip())
+    if at < 0 or content.strip() not in text[:at]:
+        raise UserError(
+            "continue_final_message: the chat template does not show the last message as it is: give one that it does"
+        )
+    return text[:at] if text.startswith(_CUT, at) else text[:at].rstrip()
 
 
 EMBEDDED_CHAT = ChatTemplate(family=_EMBEDDED, source=None, special_tokens={})

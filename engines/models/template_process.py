@@ -8,6 +8,8 @@ Reads one JSON object a line (template, variables), answers one: {"text": ...} o
 
 import json
 import sys
+import time
+from typing import Any
 
 MEMORY_BYTES = 1 << 30
 _MOST_CHARS = 1 << 22
@@ -44,15 +46,16 @@ def render(template: str, variables: dict[str, object]) -> str:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def as_json(value: object, indent: int | None = None) -> str:
+    def as_json(value: object, indent: int | None = None, **how: Any) -> str:
         # Jinja's own filter escapes HTML, which would put "\u003c" for "<" into a prompt.
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+        return json.dumps(value, indent=indent, **{"ensure_ascii": False, **how})
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = as_json
     environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = time.strftime
     return environment.from_string(template).render(**variables)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -32,15 +35,21 @@ class TextTokenizer:
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """No special token is added at either end."""
-        require_text(text)
-        return self.backend.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, *, add_special: bool = False, keep: int | None = None) -> list[int]:
+        """No special token is added at either end unless ``add_special``; a mask that is spelt out is text. ``keep`` as in
+        ``encoded``."""
+        ids = encoded(self.backend, text, add_special=add_special, keep=keep)
+        return encoded(self._maskless, text, add_special=add_special, keep=keep) if self.mask_token_id in ids else ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             require_text(text)
-        return [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
+        found = [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
+        return [self.encode(text) if self.mask_token_id in ids else ids for text, ids in zip(texts, found, strict=True)]
+
+    @cached_property
+    def _maskless(self) -> Tokenizer:
+        return without_token(self.backend, self.mask_token_id)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text up to the first end-of-text token; special tokens, masks and ids without a token are left out."""
@@ -49,6 +58,36 @@ class TextTokenizer:
             ids = ids[: ids.index(self.eos_token_id)]
         # LLaDA's mask is not registered as a mask token, and need not be a special one.
         return self.backend.decode([i for i in ids if i != self.mask_token_id], skip_special_tokens=True)
+
+
+def encoded(backend: Tokenizer, text: str, *, add_special: bool, keep: int | None = None) -> list[int]:
+    """Ids of a text. ``keep`` cuts its beginning, so that no more are left, those that are added included, as transformers does
+    with ``truncation_side="left"``."""
+    require_text(text)
+    if keep is None:
+        return backend.encode(text, add_special_tokens=add_special).ids
+    found = backend.encode(text, add_special_tokens=False)
+    found.truncate(max(0, keep - (backend.num_special_tokens_to_add(False) if add_special else 0)), direction="left")
+    return backend.post_process(found, add_special_tokens=add_special).ids
+
+
+def without_token(backend: Tokenizer, token_id: int) -> Tokenizer:
+    """The tokenizer with a token that no text spells: other texts have the ids they had, and what spelt it is text like other."""
+    spelt = backend.id_to_token(token_id)
+    unspelt = f"<{secrets.token_hex(16)}>"
+    parts = json.loads(backend.to_str())
+    for token in parts["added_tokens"]:
+        if token["id"] == token_id:
+            token |= {"content": unspelt, "normalized": False}
+    model = parts["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {unspelt if name == spelt else name: number for name, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[unspelt if name == spelt else name, score] for name, score in model["vocab"]]
+    if "merges" in model:
+        pairs = [each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"]]
+        model["merges"] = [pair for pair in pairs if spelt not in (*pair, "".join(pair))]
+    return Tokenizer.from_str(json.dumps(parts))
 
 
 def require_text(text: str) -> None:

@@ -18,8 +18,10 @@ def find_text(settings: Settings) -> CausalText | None:
     if settings.directory is None:
         return None
     found = load_causal_text(settings.directory)
-    is_embedded = settings.directory == EMBEDDED_DIR
-    return replace(found, template=EMBEDDED_CHAT) if found is not None and is_embedded else found
+    if found is None:
+        return None
+    template = EMBEDDED_CHAT if settings.directory == EMBEDDED_DIR else found.template
+    return replace(found, template=template, mask_id=settings.config.mask_token_id)
 
 
 def text_of(settings: Settings) -> CausalText:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.checkpoints import DREAM
 from support.tiny_models import MHA
 from support.tokenizers import BYTES, CHATML_JINJA, LLADA_JINJA, write_dream_tokenizer, write_tokenizer
-from tokenizers import normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, Unigram, WordLevel
 
 from engines.errors import UserError
 from engines.models.causal_text import load_causal_text
@@ -20,13 +21,14 @@ from engines.models.chat import (
     Answer,
     ChatTemplate,
     Message,
+    PromptForm,
     cut_at_end,
     end_token_ids,
     load_chat_template,
     parse_messages,
 )
-from engines.models.checkpoint import checkpoint_dir
-from engines.models.tokenizer import byte_level_bpe, load_tokenizer, longest_token
+from engines.models.checkpoint import EMBEDDED, checkpoint_dir
+from engines.models.tokenizer import TextTokenizer, byte_level_bpe, encoded, load_tokenizer, longest_token
 
 messages_of_any_kind = st.lists(
     st.builds(Message, role=st.sampled_from(ROLES), content=st.text(max_size=20)), min_size=1, max_size=4
@@ -119,6 +121,38 @@ def test_conversations_of_several_threads_do_not_mix():
     assert all(f"turn {i}<" in text for i, text in enumerate(found))
 
 
+NAMES_JINJA = "{% for m in messages %}<{{ m.role }}|{{ m.name }}>{{ m.content | trim }}</>{% endfor %}"
+NAMES_JINJA += "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
+
+
+def test_a_conversation_is_rendered_in_the_form_it_is_asked_in():
+    jinja = template("dream", NAMES_JINJA)
+    turns = parse_messages([{"role": "user", "content": "a ", "name": "n"}, {"role": "assistant", "content": "b "}])
+    assert jinja.render(turns) == "<user|n>a</><assistant|>b</><assistant>"
+    assert jinja.render(turns, PromptForm(variables={"mood": "!"})) == "<user|n>a</><assistant|>b</><assistant>!"
+    assert jinja.render(turns, PromptForm(add_generation_prompt=False)) == "<user|n>a</><assistant|>b</>"
+    assert jinja.render(turns, PromptForm(continue_final_message=True)) == "<user|n>a</><assistant|>b", (
+        "as it is trimmed"
+    )
+    chatml = template("dream")
+    assert chatml.render(turns, PromptForm(continue_final_message=True)).endswith("<|im_start|>assistant\nb ")
+    assert chatml.render(turns, PromptForm(add_generation_prompt=False)).endswith("b <|im_end|>\n")
+    with pytest.raises(UserError, match="continue_final_message"):
+        template("dream", "nothing").render(turns, PromptForm(continue_final_message=True))
+
+
+def test_a_developer_is_the_system_of_a_template_that_knows_none():
+    turns = said(("user", "a"), ("developer", "b"), ("system", "c"))
+    jinja = template("dream", NAMES_JINJA)
+    assert jinja.render(turns) == "<system|>b\n\nc</><user|>a</><assistant>"
+    knowing = template("dream", NAMES_JINJA + "{# 'developer' #}")
+    assert knowing.render(turns).startswith("<user|>a</><developer|>b</>")
+
+
+def test_templates_may_ask_for_the_date():
+    assert template("dream", "{{ strftime_now('%Y') }}").render(said(("user", "x"))).isdigit()
+
+
 @pytest.mark.parametrize("content", ["Ben has 3.", " Story: Ben has 3.\n", "Story: Ben has 3.\nAnswer:"])
 def test_the_embedded_model_is_asked_as_it_was_trained(content):
     """Its checkpoint has no template, and its tokenizer no tokens of turns."""
@@ -141,9 +175,9 @@ def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkey
     ("raw", "message"),
     [
         ([{"role": "user"}], r"message has \['role'\]: give an object with exactly role and content"),
-        ([{"role": "user", "content": "x", "name": "n"}], "exactly role and content"),
+        ([{"role": "user", "content": "x", "weight": 1}], "exactly role and content"),
         (["hello"], "message has str"),
-        ([{"role": "robot", "content": "x"}], "role='robot' is unknown: use one of system, user, assistant"),
+        ([{"role": "robot", "content": "x"}], "role='robot' is unknown: use one of system, developer, user, assistant"),
         ([{"role": "user", "content": [{"type": "text"}]}], "content of type list is not text"),
     ],
 )
@@ -316,3 +350,85 @@ def test_no_token_stands_for_more_bytes_than_the_longest(tmp_path):
     normal.normalizer = normalizers.NFKC()
     assert longest_token(normal) == 4 * before
     assert len(normal.encode("\N{MATHEMATICAL BOLD CAPITAL A}", add_special_tokens=False).ids) == 1, "four bytes"
+
+
+# ---- text is text ------------------------------------------------------------------------------
+
+
+def _words(*added: AddedToken, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
+    """A word is a token; the mask may be one of the words too."""
+    words = ["?", "a", "b", "<mask>", "[MASK]"]
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.add_tokens(list(added))
+    return made
+
+
+def _pieces() -> Tokenizer:
+    letters = [(chr(i), -8.0) for i in range(32, 127)]
+    made = Tokenizer(Unigram([("<unk>", 0.0), ("<mask>", -1.0), *letters], unk_id=0, byte_fallback=False))
+    made.add_special_tokens([AddedToken("<mask>", special=True)])
+    return made
+
+
+def _bytes(*, special: bool) -> Tokenizer:
+    made = Tokenizer(BPE({letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens(
+        [AddedToken(text, special=special, normalized=False) for text in ("<|end|>", "<|mask|>", "<|turn|>")]
+    )
+    return made
+
+
+MASKED = {
+    "words": (_words(AddedToken("[MASK]")), "[MASK]"),
+    "words, normalized": (_words(AddedToken("[MASK]", normalized=True), normalizer=normalizers.NFKC()), "[MASK]"),
+    "words, stripped": (_words(AddedToken("[MASK]", lstrip=True, rstrip=True)), "[MASK]"),
+    "pieces": (_pieces(), "<mask>"),
+    "bytes": (_bytes(special=True), "<|mask|>"),
+    "bytes, not special": (_bytes(special=False), "<|mask|>"),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_no_text_spells_the_mask(name):
+    backend, mask = MASKED[name]
+    mask_id = backend.token_to_id(mask)
+    tokenizer = TextTokenizer(backend=backend, mask_token_id=mask_id, eos_token_id=0)
+    for text in (mask, f"a {mask} b", f"a{mask}{mask}", "".join(chr(ord(c) + 0xFEE0) for c in mask)):
+        assert mask_id not in tokenizer.encode(text)
+        assert mask_id not in tokenizer.encode_batch([text])[0]
+        if name.startswith("bytes") and text.isascii():
+            assert tokenizer.encode(text) == [backend.token_to_id(backend.encode(c).tokens[0]) for c in text]
+    assert tokenizer.encode_batch(["a b", f"{mask}"]) == [tokenizer.encode("a b"), tokenizer.encode(mask)]
+    assert tokenizer.encode("a b") == backend.encode("a b", add_special_tokens=False).ids
+
+
+def test_other_special_tokens_of_a_text_are_what_they_were():
+    backend, mask = MASKED["bytes"]
+    tokenizer = TextTokenizer(backend=backend, mask_token_id=backend.token_to_id(mask), eos_token_id=0)
+    end, turn = (backend.token_to_id(text) for text in ("<|end|>", "<|turn|>"))
+    found = tokenizer.encode(f"<|turn|>{mask}<|end|>")
+    assert (found[0], found[-1]) == (turn, end)
+    assert backend.decode(found[1:-1]) == mask
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_models_read_a_mask_as_text(name):
+    tokenizer = load_tokenizer(EMBEDDED[name])
+    ids = tokenizer.encode("Fill <|mdm_mask|> in")
+    assert tokenizer.mask_token_id not in ids
+    assert tokenizer.backend.decode(ids) == "Fill <|mdm_mask|> in"
+
+
+def test_what_is_kept_of_a_text_is_its_end_behind_the_special_tokens():
+    backend = _bytes(special=True)
+    end = backend.token_to_id("<|end|>")
+    backend.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", end)])
+    letters = backend.encode("abc", add_special_tokens=False).ids
+    assert encoded(backend, "abc", add_special=True, keep=3) == [end, *letters[1:]]
+    assert encoded(backend, "abc", add_special=False, keep=2) == letters[1:]
+    assert encoded(backend, "abc", add_special=True, keep=9) == [end, *letters]

@@ -148,7 +148,9 @@ def test_prompts_are_checked_before_the_weights_are_read(tmp_path):
     (folder / "model.safetensors").write_bytes(b"not a tensor in it")
     asked = ("--model", folder, "--gen-length", "64", "--prompt")
     limit = LLADA.max_len
-    assert f"hold the mask id {MASK}: remove it" in refusal(*asked, "a <|mdm_mask|> b")
+    (tmp_path / "ids").write_text(f"1 {MASK}")
+    assert f"hold the mask id {MASK}: remove it" in refusal(*asked[:-1], "--prompt-ids", tmp_path / "ids")
+    assert "model.safetensors is damaged" in refusal(*asked, "a <|mdm_mask|> b"), "a mask that is spelt out is text"
     assert f"prompt of {limit - 63} tokens + gen_length=64 exceeds the model's max_sequence_length={limit}" in refusal(
         *asked, "x" * (limit - 63)
     )
