@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from baselines.dllm.published import PublishedMethod
+from engines.ar.sampling import check_vocabulary
 from engines.dllm.config import GenerationConfig
 from engines.dllm.method import EVERYONES
 from engines.errors import UserError, require
@@ -101,6 +102,13 @@ class DllmModel:
     # -- requests ------------------------------------------------------------------------------------------
 
     @property
+    def default_tokens(self) -> int:
+        return self.settings.generation.gen_length
+
+    def room(self, prompt_tokens: int) -> int:
+        return self.max_model_len - prompt_tokens
+
+    @property
     def options(self) -> Mapping[str, Kind]:
         heeded = self._system.method.heeds[config_of(self.settings.model).family] | EVERYONES
         knobs = knobs_of(GenerationConfig)
@@ -108,10 +116,11 @@ class DllmModel:
 
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
-        after."""
+        after, unless an end may come too early to count: the server then ends the answer at a later one."""
         refuse_of_causal_models(asked)
-        given = dict(asked)
-        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
+        check_vocabulary("stop_token_ids", asked.get("stop_token_ids", ()), config_of(self.settings.model).vocab_size)
+        given = {name: value for name, value in asked.items() if name != "stop_token_ids"}
+        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False) or given.pop("min_tokens", 0) > 0
         if "max_tokens" in given:
             given["gen_length"] = given.pop("max_tokens")
         return replace(_checked(self, tuple(sorted(given.items())), ignores_eos=ignores_eos), seed=seed)
@@ -120,7 +129,7 @@ class DllmModel:
         base = self.settings.generation
         knobs = {name: value for name, value in self.cell.knobs if name != "stop_at_eos"}
         length = given.get("gen_length", base.gen_length)
-        most = self.max_model_len - 1
+        most = self.room(1)
         require(
             length <= most,
             f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",

@@ -118,6 +118,13 @@ class ArModel:
     # -- requests ------------------------------------------------------------------------------------------
 
     @property
+    def default_tokens(self) -> int:
+        return self.settings.gen_length
+
+    def room(self, prompt_tokens: int) -> int:
+        return self.max_model_len - prompt_tokens
+
+    @property
     def options(self) -> Mapping[str, Kind]:
         return {}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from engines.server.codec import Codec
@@ -15,75 +16,128 @@ WINDOW = 16
 
 
 class Piece(NamedTuple):
-    """What is new of an answer; ``finish_reason`` is in its last piece."""
+    """What is new of an answer; why it ended is in its last piece."""
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
+    """Up to and including the one that ended it."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop text, or the id, that ended it; None of the tokenizer's own end of text."""
+
+
+class Stops(NamedTuple):
+    """What ends an answer before its length does."""
+
+    texts: Sequence[str] = ()
+    token_ids: frozenset[int] = frozenset()
+    """Beside the ends that the codec knows."""
+    ignores_eos: bool = False
+    """Whether the ends that the codec knows are tokens as any other."""
+    min_tokens: int = 0
+    """Tokens before which nothing ends it."""
+    are_shown: bool = False
+    """Whether the stop that ended it is part of its text."""
+
+
+NO_STOPS = Stops()
 
 
 class Answer:
     """Pieces put together are the whole: the text that ``codec`` makes of all ids up to the end.
 
-    ``ignores_eos`` takes end tokens as any other. An answer that has ended takes no more ids.
+    An answer that has ended takes no more ids.
     """
 
-    def __init__(self, codec: Codec, stop: Sequence[str] = (), *, ignores_eos: bool = False) -> None:
-        self._codec = codec
-        self._stop = tuple(stop)
-        self._ends = frozenset() if ignores_eos else codec.end_ids
+    def __init__(self, codec: Codec, stops: Stops = NO_STOPS, *, skip_special: bool = True) -> None:
+        self._decode = _decode_of(codec, skip_special=skip_special)
+        self._stops = stops
+        self._ends = stops.token_ids | (frozenset() if stops.ignores_eos else codec.end_ids)
+        self._unsaid = None if stops.ignores_eos else codec.eos_id
+        """The end that is no reason to tell."""
+        self._beginnings = sorted(stops.texts)
+        self._longest = max(map(len, stops.texts), default=0)
         self._ids: list[int] = []
-        self._text = _GrowingText(codec)
-        self._num_told = 0
+        self._text = _GrowingText(self._decode)
+        self._num_told = self._num_searched = 0
         """Characters."""
-        self.num_tokens = 0
-        """Up to and including the one that ended it."""
+        self._num_held: int | None = None if stops.min_tokens else 0
+        """Characters that nothing ends, once their tokens have come."""
         self.finish_reason: FinishReason | None = None
+        self._stop_reason: int | str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Up to and including the one that ended it."""
+        return len(self._ids)
 
     def add(self, token_ids: Sequence[int], *, is_last: bool) -> Piece:
         assert self.finish_reason is None, "the answer has ended"
-        before = len(self._ids)
-        place = next((i for i, token in enumerate(token_ids) if token in self._ends), None)
-        self._ids += token_ids if place is None else token_ids[:place]
-        self.num_tokens = len(self._ids) + (place is not None)
+        before, first = len(self._ids), max(0, self._stops.min_tokens - len(self._ids))
+        place = next((i for i, token in enumerate(token_ids) if i >= first and token in self._ends), None)
+        self._ids += token_ids if place is None else token_ids[: place + 1]
+        shown = self._ids
         if place is not None:
-            self.finish_reason = "stop"
+            end_id = self._ids[-1]
+            self.finish_reason, self._stop_reason = "stop", None if end_id == self._unsaid else end_id
+            shown = self._ids if self._stops.are_shown else self._ids[:-1]
         elif is_last:
             self.finish_reason = "length"
-        text = self._codec.decode(self._ids) if self.finish_reason is not None else self._text.of(self._ids)
-        # A stop text may have begun in what was held back, not in what was told.
-        found = [at for each in self._stop if (at := text.find(each, self._num_told)) >= 0]
-        if found:
-            self.finish_reason = "stop"
-            end = min(found)
-            self._cut(end, before)
+        text = self._text.of(shown) if self.finish_reason is None else self._decode(shown)
+        found = self._find_stop(text)
+        if found is not None:
+            start, stop = found
+            self.finish_reason, self._stop_reason = "stop", stop
+            self._cut(start, stop, before)
+            end = start + len(stop) * self._stops.are_shown
         else:
             end = len(text) if self.finish_reason is not None else self._safe_end(text)
-        piece = Piece(text[self._num_told : end], tuple(self._ids[before:]), self.finish_reason)
+        piece = Piece(text[self._num_told : end], tuple(self._ids[before:]), self.finish_reason, self._stop_reason)
         self._num_told = max(self._num_told, end)
         return piece
+
+    def _find_stop(self, text: str) -> tuple[int, str] | None:
+        """Where the stop text begins that is complete first, and which it is; of those that end together the first asked for."""
+        if not self._stops.texts or len(self._ids) <= self._stops.min_tokens:
+            return None
+        if self._num_held is None:
+            self._num_held = len(self._decode(self._ids[: self._stops.min_tokens]))
+        behind = max(self._num_searched, self._num_held)
+        # A stop text may have begun in what was held back, not in what was told, unless that is no part of the answer's text.
+        told = 0 if self._stops.are_shown else self._num_told
+        found: tuple[int, str] | None = None
+        for stop in self._stops.texts:
+            start = text.find(stop, max(told, behind - len(stop) + 1))
+            if start >= 0 and (found is None or start + len(stop) < found[0] + len(found[1])):
+                found = start, stop
+        self._num_searched = len(text.rstrip(_INCOMPLETE))
+        return found
 
     def _safe_end(self, text: str) -> int:
         """How far the text is what it will be: before bytes of half a character, or the beginning of a stop text."""
         end = len(text.rstrip(_INCOMPLETE))
-        longest = max(map(len, self._stop), default=0)
-        for start in range(max(self._num_told, end - longest + 1), end):
-            if any(each.startswith(text[start:end]) for each in self._stop):
-                return start
+        if not self._stops.are_shown:
+            for start in range(max(self._num_told, end - self._longest + 1), end):
+                tail = text[start:end]
+                nearest = bisect_left(self._beginnings, tail)
+                if nearest < len(self._beginnings) and self._beginnings[nearest].startswith(tail):
+                    return start
         return max(self._num_told, end)
 
-    def _cut(self, end: int, before: int) -> None:
-        """Keep the fewest ids, but for those told before, whose text has the stop text that begins at ``end``."""
+    def _cut(self, start: int, stop: str, before: int) -> None:
+        """Keep the fewest ids, but for those told before, whose text has ``stop`` at ``start``."""
         low, high = before, len(self._ids)
         while low < high:
             middle = (low + high) // 2
-            text = self._codec.decode(self._ids[:middle])
-            if any(text.startswith(each, end) for each in self._stop):
+            if self._decode(self._ids[:middle]).startswith(stop, start):
                 high = middle
             else:
                 low = middle + 1
         del self._ids[low:]
-        self.num_tokens = low
+
+
+def _decode_of(codec: Codec, *, skip_special: bool) -> Callable[[Sequence[int]], str]:
+    return codec.decode if skip_special else lambda ids: codec.decode(ids, skip_special=False)
 
 
 class _GrowingText:
@@ -93,8 +147,8 @@ class _GrowingText:
     of a text as no other.
     """
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
         self._settled = ""
         """Text of the ids before ``_end``."""
         self._start = self._end = 0
@@ -102,10 +156,10 @@ class _GrowingText:
         """Characters of the ids from ``_start`` to ``_end``."""
 
     def of(self, ids: Sequence[int]) -> str:
-        found = self._codec.decode(ids[self._start :])
+        found = self._decode(ids[self._start :])
         text = self._settled + found[self._overlap :]
         if len(ids) - self._end >= WINDOW and not text.endswith(_INCOMPLETE):
-            own = self._codec.decode(ids[self._end :])
+            own = self._decode(ids[self._end :])
             if own:
                 self._settled, self._start, self._end, self._overlap = text, self._end, len(ids), len(own)
         return text

@@ -145,7 +145,12 @@ class Server:
     def _card(self) -> dict[str, Any]:
         model = self._served.model
         known = {"id": model.name, "object": "model", "created": int(self._started), "owned_by": "dllm-serve-repro"}
-        return {**known, "max_model_len": model.max_model_len, **model.facts}
+        return {
+            **known,
+            "max_model_len": model.max_model_len,
+            "default_max_tokens": model.default_tokens,
+            **model.facts,
+        }
 
     # -- refusals ------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ _OF_NO_ANSWER = frozenset(
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "guided_decoding_backend"),
         *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "return_mm_kwargs"),
         *("return_token_offsets", "routed_experts_prompt_start", "watermarking"),
+        "spaces_between_special_tokens",  # fast tokenizers put none there
     }
 )
 """They say who asks, how an answer is kept or paid for, or belong to what is not asked for without another field."""
@@ -321,7 +322,6 @@ class _Body(_Sampling):
     include_stop_str_in_output: bool = False
     """Whether the stop, a text or a token, is part of the answer's text."""
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     add_special_tokens: bool | None = None
     """Whether a prompt gets the special tokens that its tokenizer adds; None is for the route to say."""
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=_SEEDS - 1)] | None = None
@@ -472,14 +472,10 @@ class ChatBody(_Body):
 
     @model_validator(mode="after")
     def _has_one_template(self) -> Self:
-        if (
-            self.continue_final_message
-            and self.add_generation_prompt
-            and "add_generation_prompt" in self.model_fields_set
-        ):
+        if self.continue_final_message and self.add_generation_prompt:
             raise refused(
-                "continue_final_message and add_generation_prompt are both true: an answer goes on within the last message, "
-                "or begins one",
+                "continue_final_message and add_generation_prompt are both true, the latter unless it is given: an answer goes on "
+                "within the last message or begins one, set add_generation_prompt=false",
                 "continue_final_message",
             )
         taken = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})

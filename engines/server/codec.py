@@ -10,7 +10,15 @@ from typing import ClassVar
 
 from engines.errors import UserError
 from engines.models.causal_text import CausalText
-from engines.models.chat import EMBEDDED_CHAT, ChatTemplate, end_token_ids, load_chat_template, parse_messages
+from engines.models.chat import (
+    EMBEDDED_CHAT,
+    USUAL_FORM,
+    ChatTemplate,
+    PromptForm,
+    end_token_ids,
+    load_chat_template,
+    parse_messages,
+)
 from engines.models.checkpoint import EMBEDDED
 from engines.models.config import ModelConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer, longest_token
@@ -38,33 +46,50 @@ class TextCodec:
         """Most bytes of a text that one token stands for."""
         return longest_token(self.tokenizer.backend)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text))
+    @property
+    def eos_id(self) -> int:
+        """Of ``end_ids``, the tokenizer's own end of text."""
+        return self.tokenizer.eos_token_id
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
+        """``add_special`` None adds no special token; ``keep`` tokens are left of a text's end."""
+        return tuple(self.tokenizer.encode(text, add_special=add_special is True, keep=keep))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        form: PromptForm = USUAL_FORM,
+        *,
+        add_special: bool | None = None,
+        keep: int | None = None,
+    ) -> tuple[int, ...]:
         """May take seconds: a template runs in a process of its own."""
-        return tuple(self.template.encode(self.tokenizer, parse_messages(messages)))
+        self.template.check(self.tokenizer)
+        return self.encode(self.template.render(parse_messages(messages), form), add_special=add_special, keep=keep)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Special tokens and masks that a sampler left are no text."""
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Masks that a sampler left are no text, nor are special tokens unless they are asked for."""
         mask = self.tokenizer.mask_token_id
-        return self.tokenizer.backend.decode([i for i in ids if i != mask], skip_special_tokens=True)
+        return self.tokenizer.backend.decode([i for i in ids if i != mask], skip_special_tokens=skip_special)
 
 
 class IdsAlone:
     """A model without a tokenizer: prompts are ids, answers have no text."""
 
     end_ids: frozenset[int] = frozenset()
+    eos_id = None
     longest_token = 1 << 30
     speller = None
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, **_: object) -> tuple[int, ...]:
         raise UserError("prompt is a text and the model has no tokenizer: give a list of token ids")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], form: PromptForm = USUAL_FORM, **_: object
+    ) -> tuple[int, ...]:
         raise UserError("messages: the model has no tokenizer: give a list of token ids to /v1/completions")
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], **_: object) -> str:
         return ""
 
 

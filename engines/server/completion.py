@@ -6,14 +6,15 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
+from engines.models.chat import PromptForm
 from engines.models.tokenizer import Speller
-from engines.server.answer import Answer, Piece
+from engines.server.answer import Answer, Piece, Stops
 from engines.server.body import MOST_CHOICES, Asked, ChatBody, CompletionBody
 from engines.server.codec import Codec
 from engines.server.errors import ApiError, queue_full, refused, unavailable
@@ -77,7 +78,6 @@ class Completion:
         self._ids: dict[int, int] = {}
         """Choice -> id of its request, while it is open."""
         self._answers: list[Answer] = []
-        self._prompt_tokens = 0
         self._prompts: list[tuple[int, ...]] = []
         self._scored: dict[int, list[Score | None]] = {}
         """Choice -> of its prompt's tokens, where they were asked for."""
@@ -103,7 +103,14 @@ class Completion:
     @property
     def usage(self) -> Usage:
         """A prompt counts once, however many answers it gets."""
-        return Usage(self._prompt_tokens, sum(answer.num_tokens for answer in self._answers))
+        return Usage(sum(map(len, self._prompts)), sum(answer.num_tokens for answer in self._answers))
+
+    def usage_of(self, choice: int) -> Usage:
+        """Of one answer so far."""
+        return Usage(len(self.prompt_of(choice)), self._answers[choice].num_tokens)
+
+    def prompt_of(self, choice: int) -> tuple[int, ...]:
+        return self._prompts[choice // self._asked.n]
 
     async def parts(self) -> AsyncIterator[Part]:
         """Pieces of the answers as they become final, until all have ended."""
@@ -134,20 +141,17 @@ class Completion:
         """The field of that name, once the choice has begun; None where it was not asked for."""
         if self._asked.prompt_logprobs is None:
             return None
-        return prompt_logprobs(self._prompt_of(choice), self._scored[choice], self._speller)
+        return prompt_logprobs(self.prompt_of(choice), self._scored[choice], self._speller)
 
     @property
     def _speller(self) -> Speller | None:
         return None if self._asked.return_tokens_as_token_ids else self._served.codec.speller
 
-    def _prompt_of(self, choice: int) -> tuple[int, ...]:
-        return self._prompts[choice // self._asked.n]
-
     def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> Part:
         asked = self._asked
         ids, scores = list(piece.token_ids), [] if found is None else list(scores_of(found))[: len(piece.token_ids)]
         if isinstance(asked, CompletionBody) and asked.echo and is_first:
-            prompt = self._prompt_of(choice)
+            prompt = self.prompt_of(choice)
             ids, scores = [*prompt, *ids], [*self._scored.get(choice, ()), *scores]
             if asked.length == 0:  # the one token that was made says where the prompt's ends
                 ids, scores, piece = ids[: len(prompt)], scores[: len(prompt)], piece._replace(text="")
@@ -179,7 +183,7 @@ class Completion:
                 "n",
             )
         size = self._check_texts()
-        generations = self._generations()
+        self._generations()
         try:
             # Before anything is tokenized: what cannot be queued must not cost much.
             served.service.reserve(left)
@@ -188,13 +192,14 @@ class Completion:
         except Unavailable as error:
             raise unavailable(str(error)) from None
         try:
-            prompts = await self._encode(generations[0], served.work if size < LARGE_TEXT else served.slow_work)
-            self._prompts, self._prompt_tokens = prompts, sum(map(len, prompts))
-            wants_tokens = asked.stream or bool(asked.stop)
-            for prompt_ids in prompts:
+            checked = await self._encode(served.work if size < LARGE_TEXT else served.slow_work)
+            self._prompts = [prompt_ids for prompt_ids, _ in checked]
+            stops = self._stops
+            wants_tokens = asked.stream or bool(stops.texts or stops.token_ids or stops.min_tokens)
+            for prompt_ids, generations in checked:
                 for generation in generations:
                     choice = len(self._answers)
-                    self._answers.append(Answer(served.codec, asked.stop, ignores_eos=asked.ignore_eos))
+                    self._answers.append(Answer(served.codec, stops, skip_special=asked.skip_special_tokens))
                     self._ids[choice] = served.service.submit(
                         prompt_ids, generation, partial(self._hear, choice), wants_tokens=wants_tokens
                     )
@@ -203,48 +208,110 @@ class Completion:
             served.service.give_back(left)
         await self._wait_until_taken()
 
-    def _generations(self) -> list[object]:
-        """Settings of the ``n`` answers to a prompt, which differ in their seed."""
-        given, seed = self._asked.generation, self._asked.seed
-        # Drawn anew for every request, as OpenAI's is, where none was asked for; -1 asks for none, as in vLLM.
-        first = secrets.randbelow(_SEEDS) if seed in (None, -1) else seed
-        return _users(
-            lambda: [
-                self._served.model.generation({**given, "seed": (first + i) % _SEEDS}) for i in range(self._asked.n)
-            ]
+    @property
+    def _stops(self) -> Stops:
+        asked = self._asked
+        return Stops(
+            texts=tuple(asked.stop),
+            token_ids=frozenset(asked.stop_token_ids),
+            ignores_eos=asked.ignore_eos,
+            min_tokens=asked.min_tokens,
+            are_shown=asked.include_stop_str_in_output,
         )
+
+    def _generations(self, room: int | None = None) -> list[object]:
+        """Settings of the ``n`` answers to a prompt, which differ in their seed; ``room`` is what their prompt leaves them.
+
+        Raises ApiError for what no prompt makes right.
+        """
+        model, asked, given = self._served.model, self._asked, self._asked.generation
+        # An echo alone takes one token, which says where its prompt ends.
+        length = model.default_tokens if asked.length is None else max(1, asked.length)
+        if length > model.max_model_len:
+            raise refused(
+                f"max_tokens={length} is more than max_model_len={model.max_model_len}: ask for fewer", "max_tokens"
+            )
+        # The context cuts an answer short, as in vLLM.
+        if (room := model.room(1) if room is None else room) < length:
+            given["max_tokens"] = length = room
+        if asked.min_tokens > length:
+            raise refused(
+                f"min_tokens={asked.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise "
+                f"max_tokens",
+                "min_tokens",
+            )
+        return _users(lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(asked.n)])
+
+    @cached_property
+    def _seed(self) -> int:
+        """Drawn anew for every request, as OpenAI's is, where none was asked for; -1 asks for none, as in vLLM."""
+        seed = self._asked.seed
+        return secrets.randbelow(_SEEDS) if seed is None or seed == -1 else seed
 
     def _check_texts(self) -> int:
         """Bytes of the prompts' text. Raises for a text that is too long whatever its tokens are."""
-        model, asked = self._served.model, self._asked
+        asked, most = self._asked, self._most_bytes
         if isinstance(asked, ChatBody):
             name, sizes = "messages", [sum(_num_bytes(each["content"]) for each in asked.turns)]
         else:
             name, sizes = "prompt", [_num_bytes(each) for each in asked.prompt if isinstance(each, str)]
-        longest = self._served.codec.longest_token
+            if asked.truncate_prompt_tokens is not None:
+                sizes = [min(size, most) for size in sizes]
         for size in sizes:
-            if size > model.max_model_len * longest:
+            if size > most:
                 raise refused(
-                    f"prompt of {size} bytes is more than the {longest} bytes of the longest token times "
-                    f"max_model_len={model.max_model_len}: shorten it",
+                    f"prompt of {size} bytes is more than the {self._served.codec.longest_token} bytes of the longest token "
+                    f"times max_model_len={self._served.model.max_model_len}: shorten it",
                     name,
                 )
         return sum(sizes)
 
-    async def _encode(self, generation: object, work: Executor) -> list[tuple[int, ...]]:
-        """Ids of the prompts, checked."""
+    @property
+    def _most_bytes(self) -> int:
+        """Of a text that fits, whatever its tokens are."""
+        return self._served.model.max_model_len * self._served.codec.longest_token
+
+    async def _encode(self, work: Executor) -> list[tuple[tuple[int, ...], list[object]]]:
+        """Ids of the prompts, checked, each with the settings of its answers."""
         codec, model, asked = self._served.codec, self._served.model, self._asked
+        most = self._most_prompt_tokens()
+        # Special tokens that are added stay, unless a side is said, as in vLLM.
+        keep = None if "truncation_side" in asked.model_fields_set else most
+        from_end = asked.truncation_side == "left"
 
-        def encode() -> list[tuple[int, ...]]:
+        def encode(text: str) -> tuple[int, ...]:
+            if most is not None:  # what is cut off anyway need not be tokenized
+                text = text[-self._most_bytes :] if from_end else text[: self._most_bytes]
+            return codec.encode(text, add_special=asked.add_special_tokens, keep=keep)
+
+        def one(given: str | tuple[int, ...]) -> tuple[tuple[int, ...], list[object]]:
+            prompt_ids = cut(encode(given) if isinstance(given, str) else given)
+            room = model.room(len(prompt_ids))
+            generations = self._generations(room if room > 0 else None)
+            model.check_prompt(prompt_ids, generations[0])
+            return prompt_ids, generations
+
+        def cut(ids: tuple[int, ...]) -> tuple[int, ...]:
+            if most is None or len(ids) <= most:
+                return ids
+            return ids[len(ids) - most :] if from_end else ids[:most]
+
+        def run() -> list[tuple[tuple[int, ...], list[object]]]:
             if isinstance(asked, ChatBody):
-                found = [codec.encode_chat(asked.turns)]
-            else:
-                found = [codec.encode(each) if isinstance(each, str) else each for each in asked.prompt]
-            for prompt_ids in found:
-                model.check_prompt(prompt_ids, generation)
-            return found
+                form = PromptForm(asked.add_generation_prompt, asked.continue_final_message, asked.variables)
+                return [one(codec.encode_chat(asked.turns, form, add_special=asked.add_special_tokens, keep=keep))]
+            return [one(each) for each in asked.prompt]
 
-        return await asyncio.get_running_loop().run_in_executor(work, partial(_users, encode))
+        return await asyncio.get_running_loop().run_in_executor(work, partial(_users, run))
+
+    def _most_prompt_tokens(self) -> int | None:
+        """What a prompt is cut down to, where that is asked for; -1 leaves a token for the answer."""
+        asked, most = self._asked.truncate_prompt_tokens, self._served.model.max_model_len
+        if asked is not None and asked > most:
+            raise refused(
+                f"truncate_prompt_tokens={asked} is more than max_model_len={most}: lower it", "truncate_prompt_tokens"
+            )
+        return most - 1 if asked == -1 else asked
 
     def _hear(self, choice: int, event: Event) -> None:
         self._events.put_nowait((choice, event))

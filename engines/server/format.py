@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
-from engines.server.answer import FinishReason, Piece
+from engines.server.answer import Piece
 from engines.server.completion import Usage
 
 DONE = b"data: [DONE]\n\n"
+_NO_MESSAGE = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "reasoning": None}
+"""What a message of text has not, as OpenAI's API and vLLM tell it."""
 
 
 def event(content: Mapping[str, Any]) -> bytes:
@@ -22,66 +24,97 @@ def event(content: Mapping[str, Any]) -> bytes:
 def usage(counted: Usage) -> dict[str, int]:
     return {
         "prompt_tokens": counted.prompt_tokens,
-        "completion_tokens": counted.completion_tokens,
         "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+        "completion_tokens": counted.completion_tokens,
     }
 
 
-class Format:
-    """Words one request's answers. ``has_ids`` adds ``token_ids`` to every choice."""
+class Choice(NamedTuple):
+    """A whole answer."""
 
-    def __init__(self, model: str, *, is_chat: bool, has_ids: bool, includes_usage: bool) -> None:
-        self._is_chat, self._has_ids, self._includes_usage = is_chat, has_ids, includes_usage
+    answer: Piece
+    prompt_ids: Sequence[int]
+    logprobs: Mapping[str, Any] | None
+    prompt_logprobs: Sequence[Any] | None
+
+
+class Format:
+    """Words one request's answers as vLLM does. ``has_ids`` tells the ids of prompts and answers; ``role`` is whose turn a
+    conversation's answer is; ``request_id`` is a part of the answer's id."""
+
+    def __init__(
+        self, model: str, *, is_chat: bool, has_ids: bool, role: str = "assistant", request_id: str | None = None
+    ) -> None:
+        self._is_chat, self._has_ids, self._role = is_chat, has_ids, role
+        self._begun: set[int] = set()
+        """Choices whose prompt was told."""
         self._head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{token_hex(12)}",
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id or token_hex(16)}",
             "created": int(time.time()),
             "model": model,
         }
 
-    def whole(
-        self,
-        texts: Sequence[str],
-        ids: Sequence[Sequence[int]],
-        reasons: Sequence[FinishReason],
-        logprobs: Sequence[Mapping[str, Any] | None],
-        counted: Usage,
-    ) -> dict[str, Any]:
-        """One entry a choice."""
-        choices = []
-        for index, (text, token_ids, reason, scored) in enumerate(zip(texts, ids, reasons, logprobs, strict=True)):
-            said: dict[str, Any] = (
-                {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-            )
-            choices.append(self._choice(index, said, token_ids, reason, scored))
+    def whole(self, choices: Sequence[Choice], counted: Usage) -> dict[str, Any]:
+        told = []
+        for index, (answer, prompt_ids, logprobs, prompt_logprobs) in enumerate(choices):
+            said: dict[str, Any] = {"index": index}
+            if self._is_chat:
+                said["message"] = {"role": self._role, "content": answer.text, **_NO_MESSAGE}
+            else:
+                said["text"] = answer.text
+            said |= {
+                "logprobs": logprobs,
+                "finish_reason": answer.finish_reason,
+                "stop_reason": answer.stop_reason,
+                "token_ids": self._told(answer.token_ids),
+            }
+            if not self._is_chat:
+                said |= {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": self._told(prompt_ids)}
+            told.append(said)
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": usage(counted)}
-
-    def opening(self, num_choices: int) -> Iterator[bytes]:
-        """What a conversation's stream begins with: whose turn it is."""
+        body = {**self._head, "object": kind, "choices": told, "service_tier": None, "system_fingerprint": None}
+        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+        body["usage"] = usage(counted) | details
         if self._is_chat:
-            for index in range(num_choices):
-                yield self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}}, (), None)])
+            first = choices[0]
+            body |= {"prompt_logprobs": first.prompt_logprobs, "prompt_token_ids": self._told(first.prompt_ids)}
+        return body
 
-    def part(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
-        said: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
-        return self._chunk([self._choice(index, said, piece.token_ids, piece.finish_reason, logprobs)])
+    def opening(self, index: int, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+        """What an answer of a conversation begins with in a stream: whose turn it is."""
+        if not self._is_chat:
+            return b""
+        said = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
+        return self._chunk([said], counted, prompt_token_ids=self._told(prompt_ids))
+
+    def part(
+        self,
+        index: int,
+        piece: Piece,
+        prompt_ids: Sequence[int],
+        logprobs: Mapping[str, Any] | None,
+        counted: Usage | None,
+    ) -> bytes:
+        """A chunk; ``counted`` is what the answer has come to, where each is to say."""
+        said: dict[str, Any] = {"index": index}
+        said |= {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
+        said |= {"logprobs": logprobs, "finish_reason": piece.finish_reason}
+        if piece.finish_reason is not None or not self._is_chat:
+            said["stop_reason"] = piece.stop_reason
+        if not self._is_chat:
+            said["prompt_token_ids"] = self._told(prompt_ids) if index not in self._begun else None
+            self._begun.add(index)
+        said["token_ids"] = self._told(piece.token_ids)
+        return self._chunk([said], counted)
 
     def closing(self, counted: Usage) -> bytes:
         """What a stream ends with where its usage was asked for."""
-        return self._chunk([], usage(counted)) if self._includes_usage else b""
+        return self._chunk([], counted)
 
-    def _choice(
-        self,
-        index: int,
-        said: Mapping[str, Any],
-        token_ids: Sequence[int],
-        reason: FinishReason | None,
-        logprobs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        own = {"token_ids": list(token_ids)} if self._has_ids else {}
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason, **own}
+    def _told(self, ids: Sequence[int]) -> list[int] | None:
+        return list(ids) if self._has_ids else None
 
-    def _chunk(self, choices: Sequence[Mapping[str, Any]], counted: Mapping[str, int] | None = None) -> bytes:
+    def _chunk(self, choices: Sequence[Mapping[str, Any]], counted: Usage | None, **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        content = {**self._head, "object": kind, "choices": choices}
-        return event({**content, "usage": counted} if self._includes_usage else content)
+        said = {} if counted is None else {"usage": usage(counted)}
+        return event({**self._head, "object": kind, "choices": choices, **more, **said})

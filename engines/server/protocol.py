@@ -164,13 +164,26 @@ class ServedModel(Protocol):
         ...
 
     @property
+    def default_tokens(self) -> int:
+        """Most tokens of an answer where a request says no number."""
+        ...
+
+    def room(self, prompt_tokens: int) -> int:
+        """Most tokens of an answer behind so many of a prompt; none where it is not above 0."""
+        ...
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """What ``/v1/models`` says of it besides."""
         ...
 
     def generation(self, asked: Mapping[str, Any]) -> Any:
-        """The engine's settings of a request from ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``,
-        ``ignore_eos`` and ``options``, each only where it was asked for. Raise UserError for what it cannot be."""
+        """The engine's settings of a request from ``max_tokens``, ``min_tokens``, ``stop_token_ids``, ``ignore_eos``,
+        ``temperature``, ``top_p``, ``top_k``, ``seed`` and ``options``, each only where it was asked for. Raise UserError for
+        what it cannot be.
+
+        The server cuts an answer at its end and cancels it: an engine that runs on behind one wastes work and no more.
+        """
         ...
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: Any) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from engines.server.answer import FinishReason
+from engines.server.answer import Piece
 from engines.server.body import Asked, ChatBody
-from engines.server.completion import Completion, Served
+from engines.server.completion import Completion, Part, Served, Usage
 from engines.server.errors import ApiError, too_late
-from engines.server.format import DONE, Format, event
+from engines.server.format import DONE, Choice, Format, event
 from engines.server.logprobs import joined
 from engines.server.metrics import Metrics
 
@@ -40,11 +40,12 @@ class Reply:
         self._timeout_s = min(most_s, asked.timeout or most_s)
         self._ttft_s: float | None = None
         """When a stream's first piece came, since the request did."""
+        is_chat = isinstance(asked, ChatBody)
+        role = (
+            asked.messages[-1].role if isinstance(asked, ChatBody) and not asked.add_generation_prompt else "assistant"
+        )
         self._format = Format(
-            served.model.name,
-            is_chat=isinstance(asked, ChatBody),
-            has_ids=asked.return_token_ids,
-            includes_usage=asked.stream_options.include_usage,
+            served.model.name, is_chat=is_chat, has_ids=asked.return_token_ids, role=role, request_id=asked.request_id
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,41 +96,32 @@ class Reply:
             raise too_late(self._timeout_s) from None
 
     async def _whole(self, completion: Completion, response: _Response) -> None:
-        num = self._asked.num_choices
-        texts: list[list[str]] = [[] for _ in range(num)]
-        ids: list[list[int]] = [[] for _ in range(num)]
-        reasons: dict[int, FinishReason] = {}
-        scored: list[list[dict[str, Any]]] = [[] for _ in range(num)]
-        async for choice, piece, logprobs in completion.parts():
-            texts[choice].append(piece.text)
-            ids[choice] += piece.token_ids
-            if logprobs is not None:
-                scored[choice].append(logprobs)
-            if piece.finish_reason is not None:
-                reasons[choice] = piece.finish_reason
-        said = self._format.whole(
-            ["".join(each) for each in texts],
-            ids,
-            [reasons[i] for i in range(num)],
-            [joined(each) if each else None for each in scored],
-            completion.usage,
-        )
-        for i, choice_said in enumerate(said["choices"]):
-            prompt = completion.prompt_logprobs(i)
-            if prompt is not None:
-                (said if isinstance(self._asked, ChatBody) else choice_said)["prompt_logprobs"] = prompt
-        await response.whole(200, said)
+        parts: list[list[Part]] = [[] for _ in range(self._asked.num_choices)]
+        async for part in completion.parts():
+            parts[part.choice].append(part)
+        choices = [
+            Choice(_joined(own), completion.prompt_of(i), _scores(own), completion.prompt_logprobs(i))
+            for i, own in enumerate(parts)
+        ]
+        await response.whole(200, self._format.whole(choices, completion.usage))
 
     async def _stream(self, completion: Completion, response: _Response) -> None:
+        options, prompt_of = self._asked.stream_options, completion.prompt_of
+
+        def counted(choice: int) -> Usage | None:
+            return completion.usage_of(choice) if options.include_usage and options.continuous_usage_stats else None
+
         await response.begin(200, _STREAM_HEADERS)
-        for opening in self._format.opening(self._asked.num_choices):
-            await response.write(opening)
+        for choice in range(self._asked.num_choices):
+            if opening := self._format.opening(choice, prompt_of(choice), counted(choice)):
+                await response.write(opening)
         async for choice, piece, logprobs in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.note_first_piece(self._ttft_s)
-            await response.write(self._format.part(choice, piece, logprobs))
-        await response.end(self._format.closing(completion.usage) + DONE)
+            await response.write(self._format.part(choice, piece, prompt_of(choice), logprobs, counted(choice)))
+        closing = self._format.closing(completion.usage) if options.include_usage else b""
+        await response.end(closing + DONE)
 
     def _note(self, completion: Completion) -> None:
         e2el_s, tokens = self._since_arrival(), completion.usage.completion_tokens
@@ -166,6 +158,18 @@ class _Response:
         own = {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
         await self.begin(status, own)
         await self.end(content)
+
+
+def _joined(parts: Sequence[Part]) -> Piece:
+    """An answer from all of its parts."""
+    pieces = [part.piece for part in parts]
+    ids = tuple(token for piece in pieces for token in piece.token_ids)
+    return pieces[-1]._replace(text="".join(piece.text for piece in pieces), token_ids=ids)
+
+
+def _scores(parts: Sequence[Part]) -> Mapping[str, Any] | None:
+    scored = [part.logprobs for part in parts if part.logprobs is not None]
+    return joined(scored) if scored else None
 
 
 def _body(content: bytes, *, more: bool) -> Message:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError, require
+from engines.models.chat import USUAL_FORM, PromptForm
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Kind, Submission, Tokens
 
 BLOCK = 4
@@ -56,17 +57,24 @@ def held(by: Path) -> Iterator[None]:
 
 class ByteCodec:
     end_ids = frozenset({END})
+    eos_id = END
     longest_token = 4
     speller = None
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
+    def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
+        """A byte in front is the special token of those who ask for it."""
+        ids = (1,) * (add_special is True) + tuple(text.encode())
+        return ids if keep is None else ids[len(ids) - keep :]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], form: PromptForm = USUAL_FORM, **how: Any
+    ) -> tuple[int, ...]:
+        told = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
+        text = told.rstrip("\n") if form.continue_final_message else told
+        return self.encode(text + "".join(f"{name}={value}\n" for name, value in form.variables.items()), **how)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(ids).decode(errors="replace")
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return bytes(i for i in ids if i or not skip_special).decode(errors="replace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +92,19 @@ class EchoModel:
     """What this machine lacks."""
     closed_port: int | None = None
     """Nobody may listen there before the model is loaded."""
+    default_tokens: int = 16
     options: Mapping[str, Kind] = field(default_factory=lambda: {"steps": int})
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    def room(self, prompt_tokens: int) -> int:
+        return self.max_model_len - prompt_tokens
+
     def generation(self, asked: Mapping[str, Any]) -> EchoGeneration:
         require(asked.get("steps", 1) == 1, f"steps={asked.get('steps')} must be 1: leave it out")
-        return EchoGeneration(asked.get("max_tokens", 16), asked["seed"])
+        return EchoGeneration(asked.get("max_tokens", self.default_tokens), asked["seed"])
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: EchoGeneration) -> None:
+        require(len(prompt_ids) > 0, "prompt has no token: give some text")
         require(
             len(prompt_ids) + generation.max_tokens <= self.max_model_len,
             f"prompt of {len(prompt_ids)} tokens and max_tokens={generation.max_tokens} make more than "

@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
-from engines.errors import UserError, require
+from engines.ar.sampling import check_vocabulary
+from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
 from engines.models.checkpoint import checkpoint_dir, read_json
@@ -71,19 +72,26 @@ class BlockModel:
     # -- requests ------------------------------------------------------------------------------------------
 
     @property
+    def default_tokens(self) -> int:
+        return self.settings.knobs.gen_length
+
+    def room(self, prompt_tokens: int) -> int:
+        """A prompt and its answer fill whole blocks."""
+        return self.max_model_len // self.settings.block * self.settings.block - prompt_tokens
+
+    @property
     def options(self) -> Mapping[str, Kind]:
         knobs = knobs_of(BlockKnobs)
         return {name: knobs[name].kind for name in _OF_A_REQUEST}
 
     def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
+        """An end that may come too early to count is none to the engine: the server ends the answer at a later one."""
         refuse_of_causal_models(asked)
-        given = dict(asked)
-        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
-        length = given.pop("max_tokens", None)
-        if length is not None:
-            most = self.max_model_len - self.settings.block
-            require(length <= most, f"max_tokens={length} is more than {most}, which a prompt leaves: ask for fewer")
-            given["gen_length"] = length
+        check_vocabulary("stop_token_ids", asked.get("stop_token_ids", ()), self.settings.config.vocab_size)
+        given = {name: value for name, value in asked.items() if name != "stop_token_ids"}
+        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False) or given.pop("min_tokens", 0) > 0
+        if "max_tokens" in given:
+            given["gen_length"] = given.pop("max_tokens")
         settings = _settings(self, tuple(sorted(given.items())))
         return BlockGeneration(
             gen_length=settings.knobs.gen_length,

@@ -9,7 +9,7 @@ from support.served_echo import ByteCodec
 
 from engines.models.chat import EMBEDDED_CHAT
 from engines.models.checkpoint import EMBEDDED, TINY_DIR, config_of
-from engines.server.answer import WINDOW, Answer, Piece
+from engines.server.answer import WINDOW, Answer, Piece, Stops
 from engines.server.codec import TextCodec
 from repro.prompt import answer_of
 
@@ -34,17 +34,18 @@ class Counting(ByteCodec):
     def __init__(self) -> None:
         self.num_decoded = 0
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         self.num_decoded += len(ids)
-        return super().decode(ids)
+        return super().decode(ids, skip_special=skip_special)
 
 
 class Words:
     """As tokenizers of SentencePiece: every token has a blank in front of it, but for the first of a text."""
 
     end_ids: frozenset[int] = frozenset()
+    eos_id = None
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return "".join(f" w{i}" for i in ids if i).removeprefix(" ")
 
 
@@ -78,7 +79,7 @@ def test_pieces_are_the_text_that_generate_prints(ids, cuts, end):
     wanted = answer_of(ids, "tiny", TINY.tokenizer)
     assert (joined(pieces), answer.finish_reason) == (wanted.text, wanted.finish_reason)
     assert answer.num_tokens == (end + 1 if 0 in ids else len(ids))
-    assert [i for piece in pieces for i in piece.token_ids] == ids[:end]
+    assert [i for piece in pieces for i in piece.token_ids] == ids[: end + 1]
 
 
 @settings(max_examples=25)
@@ -97,32 +98,55 @@ def test_no_piece_has_half_a_character(text, cuts):
 )
 def test_the_first_stop_text_ends_the_answer(text, stop, cuts):
     ids = list(text.encode())
-    answer = Answer(BYTES, stop)
+    answer = Answer(BYTES, Stops(stop))
     pieces = pieces_of(answer, ids, cuts)
-    found = [at for each in stop if (at := text.find(each)) >= 0]
+    found = [(at + len(each), at, each) for each in stop if (at := text.find(each)) >= 0]
     if not found:
         assert (joined(pieces), answer.finish_reason, answer.num_tokens) == (text, "length", len(ids))
         return
-    assert (joined(pieces), answer.finish_reason) == (text[: min(found)], "stop")
-    # The fewest tokens that hold a stop text there, however they arrived.
-    least = min(len((text[: min(found)] + each).encode()) for each in stop if text.startswith(each, min(found)))
+    # The one that is complete first, as token by token; of those that end together, the one asked for first.
+    end, start, each = min(found, key=lambda it: it[0])
+    assert (joined(pieces), pieces[-1].stop_reason) == (text[:start], each)
+    least = len(text[:end].encode())
     assert least <= answer.num_tokens <= len(ids)
     if not cuts:
         assert answer.num_tokens == least
+    shown = Answer(BYTES, Stops(stop, are_shown=True))
+    assert joined(pieces_of(shown, ids, cuts)) == text[:end]
+
+
+@settings(max_examples=25)
+@given(text=st.text(alphabet="ab€", min_size=1, max_size=20), least=st.integers(0, 30), cuts=CUTS)
+def test_a_stop_that_is_complete_before_the_least_length_is_none(text, least, cuts):
+    ids = list(text.encode())
+    answer = Answer(BYTES, Stops(["ab", "€"], min_tokens=least))
+    pieces = pieces_of(answer, ids, cuts)
+    held = len(BYTES.decode(ids[:least]))
+    found = [(at + len(each), at) for each in ("ab", "€") if (at := text.find(each, max(0, held - len(each) + 1))) >= 0]
+    if least >= len(ids) or not found:
+        assert (joined(pieces), answer.finish_reason) == (text, "length")
+    else:
+        assert (joined(pieces), answer.finish_reason) == (text[: min(found)[1]], "stop")
+
+
+def test_an_end_before_the_least_length_is_a_token_like_others():
+    pieces = pieces_of(Answer(TINY, Stops(min_tokens=2)), [534, 0, 270, 0, 270], [1])
+    assert (joined(pieces), pieces[-1].finish_reason) == (TINY.decode([534, 270]), "stop")
+    assert sum(len(piece.token_ids) for piece in pieces) == 4
 
 
 def test_an_end_that_is_ignored_is_a_token_like_others():
-    answer = Answer(TINY, ignores_eos=True)
+    answer = Answer(TINY, Stops(ignores_eos=True))
     pieces = pieces_of(answer, [534, 0, 270, 0], [2])
     assert (answer.finish_reason, answer.num_tokens) == ("length", 4)
     assert joined(pieces) == TINY.decode([534, 270])
 
 
 def test_a_stop_text_may_begin_in_one_piece_and_end_in_the_next():
-    answer = Answer(BYTES, ["xyz"])
+    answer = Answer(BYTES, Stops(["xyz"]))
     first, second = answer.add(b"abx", is_last=False), answer.add(b"yzq", is_last=False)
     assert (first.text, second.text, second.finish_reason, answer.num_tokens) == ("ab", "", "stop", 5)
-    answer = Answer(BYTES, ["xyz"])
+    answer = Answer(BYTES, Stops(["xyz"]))
     first, second = answer.add(b"abx", is_last=False), answer.add(b"yq", is_last=True)
     assert (first.text, second.text, second.finish_reason) == ("ab", "xyq", "length")
 
@@ -135,7 +159,7 @@ def test_a_stop_text_is_found_however_it_streams(length, size):
     for lead in range(size + 1):
         for others in ((), (stop + "!" * 3,)):
             ids = ("a" * lead + stop + "bc").encode()
-            answer = Answer(BYTES, (*others, stop))
+            answer = Answer(BYTES, Stops((*others, stop)))
             pieces = pieces_of(answer, ids, range(0, len(ids), size))
             assert (joined(pieces), answer.finish_reason) == ("a" * lead, "stop")
 

@@ -54,15 +54,25 @@ def test_a_completion_is_the_engine_s_answer(server):
     assert choice["text"] == text_of("hello")
     assert tuple(choice["token_ids"]) == answer_of(b"hello", 16)
     assert choice["finish_reason"] == "length"
-    assert said.body["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    usage = {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert said.body["usage"] == {**usage, "prompt_tokens_details": None, "completion_tokens_details": None}
     assert (said.body["object"], said.body["model"]) == ("text_completion", "echo")
+    assert choice["prompt_token_ids"] == list(b"hello")
+    assert ask(server.port, COMPLETIONS, body(request_id="mine")).body["id"] == "cmpl-mine"
 
 
 def test_an_end_of_text_ends_the_answer_and_counts(server):
     said = ask(server.port, COMPLETIONS, body([5, 0]))
     (choice,) = said.body["choices"]
     assert choice["text"] == bytes(answer_of([5, 0], 16)[:8]).decode()
-    assert (choice["finish_reason"], said.body["usage"]["completion_tokens"]) == ("stop", 9)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+    assert (said.body["usage"]["completion_tokens"], choice["token_ids"]) == (9, None)
+    (choice,) = ask(server.port, COMPLETIONS, body([5, 0], return_token_ids=True)).body["choices"]
+    assert tuple(choice["token_ids"]) == answer_of([5, 0], 16)[:9], "usage counts what is listed"
+    said = ask(server.port, COMPLETIONS, body([5, 0], min_tokens=9))
+    assert (said.body["choices"][0]["finish_reason"], said.body["usage"]["completion_tokens"]) == ("length", 16)
+    said = ask(server.port, COMPLETIONS, body([5, 0], min_tokens=8))
+    assert (said.body["choices"][0]["finish_reason"], said.body["usage"]["completion_tokens"]) == ("stop", 9)
     said = ask(server.port, COMPLETIONS, body([5, 0], ignore_eos=True))
     assert (said.body["choices"][0]["finish_reason"], said.body["usage"]["completion_tokens"]) == ("length", 16)
 
@@ -96,7 +106,12 @@ def test_a_conversation_is_answered_whole_and_streamed(server):
     asked = {"model": "echo", "messages": messages, "seed": 0, "max_completion_tokens": 8}
     said = ask(server.port, CHAT, asked).body
     wanted = text_of("user:hi\n", 8)
-    assert said["choices"][0]["message"] == {"role": "assistant", "content": wanted}
+    message = said["choices"][0]["message"]
+    assert {name: value for name, value in message.items() if value is not None} == {
+        "role": "assistant",
+        "content": wanted,
+    }
+    assert {"refusal", "annotations", "audio", "function_call"} < message.keys()
     assert said["object"] == "chat.completion"
     assert ask(server.port, CHAT, {**asked, "max_tokens": 8}).status == 200
     refused = ask(server.port, CHAT, {**asked, "max_tokens": 9}).body["error"]["message"]
@@ -127,7 +142,11 @@ REFUSALS = [
     (b"{", 400, "the body is not JSON"),
     ({"model": "gpt", "prompt": "a"}, 404, "model='gpt' is not served here: use 'echo'"),
     ({"model": "echo"}, 400, "prompt is missing"),
-    (body(max_tokens=600), 400, "max_tokens=600 make more than max_model_len=512"),
+    (body(max_tokens=513), 400, "max_tokens=513 is more than max_model_len=512"),
+    (body(min_tokens=17), 400, "min_tokens=17 is more than the 16 tokens of an answer here"),
+    (body("a" * 500, max_tokens=16, min_tokens=13), 400, "min_tokens=13 is more than the 12 tokens"),
+    (body("a" * 512), 400, "prompt of 512 tokens"),
+    (body(truncate_prompt_tokens=513), 400, "truncate_prompt_tokens=513 is more than max_model_len=512"),
     (body("a" * 600), 400, "prompt of 600 tokens"),
     (body(n=129), 400, "n=129 for 1 prompts makes 129 answers, more than 128"),
     (body(["a", "b"], n=65), 400, "n=65 for 2 prompts makes 130 answers, more than 128"),
@@ -148,6 +167,134 @@ def test_refusals_are_one_sentence_in_openai_s_form(server, given, status, sente
     assert sentence in error["message"]
     assert "\n" not in error["message"]
     assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
+
+
+def choices_of(server: Running, path: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the whole answer, and of the streamed one put together; told alike."""
+    whole = ask(server.port, path, asked)
+    assert whole.status == 200
+    joined: dict[int, dict[str, Any]] = {}
+    with streaming(server.port, path, {**asked, "stream": True}) as events:
+        for event in events:
+            for choice in [] if event == "[DONE]" else event["choices"]:
+                found = joined.setdefault(choice["index"], {"text": "", "token_ids": []})
+                found["text"] += choice["text"] if path == COMPLETIONS else choice["delta"]["content"]
+                found["token_ids"] += choice.get("token_ids") or []
+                found |= {name: choice.get(name) for name in ("finish_reason", "stop_reason")}
+    for choice in whole.body["choices"]:
+        other = joined[choice["index"]]
+        assert other["text"] == (choice["text"] if path == COMPLETIONS else choice["message"]["content"])
+        assert other["token_ids"] == (choice["token_ids"] or [])
+        assert (other["finish_reason"], other["stop_reason"]) == (choice["finish_reason"], choice["stop_reason"])
+    return whole.body["choices"]
+
+
+def test_ids_and_texts_that_stop_an_answer_are_told(server):
+    ids = answer_of(b"hello", 40)
+    text = bytes(ids).decode()
+    asked = body(max_tokens=40, return_token_ids=True)
+    (choice,) = choices_of(server, COMPLETIONS, {**asked, "stop_token_ids": [ids[9]]})
+    assert (choice["text"], choice["stop_reason"], tuple(choice["token_ids"])) == (text[:9], ids[9], ids[:10])
+    shown = {**asked, "include_stop_str_in_output": True}
+    (choice,) = choices_of(server, COMPLETIONS, {**shown, "stop_token_ids": [ids[9]]})
+    assert (choice["text"], choice["finish_reason"]) == (text[:10], "stop")
+    (choice,) = choices_of(server, COMPLETIONS, {**asked, "stop": [text[9:12]]})
+    assert (choice["text"], choice["stop_reason"], len(choice["token_ids"])) == (text[:9], text[9:12], 12)
+    (choice,) = choices_of(server, COMPLETIONS, {**shown, "stop": [text[9:12]]})
+    assert (choice["text"], choice["stop_reason"]) == (text[:12], text[9:12])
+    many = [f"n{i}" for i in range(500)]
+    (choice,) = choices_of(server, COMPLETIONS, {**asked, "stop": [*many, text[20:24]]})
+    assert (choice["text"], choice["stop_reason"]) == (text[:20], text[20:24])
+    (choice,) = choices_of(server, COMPLETIONS, {**asked, "stop": [text[9:12]], "min_tokens": 12})
+    assert choice["text"] == text[: text.index(text[9:12], 10)], "the letters come again after 26"
+    server.wait_until_idle()
+
+
+def test_an_end_of_text_is_a_reason_to_tell_where_it_was_asked_for(server):
+    (choice,) = choices_of(server, COMPLETIONS, body([5, 0], stop_token_ids=[0]))
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None), "it ends any answer"
+    (choice,) = choices_of(server, COMPLETIONS, body([5, 0], stop_token_ids=[0], ignore_eos=True))
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 0)
+    (choice,) = choices_of(
+        server, COMPLETIONS, body([5, 0], include_stop_str_in_output=True, skip_special_tokens=False)
+    )
+    assert choice["text"].endswith("\0")
+
+
+def test_a_stream_tells_usage_in_each_chunk_where_it_is_asked(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, asked in ((COMPLETIONS, body(n=2)), (CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 2})):
+        with streaming(server.port, path, {**asked, "stream": True, "stream_options": options}) as events:
+            *chunks, last, done = events
+        assert done == "[DONE]"
+        counts: dict[int, list[int]] = {}
+        for chunk in chunks:
+            usage = chunk["usage"]
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            counts.setdefault(chunk["choices"][0]["index"], []).append(usage["completion_tokens"])
+        wanted = [4, 8, 12, 16] if path == COMPLETIONS else [0, 4, 8, 12, 16]
+        assert counts == {0: wanted, 1: wanted}
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 32)
+    with streaming(server.port, COMPLETIONS, body(stream=True, stream_options={"include_usage": True})) as events:
+        assert sum("usage" in event for event in events if event != "[DONE]") == 1
+    alone = {"continuous_usage_stats": True}
+    with streaming(server.port, COMPLETIONS, body(stream=True, stream_options=alone)) as events:
+        assert not any("usage" in event for event in events if event != "[DONE]"), "as vLLM"
+
+
+def test_prompts_are_told_beside_ids(server):
+    asked = body(["ab", "c"], n=2, return_token_ids=True)
+    told = [choice["prompt_token_ids"] for choice in ask(server.port, COMPLETIONS, asked).body["choices"]]
+    assert told == [[97, 98], [97, 98], [99], [99]]
+    with streaming(server.port, COMPLETIONS, {**asked, "stream": True}) as events:
+        choices = [event["choices"][0] for event in events if event != "[DONE]"]
+    firsts = {choice["index"]: choice["prompt_token_ids"] for choice in reversed(choices) if choice["prompt_token_ids"]}
+    assert firsts == dict(enumerate(told))
+    assert sum(choice["prompt_token_ids"] is not None for choice in choices) == 4, "once an answer"
+    messages = [{"role": "user", "content": "a"}]
+    chat = {"messages": messages, "return_token_ids": True}
+    wanted = list(b"user:a\n")
+    assert ask(server.port, CHAT, chat).body["prompt_token_ids"] == wanted
+    with streaming(server.port, CHAT, {**chat, "stream": True}) as events:
+        opening, *chunks, _done = events
+    assert opening["prompt_token_ids"] == wanted
+    assert not any(chunk.get("prompt_token_ids") for chunk in chunks)
+    assert ask(server.port, COMPLETIONS, body()).body["choices"][0]["prompt_token_ids"] is None
+
+
+def test_the_context_cuts_an_answer_short(server):
+    said = ask(server.port, COMPLETIONS, body("a" * 508, max_tokens=8)).body
+    assert (said["choices"][0]["finish_reason"], said["usage"]["completion_tokens"]) == ("length", 4)
+    said = ask(server.port, COMPLETIONS, body("a" * 510)).body
+    assert said["usage"]["completion_tokens"] == 2, "the default length too"
+    said = ask(server.port, COMPLETIONS, body(["a", "a" * 508], max_tokens=8)).body
+    assert said["usage"]["completion_tokens"] == 12
+    assert ask(server.port, COMPLETIONS, body("a", max_tokens=512)).body["usage"]["completion_tokens"] == 511
+
+
+def test_prompts_are_cut_where_that_is_asked_for(server):
+    def prompt_of(**fields: Any) -> str:
+        said = ask(server.port, COMPLETIONS, body(return_token_ids=True, max_tokens=1, **fields))
+        return bytes(said.body["choices"][0]["prompt_token_ids"]).decode()
+
+    assert prompt_of(prompt="abcdef", truncate_prompt_tokens=4) == "cdef"
+    assert prompt_of(prompt="abcdef", truncate_prompt_tokens=4, truncation_side="right") == "abcd"
+    assert prompt_of(prompt=list(b"abcdef"), truncate_prompt_tokens=2) == "ef"
+    assert prompt_of(prompt="abc", truncate_prompt_tokens=8) == "abc"
+    assert len(prompt_of(prompt="a" * 600, truncate_prompt_tokens=-1)) == 511
+    assert prompt_of(prompt="a" * 2048 + "b" * 2048, truncate_prompt_tokens=2) == "bb", "longer than any that fits"
+    assert prompt_of(prompt="a", add_special_tokens=True) == "\1a"
+    assert ask(server.port, COMPLETIONS, body("abc", truncate_prompt_tokens=0)).status == 400
+
+
+def test_a_conversation_is_rendered_as_it_is_asked(server):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    asked = {"messages": messages, "return_token_ids": True, "add_generation_prompt": False}
+    said = ask(server.port, CHAT, {**asked, "continue_final_message": True, "chat_template_kwargs": {"x": 1}}).body
+    assert bytes(said["prompt_token_ids"]) == b"user:a\nassistant:bx=1\n"
+    said = ask(server.port, CHAT, {**asked, "messages": messages[:1]}).body
+    assert said["choices"][0]["message"]["role"] == "user", "whose turn goes on"
+    assert ask(server.port, CHAT, {"messages": messages, "continue_final_message": True}).status == 400
 
 
 def test_unknown_fields_are_counted_by_name_and_a_strict_server_refuses_them():
@@ -190,7 +337,8 @@ def test_what_is_not_there_is_refused_in_the_same_form(server, path, method, sta
 def test_models_health_page_and_metrics(server):
     ask(server.port, COMPLETIONS, body())
     assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
-    assert ask(server.port, "/v1/models/echo").body["max_model_len"] == 512
+    card = ask(server.port, "/v1/models/echo").body
+    assert (card["max_model_len"], card["default_max_tokens"]) == (512, 16)
     assert ask(server.port, "/health").status == ask(server.port, "/ready").status == 200
     values = metrics(server.port)
     read = {*re.findall(r"\b(?:s|status)\.([a-z_]+)", ask(server.port, "/").body)} - {"t", "rate", "busy"}
@@ -234,7 +382,7 @@ def test_a_step_that_raises_costs_its_batch_alone(server):
 
 def test_a_fault_of_the_server_is_said_without_its_traceback(caplog):
     class Broken(ByteCodec):
-        def encode(self, text: str) -> tuple[int, ...]:
+        def encode(self, text: str, **_: Any) -> tuple[int, ...]:
             raise RuntimeError("a secret")
 
     with running_server(EchoModel(), Broken()) as server:

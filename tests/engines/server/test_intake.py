@@ -319,11 +319,11 @@ class Watched(ByteCodec):
         self.seen: list[int] = []
         self.go_on = threading.Event()
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, **how: Any) -> tuple[int, ...]:
         self.seen.append(len(text))
         if len(text) >= LARGE_TEXT:
             assert self.go_on.wait(WAIT_S)
-        return super().encode(text)
+        return super().encode(text, **how)
 
 
 def test_a_text_that_cannot_fit_is_not_tokenized():
