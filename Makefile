@@ -1,7 +1,7 @@
 # A fresh machine needs make and python3 (3.11 or newer); the first target builds .venv, later ones reuse it.
 #
 #   PYTHON       interpreter the environment is made with
-#   TORCH        what pip installs as torch; by default a CPU build, or plain torch where nvidia-smi works
+#   TORCH        what pip installs as torch; by default the release of TORCH_RELEASE, for CPU, or plain where nvidia-smi works
 #   TORCH_INDEX  where CPU builds are looked for, besides the usual index
 #   TEST_JOBS    pytest workers; each computes with one thread
 #   BUDGET       seconds of one call of gpu-suite and gpu-first; GPU_PLATFORM is the platform they measure, read off the
@@ -11,7 +11,8 @@
 
 PYTHON ?= python3
 TORCH ?=
-TORCH_CPU := torch==2.13.0
+# Its triton is the one among the test tools (pyproject.toml).
+TORCH_RELEASE := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Of two cores a third worker uses the time in which tests wait.
 TEST_JOBS ?= 3
@@ -76,10 +77,10 @@ $(STAMP): pyproject.toml
 	elif [ -n '$(TORCH)' ]; then \
 	  echo 'setup: installing $(TORCH) (1-5 minutes)'; $(INSTALL) '$(TORCH)'; \
 	elif nvidia-smi >/dev/null 2>&1; then \
-	  echo 'setup: NVIDIA GPU found, installing torch with CUDA (2-10 minutes, several GB)'; $(INSTALL) torch; \
+	  echo 'setup: NVIDIA GPU found, installing torch with CUDA (2-10 minutes, several GB)'; $(INSTALL) '$(TORCH_RELEASE)'; \
 	else \
-	  echo 'setup: installing $(TORCH_CPU) for CPU (1-3 minutes)'; \
-	  $(INSTALL) --retries 1 --no-deps --extra-index-url '$(TORCH_INDEX)' '$(TORCH_CPU)'; \
+	  echo 'setup: installing $(TORCH_RELEASE) for CPU (1-3 minutes)'; \
+	  $(INSTALL) --retries 1 --no-deps --extra-index-url '$(TORCH_INDEX)' '$(TORCH_RELEASE)'; \
 	fi
 	$(SAY) 'setup: installing this package and its tools (1-2 minutes)'
 	@$(INSTALL) -e '.[dev]'
@@ -153,7 +154,7 @@ test-extras: $(STAMP)
 test-clients: $(STAMP)
 	$(SAY) 'test-clients: the clients of tests/clients/requirements.txt in $(CLIENTS), each against repro serve (5-15 minutes)'
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python -c 'import torch' 2>/dev/null || $(CLIENTS)/bin/python -m pip -qq --disable-pip-version-check install --retries 1 --extra-index-url '$(TORCH_INDEX)' '$(TORCH_CPU)'
+	@$(CLIENTS)/bin/python -c 'import torch' 2>/dev/null || $(CLIENTS)/bin/python -m pip -qq --disable-pip-version-check install --retries 1 --extra-index-url '$(TORCH_INDEX)' '$(TORCH_RELEASE)'
 	@$(CLIENTS)/bin/python -m pip -qq --disable-pip-version-check install -r tests/clients/requirements.txt
 	@REPRO_PYTHON=$(CURDIR)/$(BIN)/python PYTHONPATH=$(CURDIR) $(CLIENTS)/bin/python -m pytest tests/clients -s
 
