@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _SEEDS = 2**63
 """Seeds of an engine are those below it; a negative one is another from there."""
+LONG_PROMPT = 1 << 10
+"""Tokens from which a prompt's scores are worded behind those of others."""
 LARGE_TEXT = 1 << 15
 """Bytes from which texts are tokenized behind the others."""
 
@@ -135,13 +137,20 @@ class Completion:
             elif answer.finish_reason is not None:
                 self._served.service.cancel(self._ids.pop(choice))
             if piece.text or piece.token_ids or piece.finish_reason is not None:
-                yield self._part(choice, piece, event.logprobs, is_first=is_first)
+                word = partial(self._part, choice, piece, event.logprobs, is_first=is_first)
+                is_long = is_first and len(self._scored.get(choice, ())) > LONG_PROMPT
+                yield await self._worked(word) if is_long else word()
 
-    def prompt_logprobs(self, choice: int) -> list[Any] | None:
+    async def prompt_logprobs(self, choice: int) -> list[Any] | None:
         """The field of that name, once the choice has begun; None where it was not asked for."""
         if self._asked.prompt_logprobs is None:
             return None
-        return prompt_logprobs(self.prompt_of(choice), self._scored[choice], self._speller)
+        ids, scores = self.prompt_of(choice), self._scored[choice]
+        return await self._worked(lambda: prompt_logprobs(ids, scores, self._speller))
+
+    async def _worked(self, make: Callable[[], T]) -> T:
+        """Of long lists, behind others of the kind and not on the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._served.slow_work, make)
 
     @property
     def _speller(self) -> Speller | None:
@@ -149,10 +158,18 @@ class Completion:
 
     def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> Part:
         asked = self._asked
-        ids, scores = list(piece.token_ids), [] if found is None else list(scores_of(found))[: len(piece.token_ids)]
+        ids: list[int] = list(piece.token_ids)
+        scores: list[Score | None] = []
+        if found is not None:
+            scores += [*scores_of(found)][: len(ids)]
+        if isinstance(asked, ChatBody) and asked.echo and is_first:
+            *_, last = asked.turns
+            if last["role"] == ("assistant" if asked.add_generation_prompt else last["role"]):
+                piece = piece._replace(text=last["content"] + piece.text)
         if isinstance(asked, CompletionBody) and asked.echo and is_first:
-            prompt = self.prompt_of(choice)
-            ids, scores = [*prompt, *ids], [*self._scored.get(choice, ()), *scores]
+            prompt, most = self.prompt_of(choice), asked.logprobs or 0
+            told = [score and score._replace(top=score.top[:most]) for score in self._scored.get(choice, ())]
+            ids, scores = [*prompt, *ids], [*told, *scores]
             if asked.length == 0:  # the one token that was made says where the prompt's ends
                 ids, scores, piece = ids[: len(prompt)], scores[: len(prompt)], piece._replace(text="")
             piece = piece._replace(text=self._echo(choice) + piece.text)
@@ -169,7 +186,9 @@ class Completion:
         given = asked.prompt[choice // asked.n]
         if asked.return_token_ids:
             return ""
-        return given if isinstance(given, str) else "" if speller is None else speller.text(given)
+        if not isinstance(given, str):
+            return "" if speller is None else speller.text(self.prompt_of(choice))
+        return given if asked.truncate_prompt_tokens is None else self._served.codec.decode(self.prompt_of(choice))
 
     # -- submission ----------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class Reply:
         async for part in completion.parts():
             parts[part.choice].append(part)
         choices = [
-            Choice(_joined(own), completion.prompt_of(i), _scores(own), completion.prompt_logprobs(i))
+            Choice(_joined(own), completion.prompt_of(i), _scores(own), await completion.prompt_logprobs(i))
             for i, own in enumerate(parts)
         ]
         await response.whole(200, self._format.whole(choices, completion.usage))

@@ -194,6 +194,20 @@ def test_prompt_logprobs_name_tokens_by_id_with_their_ranks(server, model):
     assert ask(server.port, CHAT, talk("hello", max_tokens=1)).body["prompt_logprobs"] is None
 
 
+def test_an_echoed_prompt_tells_as_many_tokens_as_were_asked_for(server):
+    choice = one(server, body("hello", echo=True, logprobs=1, prompt_logprobs=4))
+    assert all(len(each) <= 2 for each in choice["logprobs"]["top_logprobs"][1:])
+    assert all(4 <= len(each) <= 5 for each in choice["prompt_logprobs"][1:])
+
+
+def test_a_chat_echoes_the_message_that_it_goes_on_from(server):
+    messages = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "It is"}]
+    own = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    plain, echoed = (one(server, {**talk(), **own, "echo": echo}, CHAT) for echo in (False, True))
+    assert echoed["message"]["content"] == "It is" + plain["message"]["content"]
+    assert one(server, talk(echo=True), CHAT)["message"] == one(server, talk(), CHAT)["message"]
+
+
 def test_a_request_that_is_stopped_tells_the_scores_of_the_tokens_it_tells(server):
     text = one(server, body())["text"]
     choice = one(server, body(stop=text[4:6], logprobs=0, return_token_ids=True))
