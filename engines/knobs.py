@@ -138,6 +138,8 @@ class Knob(NamedTuple):
         is_one = type(value) is self.kind or (isinstance(value, _KINDS[self.kind]) and not isinstance(value, bool))
         if not is_one:
             raise UserError(f"{said}={value!r} must be {_KIND_SAID[self.kind]}")
+        if isinstance(value, str) and not value.strip() and value != self.default:
+            raise UserError(f"{said}={value!r} must be a text that is not empty: give one, or leave it out")
         if self.choices and value not in self.choices:
             raise UserError(f"{said}={value!r} is unknown: use one of {', '.join(self.choices)}")
         if isinstance(value, float) and not math.isfinite(value):

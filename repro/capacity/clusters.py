@@ -54,6 +54,7 @@ class ClusterSite:
     objectives: tuple[Objective, ...]
     num_seeds: int
     unit: str = "sessions/s"
+    least_prompts: int = 2
 
     def __getstate__(self) -> dict[str, Any]:
         return fields_of(self)
@@ -154,7 +155,8 @@ class ClusterSite:
 
     def _kept_up(self, degree: int, replicas: int) -> float:
         """The rate above which so many prefill workers have less time than any run's prompts take of them, one a step."""
-        return min(replicas / each for each in self._prefill_s[degree])
+        # A session that is alone comes at no rate, and is kept up with at any.
+        return min(replicas / each if each else math.inf for each in self._prefill_s[degree])
 
     @cached_property
     def _is_remote(self) -> bool:

@@ -32,6 +32,7 @@ class InstanceSite:
     num_seeds: int
     unit: str = "turns/s"
     least_gpus: int = 1
+    least_prompts: int = 20
 
     def __getstate__(self) -> dict[str, Any]:
         return fields_of(self)

@@ -109,6 +109,11 @@ class Question:
         found = []
         for name, where in pairs:
             site = self._site(name, where, objectives)
+            least = site.least_prompts
+            require(
+                self.num_prompts is None or self.num_prompts >= least,
+                f"num_prompts={self.num_prompts} is too few to tell what system={name!r} serves: give {least} or more, or leave it out",
+            )
             fitting = sizes.fitting(site)
             site.check(fitting[-1])
             found.append(site)

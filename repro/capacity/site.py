@@ -16,8 +16,17 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.record import Obtained
 from repro.workloads.card import Provenance
 
-SET_HERE = ("deployment", "num_gpus", "num_instances", "num_prompts", "planning_rate", "transient", "arrivals", "tune")
-"""Knobs that the search sets, or that would make its rates others."""
+_SEARCHED = "is for the search to set: leave it out"
+SET_HERE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("deployment", "num_gpus", "num_instances", "planning_rate", "transient", "arrivals", "tune"), _SEARCHED
+    ),
+    "num_prompts": "is for --num-prompts to set, or the search: leave it out",
+    **dict.fromkeys(("slo_ttft_s", "slo_itl_s"), "is for --slo to set: leave it out"),
+    **dict.fromkeys(("workload", "dataset_path", "dataset_source"), "is for --workload to set: leave it out"),
+    "columns": "is for --columns to set: leave it out",
+}
+"""Knobs that the question or the search sets, or that would make its rates others, and what is said of each."""
 
 
 class Plan(NamedTuple):
@@ -61,6 +70,10 @@ class Site(Protocol):
     @property
     def least_gpus(self) -> int:
         """That hold a plan."""
+
+    @property
+    def least_prompts(self) -> int:
+        """Sessions, or turns, of a run that has a rate and is judged."""
 
     @property
     def most_gpus(self) -> int:
@@ -110,9 +123,9 @@ def asked(cell: Cell, plan: Plan, rate: float, seed: int) -> Cell:
 
 
 def refuse_set_here(knobs: Mapping[str, Scalar]) -> None:
-    for name in SET_HERE:
+    for name, why in SET_HERE.items():
         if name in knobs:
-            raise UserError(f"knob='{name}={knobs[name]}' is for the search to set: leave it out")
+            raise UserError(f"knob='{name}={knobs[name]}' {why}")
 
 
 def together(plans: Sequence[Plan], most: int, rate: float | None) -> tuple[Plan, ...]:

@@ -43,13 +43,7 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     "eval": (
         Example("repro eval --task mini-code --limit 50", "how many of fifty problems the embedded model solves"),
     ),
-    "generate": (
-        Example(
-            "repro generate --system block-diffusion --prompt 'Story: Ben has 3 coins. Ida has 5 keys. "
-            "Question: How many things do Ben and Ida have in total? Answer:'",
-            "from the embedded model",
-        ),
-    ),
+    "generate": (Example("repro generate --prompt 'Question: How much is 3 + 5? Answer:'", "from the embedded model"),),
     "serve": (
         Example("repro serve", "the embedded model, at http://127.0.0.1:8000"),
         Example("repro serve --model Qwen/Qwen2.5-7B-Instruct --device cuda", "a checkpoint on a GPU"),

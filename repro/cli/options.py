@@ -177,7 +177,7 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool
     knobs: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not name or not equals:
+        if not name.strip() or not equals or not value.strip():
             raise UserError(f"knob={text!r} is no setting: write NAME=VALUE")
         if name in (*NOTES, COMPARISON):
             raise UserError(f"knob={text!r} is a note about a run and asks nothing of it: leave it out")

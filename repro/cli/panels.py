@@ -4,7 +4,7 @@ nothing; and which refuse an option that would silently win over itself."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -18,6 +18,7 @@ FIRST = "Needed first"
 """The first panel, of commands with many options."""
 OTHERS = "Options"
 """What is in none of the panels, or alone in one: ``--help``, of commands that write nothing."""
+_MAY_BE_EMPTY = ("prompt", "system_prompt")
 _UNBROKEN = "\u2011"
 """Stands for a hyphen while lines are broken: a name is not to end in the middle."""
 
@@ -102,13 +103,19 @@ def first_sentence(doc: str) -> str:
 
 
 def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
-    """Refuse a path that is empty, which would be the working directory, and an option that is given twice and takes one value, of
-    which the library keeps the last without a word."""
+    """Refuse what is empty, which as a path would be the working directory and as a name be passed over, and an option that is given
+    twice and takes one value, of which the library keeps the last without a word."""
     values, _, given = command.make_parser(ctx).parse_args(args=list(args))
+    options: list[Any] = [each for each in given if each.param_type_name == "option"]
+    for option in options:
+        value = values.get(option.name)
+        told = value if isinstance(value, list | tuple) else (value,)
+        is_empty = any(isinstance(each, str) and not each.strip() for each in told)
+        if is_empty and option.name not in _MAY_BE_EMPTY:
+            raise UserError(f"{max(option.opts, key=len)}='' is empty: give a value, or leave it out")
     for name in command.callback.paths:  # type: ignore[union-attr]
         if values.get(name) == "":
-            raise UserError(f"--{name.replace('_', '-')}='' is empty: give a path, or leave it out")
-    options: Iterator[Any] = (each for each in given if each.param_type_name == "option")
+            raise UserError(f"{name}='' is empty: give a path")
     for option in dict.fromkeys(options):
         # Once more the same switch says nothing else; on and off, or two values, do.
         may_come_again = option.multiple or option.count or (option.is_flag and not option.secondary_opts)

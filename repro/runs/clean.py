@@ -44,7 +44,6 @@ _QUOTED_PAIR = re.compile(
 )
 _PAIR = re.compile(r"""(?<![\w"'.-])(?P<name>[A-Za-z][\w-]*)(?P<mid>=|\s*:\s+)["']?""")
 _PAIRED = re.compile(r"""(?:(?:bearer|basic)\s+)?[^\s&;,"'{}\[\]]+""", re.IGNORECASE)
-_SAID_WITH_A_COLON = ("authorization", "cookie", "password", "apikey", "api_key")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w./~])/(?!/)[^\s:,;\"']+")
 
 
@@ -155,16 +154,21 @@ def _quoted_pair(match: re.Match[str]) -> str:
 
 
 def _without_pairs(text: str) -> str:
-    """In prose a colon behind a plain word opens an explanation."""
+    """In prose a colon behind a plain word opens an explanation: there a value has a digit, and its name says more than key."""
     found, at = [], 0
     for match in _PAIR.finditer(text):
-        name = match["name"]
-        is_told = "=" in match["mid"] or "-" in name or name.lower() in _SAID_WITH_A_COLON
         value = _PAIRED.match(text, match.end())
-        if match.start() >= at and is_told and is_secret(name) and value is not None:
-            found += [text[at : match.end()], REDACTED]
-            at = value.end()
+        if match.start() < at or value is None or not is_secret(match["name"]):
+            continue
+        if "=" not in match["mid"] and not (_is_certain(match["name"]) and re.search(r"\d", value[0])):
+            continue
+        found += [text[at : match.end()], REDACTED]
+        at = value.end()
     return "".join(found) + text[at:]
+
+
+def _is_certain(name: str) -> bool:
+    return "-" in name or _INSIDE.search(name.replace("_", "").lower()) is not None
 
 
 def clean_command(argv: Sequence[str]) -> list[str]:

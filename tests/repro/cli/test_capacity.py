@@ -196,6 +196,15 @@ def test_what_aiconfigurator_allows(prefill, decode, limit_s, expected):
         (("--rate", "0"), "rate=0.0"),
         (("--seeds", "0"), "seeds=0 must be between 1 and 20"),
         (("--resolution", "2"), "resolution=2.0"),
+        (("--num-prompts", "0"), "num_prompts=0"),
+        (("--num-prompts", "1"), "num_prompts=1"),
+        (("--num-prompts", "2", "--system", "laps", "--slo", "ttft:p95:9"), "num_prompts=2"),
+        (("--knob", "slo_ttft_s=0.001"), "slo_ttft_s=0.001"),
+        (("--knob", "slo_itl_s=0.001"), "slo_itl_s=0.001"),
+        (("--knob", "workload=other.csv"), "workload=other.csv"),
+        (("--knob", "dataset_path=other.csv"), "dataset_path=other.csv"),
+        (("--knob", "columns=a=b"), "columns=a=b"),
+        (("--model", ""), "--model"),
         (("--system", "nosuch"), "system='nosuch' is unknown"),
         (("--system", "dllm-serve"), "system='dllm-serve' is no simulated cluster: use ampd"),
         (("--system", "ampd", "--system", "laps"), "system='laps' serves turns and the others sessions"),
@@ -230,3 +239,10 @@ def test_a_workload_without_sessions(text, says, own, monkeypatch):
     monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("something ran"))
     own.write_text(text)
     refused(asked(own), "mine.jsonl", says)
+
+
+@pytest.mark.parametrize("system", ["dynamo-sim", "vllm-sim", "ampd"])
+def test_a_workload_of_one_session_is_served_again_and_again(system, own):
+    own.write_text(json.dumps({"rounds": [[800, 60]]}) + "\n")
+    done = asked(own, "--system", system, "--json")
+    assert (done.code, json.loads(done.out)["answers"][0]["rate"] > 0) == (0, True), done.err

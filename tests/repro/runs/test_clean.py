@@ -100,6 +100,7 @@ def test_what_has_the_form_of_a_secret(text):
         *(
             "grid key 'x' is unknown: use system",
             "key: use one of a, b",
+            "url holds a password: set OPENAI_API_KEY",
             "basic education",
             "max_tokens=8",
             '{"eos_token": "</s>"}',
