@@ -8,6 +8,10 @@
                Every answer is compared with the one that the same prompt got alone; then the server must hold nothing.
                Then the same again with SIGTERM in the middle: what was taken is answered. With --system ar a random Qwen2
                with the embedded tokenizer, in a pool that half the clients fill.
+    memory     100 clients, a tenth of which leave: 20,000 requests of all lengths up to 200 tokens, each with a short
+               answer. Every 500 requests the memory of the engine's process and of the server's is a row. The run fails
+               where memory at the end is 5 % above that after 2,000 requests, or a request is lost. With --system
+               block-diffusion the embedded model of blocks.
 
 On the CPU, with the embedded model. Needs the extras server and http.
 """
@@ -24,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -315,9 +319,70 @@ async def attack(server: ServerProcess, num: int, num_clients: int, *, is_ended:
     )
 
 
+# -- memory -----------------------------------------------------------------------------------------------------
+
+ROW_EVERY, SETTLED_AFTER, MOST_GROWTH = 500, 2000, 1.05
+LONGEST_PROMPT = 200
+"""Tokens, of which the embedded tokenizer makes one of every character or two."""
+
+
+@dataclass
+class Memory:
+    requests: int
+    engine_mb: float
+    server_mb: float
+    lost: int
+    seconds: float
+
+
+async def memory(server: ServerProcess, num: int, num_clients: int, seed: int, add: Callable[[Memory], None]) -> None:
+    """Rows of resident memory, while clients of all kinds come and go."""
+    drawn = random.Random(seed)
+    url, num_ended, lost = f"{server.url}/v1/completions", 0, 0
+    left = iter(drawn.choices(("whole", "stream", "leave"), (6, 3, 1), k=num))
+    started = time.perf_counter()
+
+    async def one(session: aiohttp.ClientSession, kind: str) -> bool:
+        """Whether it was answered, or its client left."""
+        prompt = [drawn.randrange(1, 250) for _ in range(drawn.randint(1, LONGEST_PROMPT))]
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": drawn.randint(1, 16), "ignore_eos": True}
+        request = session.post(url, json={**body, "stream": kind != "whole"})
+        if kind == "leave":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drawn.uniform(0, 0.5)), request as response:
+                    await response.read()
+            return True
+        async with request as response:
+            content = await response.read()
+            return response.status == 200 and (kind == "whole" or content.endswith(b"[DONE]\n\n"))
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        nonlocal num_ended, lost
+        for kind in left:
+            lost += not await one(session, kind)
+            num_ended += 1
+            if num_ended % ROW_EVERY == 0:
+                sizes = (round(rss_mb(pid), 1) for pid in (server.engine_pid, server.process.pid))
+                add(Memory(num_ended, *sizes, lost, round(time.perf_counter() - started, 1)))
+
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        await asyncio.gather(*(client(session) for _ in range(num_clients)))
+
+
+def is_flat(rows: Sequence[Memory]) -> bool:
+    """No request was lost, and neither process has grown by more than a twentieth since it had settled."""
+    settled = [row for row in rows if row.requests >= SETTLED_AFTER]
+    sizes = [[row.engine_mb for row in settled], [row.server_mb for row in settled]]
+    return bool(settled) and not settled[-1].lost and all(max(each) <= MOST_GROWTH * each[0] for each in sizes)
+
+
 @contextmanager
 def target(system: str) -> Iterator[tuple[str, ...]]:
     """Options of the server that is attacked."""
+    if system == "block-diffusion":
+        yield "--model", "tiny-block", "--served-model-name", "tiny"
+        return
     if system != "ar":
         yield SETTINGS
         return
@@ -327,27 +392,35 @@ def target(system: str) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("what", choices=("overhead", "attack"))
-    parser.add_argument("--system", choices=("dllm-serve", "ar"), default="dllm-serve")
-    parser.add_argument("--requests", type=count, help="[default: 512 of overhead, 2000 of attack]")
+    parser.add_argument("what", choices=("overhead", "attack", "memory"))
+    parser.add_argument("--system", choices=("dllm-serve", "ar", "block-diffusion"), default="dllm-serve")
+    parser.add_argument("--requests", type=count, help="[default: 512 of overhead, 2000 of attack, 20000 of memory]")
     parser.add_argument("--repeats", type=count, default=3, help="of overhead")
-    parser.add_argument("--clients", type=count, help="[default: 400 of overhead, 64 of attack]")
+    parser.add_argument("--clients", type=count, help="[default: 400 of overhead, 64 of attack, 100 of memory]")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = Rows(options.json)
+
+    def add(row: Any) -> None:
+        rows.add(row)
+        print(row, flush=True)
+
     if options.what == "overhead":
         num = options.requests or 512
         for _ in range(options.repeats):
             for measure in (in_process, partial(over_http, num_clients=options.clients or 400)):
-                rows.add(measure(num, options.system))
-                print(rows.rows[-1], flush=True)
+                add(measure(num, options.system))
+    elif options.what == "memory":
+        with target(options.system) as given, serving(*given) as server:
+            asyncio.run(memory(server, options.requests or 20_000, options.clients or 100, options.seed, add))
+        if not is_flat(rows.rows):
+            raise SystemExit(1)
     else:
         num = options.requests or 2000
         for is_ended in (False, True):
             with target(options.system) as given, serving(*given) as server:
                 seed = options.seed + is_ended
-                rows.add(asyncio.run(attack(server, num, options.clients or 64, is_ended=is_ended, seed=seed)))
-                print(rows.rows[-1], flush=True)
+                add(asyncio.run(attack(server, num, options.clients or 64, is_ended=is_ended, seed=seed)))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,15 @@ _MOST_TRIES = 2
 _STOP_S = 10.0
 """For the process to end when asked."""
 
-_TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Has malloc ask for huge pages: a CPU's step reads all weights, and to find their small ones took a tenth of it."""
+_ENVIRONMENT = {
+    # Has malloc ask for huge pages: a CPU's step reads all weights, and to find their small ones took a tenth of it.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # oneDNN makes a product anew for every number of rows, and keeps 1,024 of some 0.4 MB; torch keeps as many of its own.
+    # Steps of a server have hundreds of sizes, so both filled up, and what they let go left holes between activations.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "LRU_CACHE_CAPACITY": "64",
+}
+"""Of the engine's process, unless the user has set it: all of it is read once, while libraries are loaded."""
 
 _TOTALS = ("forward_passes", "committed_tokens", "busy_s")
 
@@ -264,7 +271,7 @@ class EngineProcess:
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = there.fileno()
     # It finds modules where this process does, whose working directory may be spelt as nothing.
-    environment = {**_TUNABLES, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     command = [sys.executable, "-m", "engines.server.process", str(descriptor)]
     # Where Ctrl-C in a terminal does not reach it, not even before it could ignore it: the server decides what that means.
     return subprocess.Popen(
