@@ -18,13 +18,15 @@ _MOST_HEAD, _MOST_HEADERS = 1 << 14, 128
 """Bytes, where it does not come at once, and lines."""
 MOST_PIECES = 1 << 13
 """Pieces of a body: each is worked on apart, however little it holds."""
+_STALL_S = 75.0
+"""For a client that reads nothing of its answer."""
 _LINGER_S = 2.0
 """For a client to send what it is sending, and to read why it was refused."""
 
 
 class Connection(H11Protocol):
     """Closed where a head, or the rest of a body that was answered already, does not come in ``head_timeout_s``, or where
-    the client takes nothing of its answer for as long as an idle connection is kept.
+    the client takes nothing of its answer for ``_STALL_S``.
 
     Of more than ``most`` connections the one that is idle the longest is closed, where none is the new one is refused.
     ``on_refusal`` hears the status of a refusal that the routes do not know of.
@@ -63,9 +65,20 @@ class Connection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_over:
-            super().data_received(data)
-            self._watch()
+        if self._is_over:
+            return
+        super().data_received(data)
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _MOST_HEAD:
+            # Of a client that has sent its next request already one would not hear that it leaves.
+            self.flow.resume_reading()
+        self._watch()
+
+    def eof_received(self) -> None:
+        """A client that ends its side, or half of it, has left: what is being answered ends at once, even where some of it
+        waits to be read. What was answered before is still sent; then the connection is closed."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -134,7 +147,7 @@ class Connection(H11Protocol):
 
     def _bound_writing(self) -> None:
         if self._stall is None:
-            self._stall = self.loop.call_later(self.timeout_keep_alive, self._end_stalled)
+            self._stall = self.loop.call_later(_STALL_S, self._end_stalled)
 
     def _end_stalled(self) -> None:
         self._stall = None

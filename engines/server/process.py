@@ -1,19 +1,18 @@
 """The engine's process: takes requests between steps, steps while there is work, tells what became of them.
 
-It ends with its parent, however that ends: a thread reads the socket, and its end is the process's.
+It ends with its parent, however that ends: a thread watches the socket, and its end is the process's.
 """
 
 from __future__ import annotations
 
 import os
-import queue
+import select
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,28 +30,32 @@ _GAVE_UP, _PARENT_GONE = 3, 4
 
 
 class Inbox:
-    """Commands in the order they came. The end of the stream ends the process, in whatever step it is."""
+    """Commands in the order they came, as they stand in ``channel``: none that has come is left for the step after.
+
+    The end of the channel ends the process, in whatever step it is: an orderly end would wait for a device or for the step.
+    """
 
     def __init__(self, channel: Connection) -> None:
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._channel = channel
-        threading.Thread(target=self._listen, name="inbox", daemon=True).start()
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        threading.Thread(target=self._watch, name="parent", daemon=True).start()
 
-    def _listen(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                self._commands.put(self._channel.recv())
-        # An orderly end would wait for a device or for the step.
+    def _watch(self) -> None:
+        hang_up = select.poll()
+        hang_up.register(self._channel.fileno(), 0)
+        hang_up.poll()
         os._exit(_PARENT_GONE)
 
     def take(self, *, wait: bool) -> list[Command]:
         """All there are; ``wait`` for one where there is none."""
-        found = [self._commands.get()] if wait else []
+        found: list[Command] = []
         try:
-            while True:
-                found.append(self._commands.get_nowait())
-        except queue.Empty:
-            return found
+            while (wait and not found) or self._poll.poll(0):
+                found.append(self._channel.recv())
+        except (EOFError, OSError):
+            os._exit(_PARENT_GONE)
+        return found
 
 
 def serve(engine: ServedEngine, take: Callable[..., list[Command]], send: Callable[[Any], None]) -> None:
@@ -127,5 +130,5 @@ if __name__ == "__main__":
     code = main(int(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    # The inbox's thread still waits for the parent.
+    # A thread still waits for the parent's end.
     os._exit(code)

@@ -24,7 +24,9 @@ from engines.server.service import EngineProcess
 from engines.server.settings import ServerSettings
 
 _POLL_S = 0.02
-_KEEP_ALIVE_S = 75
+_KEEP_ALIVE_S = 1260
+"""Above what clients and proxies keep an idle connection for, that none sends a request into one that is being closed: the
+table in docs/serving.md."""
 _BACKLOG = 2048
 _FLUSH_S = 5
 """For a client to read the end of what was written to it."""

@@ -271,7 +271,11 @@ class EngineProcess:
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = there.fileno()
     # It finds modules where this process does, whose working directory may be spelt as nothing.
-    environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment = {
+        **_ENVIRONMENT,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
     command = [sys.executable, "-m", "engines.server.process", str(descriptor)]
     # Where Ctrl-C in a terminal does not reach it, not even before it could ignore it: the server decides what that means.
     return subprocess.Popen(

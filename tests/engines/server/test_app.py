@@ -1,6 +1,7 @@
 """The routes over a real socket, in front of an engine's process that answers by arithmetic."""
 
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -549,3 +550,40 @@ def test_many_clients_that_come_and_go_leave_nothing_behind():
         server.wait_until_idle()
         assert server.call(lambda: server.service.num_waiting) == 0
         assert server.call(lambda: server.service.status.pool_used) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["closed", "half-closed", "closed behind its next request"])
+def test_whoever_leaves_in_a_long_step_has_no_row_in_the_next(tmp_path, how, stream):
+    """Cancelled while its first step still runs: nothing of it is in the second."""
+    (held_by := tmp_path / "held").touch()
+    long = body(max_tokens=LONG_ANSWER, stream=stream)
+    with running_server(EchoModel(held_by=held_by, max_model_len=LONG_LEN), ByteCodec()) as server:
+        end = leave(server.port, COMPLETIONS, long)
+        server.wait_until(lambda: server.service.status.running == 1)
+        if how == "closed behind its next request":
+            end.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            time.sleep(0.05)
+        if how == "half-closed":
+            end.shutdown(socket.SHUT_WR)
+        else:
+            end.close()
+        server.wait_until(lambda: server.service.num_open == 0)
+        assert server.call(lambda: server.service.status.forward_passes) == 1
+        held_by.unlink()
+        server.wait_until_idle()
+        assert server.call(lambda: server.service.status.forward_passes) <= 2, "the step that was held, and no other"
+        assert metrics(server.port)["repro_disconnects_total"] == 1
+        end.close()
+
+
+def test_streams_that_are_closed_at_once_leave_nothing(tmp_path):
+    with running_server(EchoModel(max_model_len=LONG_LEN), ByteCodec()) as server:
+        for i in range(200):
+            end = leave(server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER, stream=True))
+            if i % 2:
+                end.recv(1)
+            end.close()
+        server.wait_until_idle()
+        assert server.call(lambda: (server.service.num_waiting, server.service.status.pool_used)) == (0, 0)
+        assert server.call(lambda: server.server.num_answering) == 0

@@ -25,6 +25,7 @@ from support.http_server import Running, running_server
 from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel
 from uvicorn.server import ServerState
 
+from engines.server import connection
 from engines.server.completion import LARGE_TEXT
 from engines.server.connection import MOST_PIECES, Connection
 from engines.server.intake import LARGE_BODY
@@ -358,8 +359,9 @@ def test_a_long_text_keeps_no_short_one_waiting():
         assert long.result().status == 200
 
 
-def test_a_client_that_reads_nothing_of_its_answer_is_let_go():
+def test_a_client_that_reads_nothing_of_its_answer_is_let_go(monkeypatch):
     """Whatever it was answered, the rest would be held for ever."""
+    monkeypatch.setattr(connection, "_STALL_S", 0.1)
 
     async def answer(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -370,7 +372,6 @@ def test_a_client_that_reads_nothing_of_its_answer_is_let_go():
 
     async def serve() -> None:
         config = uvicorn.Config(answer, lifespan="off", log_config=None)
-        config.timeout_keep_alive = 0.1
         state = ServerState()
         bounds = {"settings": HASTY, "most": 1, "idle": {}, "on_refusal": lambda _: None}
 
