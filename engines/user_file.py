@@ -7,7 +7,6 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 from engines.errors import UserError, require
 
@@ -17,7 +16,7 @@ MOST_HELD_BYTES = 256 << 20
 """Of a file that is held in memory as a whole."""
 
 
-def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> BinaryIO:
+def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> io.BufferedReader:
     """Opens a file to read its bytes. ``name`` is what the user named it by, an option or a kind of file.
 
     Raises UserError for what is absent, a folder, a device, a pipe or a socket, larger than ``most`` bytes, or unreadable.

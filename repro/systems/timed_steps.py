@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from importlib import import_module
@@ -30,9 +31,9 @@ def read_steps(path: Path, model: str) -> list[TimedStep]:
     if path.name.endswith(RUN_SUFFIX):
         steps: list[TimedStep] = import_module(TIMED_RUN).steps_of_run(path, MOST_ROWS)
         return steps
-    text = read_text("measured", path)
+    reader = csv.DictReader(io.StringIO(read_text("measured", path)), strict=True)
     try:
-        rows = list(csv.DictReader(text.splitlines(keepends=True), strict=True))
+        rows = list(reader)
     except csv.Error as error:
         raise UserError(f"measured={str(path)!r} cannot be read as CSV ({error}): correct it") from None
     require(bool(rows), f"measured={str(path)!r} has no rows: write a line of column names, and one a step")
@@ -40,8 +41,9 @@ def read_steps(path: Path, model: str) -> list[TimedStep]:
         len(rows) <= MOST_ROWS,
         f"measured={str(path)!r} has {len(rows)} rows and {MOST_ROWS} are the most that are taken: give fewer",
     )
-    given = [name for name in rows[0] if name is not None]
+    given = list(reader.fieldnames or ())
     for name in given:
+        require(given.count(name) == 1, f"measured={str(path)!r} has two columns {name!r}: keep one")
         require(name in COLUMNS, f"measured={str(path)!r} has a column {name!r}: use {', '.join(COLUMNS)}")
     for name in REQUIRED:
         require(name in given, f"measured={str(path)!r} has no column {name!r}: add it")
@@ -82,7 +84,7 @@ def _count(name: str, text: str) -> int:
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        seconds = math.nan if "_" in text else float(text)
     except ValueError:
         seconds = math.nan
     require(0 < seconds < math.inf, f"{SECONDS}={text!r} must be a number above 0")

@@ -9,9 +9,9 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from engines.errors import require
+from engines.errors import UserError, require
 from repro.workloads.knobs import TimeUnit
 from repro.workloads.rounds import MESSAGES
 
@@ -46,6 +46,8 @@ class Format(NamedTuple):
     """Those that a file of it may have."""
     marks: frozenset[str] = frozenset()
     """Columns that a file of it has besides, and others have not."""
+    digits: Literal["whole", "fractions"] | None = None
+    """How its times are written, where all files have them so."""
 
     def fits(self, names: Sequence[str]) -> bool:
         return {*self.columns.values(), *self.marks} <= set(names)
@@ -57,7 +59,21 @@ class Format(NamedTuple):
 _BURST = {"arrival_s": "Timestamp", "gen_length": "Response tokens"}
 _MOONCAKE = {"prompt_len": "input_length", "gen_length": "output_length"}
 _AIPERF = {"session": "session_id", "wait_ms": "delay"}
-FORMATS: Mapping[str, Format] = {
+FormatName = Literal[
+    "burstgpt_csv",
+    "azure_csv",
+    "mooncake_jsonl",
+    "burstgpt_sessions_csv",
+    "bailian_jsonl",
+    "blis_csv",
+    "vidur_csv",
+    "servegen_csv",
+    "aiperf_sessions_jsonl",
+    "aiperf_text_input_jsonl",
+    "aiperf_text_jsonl",
+    "aiperf_messages_jsonl",
+]
+FORMATS: Mapping[FormatName, Format] = {
     "azure_csv": Format(
         "Azure LLM inference traces",
         {"arrival_s": "TIMESTAMP", "prompt_len": "ContextTokens", "gen_length": "GeneratedTokens"},
@@ -77,6 +93,7 @@ FORMATS: Mapping[str, Format] = {
             "id": "chat_id",
             "parent": "parent_chat_id",
         },
+        digits="fractions",
     ),
     "blis_csv": Format(
         "BLIS",
@@ -90,17 +107,18 @@ FORMATS: Mapping[str, Format] = {
         "ServeGen",
         {"arrival_s": "timestamp", "prompt_len": "input_tokens", "gen_length": "output_tokens"},
         marks=frozenset({"request_id"}),
+        digits="fractions",
     ),
     "mooncake_jsonl": Format(
-        "Mooncake", {"arrival_ms": "timestamp", **_MOONCAKE}, _AIPERF, marks=frozenset({"hash_ids"})
+        "Mooncake", {"arrival_ms": "timestamp", **_MOONCAKE}, _AIPERF, marks=frozenset({"hash_ids"}), digits="whole"
     ),
     "aiperf_sessions_jsonl": Format("AIPerf", {**_MOONCAKE, **_AIPERF}, {"arrival_ms": "timestamp"}),
-    **{
-        f"aiperf_{text}_jsonl": Format(
-            "AIPerf", {"prompt": text, "gen_length": "output_length"}, {"arrival_ms": "timestamp", **_AIPERF}
-        )
-        for text in ("text_input", "text")
-    },
+    "aiperf_text_input_jsonl": Format(
+        "AIPerf", {"prompt": "text_input", "gen_length": "output_length"}, {"arrival_ms": "timestamp", **_AIPERF}
+    ),
+    "aiperf_text_jsonl": Format(
+        "AIPerf", {"prompt": "text", "gen_length": "output_length"}, {"arrival_ms": "timestamp", **_AIPERF}
+    ),
     "aiperf_messages_jsonl": Format(
         "AIPerf", {"rounds": "messages", "gen_length": "output_length"}, {"arrival_ms": "timestamp"}
     ),
@@ -176,7 +194,7 @@ class Columns:
         return any(name in self.named for name in (*DELAYS, *WAITS))
 
 
-def columns_as(kind: str, names: Sequence[str], unit: TimeUnit | None) -> Columns:
+def columns_as(kind: FormatName, names: Sequence[str], unit: TimeUnit | None) -> Columns:
     """What a file of a known format is read as, whatever columns it has."""
     found = FORMATS[kind]
     if not found.marks <= set(names):
@@ -234,7 +252,11 @@ def _timed(named: Mapping[str, str], found: Format | None, unit: TimeUnit | None
 def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
     said = f"columns={text!r}"
     found: dict[str, str] = {}
-    for word in next(csv.reader([text], skipinitialspace=True), []):
+    try:
+        words = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error as error:
+        raise UserError(f"{said} cannot be read ({error}): write it like {EXAMPLE}") from None
+    for word in words:
         name, equals, column = (part.strip() for part in word.partition("="))
         require(
             bool(name and equals and column), f"{said}: {word!r} is no name and its column: write it like {EXAMPLE}"

@@ -56,6 +56,8 @@ MOST_RATE = 10_000
 """Rows a second; a file that has more is read in another unit than its own."""
 MOST_TOKEN_RATE = 10**6
 """Tokens a second that a published trace may come to, on the mean."""
+MOST_WHOLE_GAP_S = 60
+"""Between the rows of a published trace whose times have fractions, and here have none."""
 MOST_SPAN_S = 10 * 366 * 86400
 EPOCH_S = (10**9, 4_102_444_800)
 """2001 and 2100, as seconds since 1970."""
@@ -254,7 +256,7 @@ def _entry(row: Row, columns: Columns) -> Entry:
         answer=row.count(named["gen_length"]),
         prefix=row.count(named["prefix_len"]) if has_prefix else 0,
         prompt=prompt,
-        delay_s=read(DELAYS | WAITS),
+        delay_s=read({**DELAYS, **WAITS}),
         duration_s=read({"duration_s": 1}) or 0.0,
     )
 
@@ -412,13 +414,16 @@ class _Span:
         for unit in coarser:
             if EPOCH_S[0] * PER_SECOND[unit] <= self.low and self.high <= EPOCH_S[1] * PER_SECOND[unit]:
                 return f"read in {columns.unit}, and it looks like {unit} since 1970"
-        if fmt is None or not coarser:
+        if fmt is None:
             return None
-        if "hash_ids" in fmt.marks and self.broken is not None:
+        gap_s = (self.high - self.low) / per_second / max(1, self.num - 1)
+        if fmt.digits == "fractions" and self.broken is None and self.num >= 4 and gap_s > MOST_WHOLE_GAP_S:
+            return f"{fmt.title} has fractions of seconds, and {self.told(columns.unit)} have none"
+        if fmt.digits == "whole" and self.broken is not None:
             value = self.broken.values[columns.time or ""]
             return f"{fmt.title} has whole {columns.unit}, and {self.broken.where} has {value}"
         span_s = (self.high - self.low) / per_second
-        if self.num >= 4 and 0 < span_s < self.tokens / MOST_TOKEN_RATE:
+        if coarser and self.num >= 4 and 0 < span_s < self.tokens / MOST_TOKEN_RATE:
             return f"in {columns.unit}, as {fmt.title} has them, {self.told(columns.unit)} bring {self.tokens / span_s:,.3g} tokens a second"
         return None
 

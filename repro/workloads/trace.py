@@ -15,18 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from engines.errors import UserError, require
-from repro.workloads.columns import FORMATS, columns_as
+from repro.workloads.columns import FORMATS, FormatName, columns_as
 from repro.workloads.knobs import TimeUnit
 from repro.workloads.rows import Row, csv_rows, first_line, json_rows
 from repro.workloads.table import Clock, is_objects, names_in, read_entries
 
-TraceFormat = str
-"""A name in ``FORMATS``, or trace_jsonl."""
-FileFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl", "prompts_jsonl", "lengths_csv"]
-"""Those that a card can name."""
+TraceFormat = Literal[FormatName, "trace_jsonl"]
+FileFormat = Literal[TraceFormat, "prompts_jsonl", "lengths_csv"]
 
 CHARS_PER_TOKEN = 4
 """Length of a text nobody tokenized: characters / 4, rounded up. Off by some 20-30 % for English and code."""
@@ -79,7 +77,7 @@ def parse_trace(
     return rows
 
 
-def _recorded(path: Path, kind: str, time_unit: TimeUnit | None) -> Iterator[PromptRow]:
+def _recorded(path: Path, kind: FormatName, time_unit: TimeUnit | None) -> Iterator[PromptRow]:
     columns = columns_as(kind, names_in(path), time_unit)
     entries = [entry for entry in read_entries(path, columns) if not entry.is_empty]
     clock = Clock.of(path.name, columns, entries)
@@ -90,7 +88,8 @@ def _recorded(path: Path, kind: str, time_unit: TimeUnit | None) -> Iterator[Pro
 
 def detect_format(path: Path) -> TraceFormat:
     names = names_in(path)
-    for kind in ("burstgpt_csv", "azure_csv", "mooncake_jsonl"):
+    nearly: tuple[FormatName, ...] = ("burstgpt_csv", "azure_csv", "mooncake_jsonl")
+    for kind in nearly:
         # A file that lacks another column is told so.
         if FORMATS[kind].columns["prompt_len"] in names:
             whole = (each for each, known in FORMATS.items() if known.fits(names) and "prompt" not in known.columns)
@@ -101,7 +100,7 @@ def detect_format(path: Path) -> TraceFormat:
     if is_objects(path):
         return "trace_jsonl"
     raise Row(f"{path.name} line 1", {}).bad(
-        "header", first_line(path), f"not a known trace, use one of {', '.join((*FORMATS, 'trace_jsonl'))}"
+        "header", first_line(path), f"not a known trace, use one of {', '.join(get_args(TraceFormat))}"
     )
 
 

@@ -4,10 +4,13 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from engines.errors import UserError
+from repro.workloads.columns import FORMATS, FormatName
+from repro.workloads.dataset import load_card, open_source
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.served import served
 from repro.workloads.table import TraceFile, read_trace
@@ -94,6 +97,14 @@ def test_rows_of_any_chat_are_read(file):
     assert rounds(file(lines({"prompt": "x" * 40, "output_tokens": 7}))) == [(10, 7, None)]
 
 
+def test_every_format_can_be_a_data_set_s(tmp_path):
+    assert {*get_args(FormatName)} == {*FORMATS}
+    path = tmp_path / "t.jsonl"
+    path.write_text(lines(*BAILIAN))
+    source = open_source(load_card("burst"), "local", dataset_path=str(path))
+    assert [row.response_len for row in source.rows or ()] == [132, 13, 80]
+
+
 def test_a_data_set_s_file_is_read_by_the_same_columns(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(lines(*BAILIAN))
@@ -137,6 +148,14 @@ def test_a_published_format_in_another_unit_is_refused_with_the_one_that_fits(nu
     with pytest.raises(UserError, match=r"field 'timestamp' .*--time-unit s .4 rows in 9 s"):
         read_trace(file(text))
     assert replayed(file(text, time_unit="s"))[-1] == 9
+
+
+def test_fractions_of_seconds_that_are_not_there_tell_of_milliseconds(file):
+    rows = [{**BAILIAN[1], "chat_id": number, "timestamp": 61114 + 300 * number} for number in range(5)]
+    with pytest.raises(UserError, match=r"field 'timestamp' .*--time-unit ms .5 rows in 1.2 s"):
+        read_trace(file(lines(*rows)))
+    slow = [{**row, "timestamp": number} for number, row in enumerate(rows)]
+    assert replayed(file(lines(*slow))) == [0, 1, 2, 3, 4]
 
 
 def test_a_published_unit_is_not_overruled_by_a_name(file):

@@ -4,14 +4,15 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from engines.errors import UserError
-from repro.workloads.columns import FORMATS
 from repro.workloads.rows import Row
 from repro.workloads.trace import (
     PromptRow,
+    TraceFormat,
     detect_format,
     estimate_tokens,
     parse_lengths_csv,
@@ -128,7 +129,7 @@ MALFORMED_FILES = {
     "2023-11-16 18:17:03.9799600",
     f"{AZURE_HEADER}\n2023-13-45 18:17:03.9,3,4": "line 2: field 'TIMESTAMP' is '2023-13-45 18:17:03.9': expected a time "
     "like 2023-11-16 18:17:03.9799600",
-    "when,what\n1,2": f"line 1: field 'header' is 'when,what': not a known trace, use one of {', '.join(FORMATS)}, trace_jsonl",
+    "when,what\n1,2": f"line 1: field 'header' is 'when,what': not a known trace, use one of {', '.join(get_args(TraceFormat))}",
     '{"timestamp": 0, "input_length": "12", "output_length": 5.5}': f"line 1: field 'output_length' is 5.5: {COUNT}",
     '{"timestamp": 0, "input_length": 12}': "line 1: field 'output_length' is None: the key is missing",
     '{"timestamp": -1, "input_length": 12, "output_length": 5}': f"line 1: field 'timestamp' is -1: {TIME}",
