@@ -32,6 +32,12 @@ class CausalText:
     mask_id: int = NO_ID
     """A token of diffusion LLMs that no text spells."""
 
+    @property
+    def shows_half_characters(self) -> bool:
+        """Whether bytes of half a character at the end of an answer are part of its text: of a causal model they are not, as in
+        vLLM."""
+        return self.mask_id != NO_ID
+
     @cached_property
     def speller(self) -> Speller:
         return Speller(self.backend)

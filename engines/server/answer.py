@@ -11,6 +11,8 @@ from engines.server.codec import Codec
 FinishReason = Literal["stop", "length"]
 _INCOMPLETE = "�"
 """What bytes that are no whole character decode to."""
+_MOST_HALVES = 16
+"""Tokens at the end of an answer that are looked through for a whole character."""
 WINDOW = 16
 """Tokens that are decoded together, at least."""
 
@@ -59,6 +61,9 @@ class Answer:
         self._longest = max(map(len, stops.texts), default=0)
         self._ids: list[int] = []
         self._text = _GrowingText(self._decode)
+        self._shows_halves = codec.shows_half_characters
+        self._num_whole = 0
+        """Characters up to the last token that ended a whole one."""
         self._num_told = self._num_searched = 0
         """Characters."""
         self._num_held: int | None = None if stops.min_tokens else 0
@@ -84,6 +89,8 @@ class Answer:
         elif is_last:
             self.finish_reason = "length"
         text = self._text.of(shown) if self.finish_reason is None else self._decode(shown)
+        if not self._shows_halves:
+            text = text[: self._whole_end(text, shown, before)]
         found = self._find_stop(text)
         if found is not None:
             start, stop = found
@@ -95,6 +102,18 @@ class Answer:
         piece = Piece(text[self._num_told : end], tuple(self._ids[before:]), self.finish_reason, self._stop_reason)
         self._num_told = max(self._num_told, end)
         return piece
+
+    def _whole_end(self, text: str, ids: Sequence[int], before: int) -> int:
+        """Where the text of the last token that ended a whole character ends; ``before`` ids were looked through before."""
+        if not text.endswith(_INCOMPLETE):
+            self._num_whole = len(text)
+        else:
+            for end in range(len(ids) - 1, max(before, len(ids) - _MOST_HALVES), -1):
+                earlier = self._decode(ids[:end])
+                if not earlier.endswith(_INCOMPLETE):
+                    self._num_whole = len(earlier)
+                    break
+        return self._num_whole
 
     def _find_stop(self, text: str) -> tuple[int, str] | None:
         """Where the stop text begins that is complete first, and which it is; of those that end together the first asked for."""
@@ -129,7 +148,8 @@ class Answer:
         low, high = before, len(self._ids)
         while low < high:
             middle = (low + high) // 2
-            if self._decode(self._ids[:middle]).startswith(stop, start):
+            text = self._decode(self._ids[:middle])
+            if (text if self._shows_halves else text.rstrip(_INCOMPLETE)).startswith(stop, start):
                 high = middle
             else:
                 low = middle + 1

@@ -35,8 +35,8 @@ _OF_NO_ANSWER = frozenset(
     {
         *("user", "metadata", "safety_identifier", "session_id", "service_tier", "store", "cache_salt"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "guided_decoding_backend"),
-        *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "return_mm_kwargs"),
-        *("return_token_offsets", "routed_experts_prompt_start", "watermarking"),
+        *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "priority"),
+        *("return_mm_kwargs", "return_token_offsets", "routed_experts_prompt_start", "watermarking"),
         "spaces_between_special_tokens",  # fast tokenizers put none there
     }
 )
@@ -78,7 +78,6 @@ _NOT_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "the checkpoint's own chat template is used": {"chat_template": ("",)},
     "nothing is moderated here": {"moderation": ()},
     "no part of an answer is known before it": {"prediction": ()},
-    "requests are taken as they come": {"priority": (0,)},
     "no other server shares K/V with this one": {"ec_transfer_params": ({},), "kv_transfer_params": ({},)},
     "prompts are told as ids alone, by return_token_ids": {"return_prompt_text": (False,)},
 }
@@ -455,7 +454,10 @@ class ChatBody(_Body):
         dict[str, Any], Field(description="an object of the chat template's own variables")
     ] = {}
     documents: Annotated[list[dict[str, Any]], Field(description="a list of objects")] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="none, minimal, low, medium, high, xhigh or max"),
+    ] = None
     """A variable of the chat template, as ``documents`` is."""
 
     @model_validator(mode="after")

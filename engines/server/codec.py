@@ -31,6 +31,7 @@ class TextCodec:
     end_ids: frozenset[int]
     """Ids that end an answer: of a text or of a turn."""
     speller: ClassVar[None] = None
+    shows_half_characters: ClassVar[bool] = True
 
     @classmethod
     def of(cls, directory: Path, config: ModelConfig) -> TextCodec:
@@ -80,6 +81,7 @@ class IdsAlone:
     eos_id = None
     longest_token = 1 << 30
     speller = None
+    shows_half_characters = True
 
     def encode(self, text: str, **_: object) -> tuple[int, ...]:
         raise UserError("prompt is a text and the model has no tokenizer: give a list of token ids")

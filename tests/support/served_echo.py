@@ -60,6 +60,7 @@ class ByteCodec:
     eos_id = END
     longest_token = 4
     speller = None
+    shows_half_characters = True
 
     def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
         """A byte in front is the special token of those who ask for it."""

@@ -44,6 +44,7 @@ class Words:
 
     end_ids: frozenset[int] = frozenset()
     eos_id = None
+    shows_half_characters = True
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return "".join(f" w{i}" for i in ids if i).removeprefix(" ")
@@ -64,6 +65,20 @@ def test_an_answer_costs_its_length_and_not_the_square_of_it():
     ids = list("é€ab".encode()) * 500
     pieces_of(Answer(codec), ids, range(len(ids)))
     assert codec.num_decoded < 3 * WINDOW * len(ids)
+
+
+class WholeBytes(ByteCodec):
+    shows_half_characters = False
+
+
+@settings(max_examples=25)
+@given(ids=st.lists(st.sampled_from([*"ab€😀".encode()]), min_size=1, max_size=16), size=st.integers(1, 20))
+def test_half_a_character_at_the_end_is_no_text_of_a_causal_model(ids, size):
+    """However it comes: up to the last byte that ended a whole one."""
+    texts = [BYTES.decode(ids[:end]) for end in range(len(ids) + 1)]
+    wanted = next(text for text in reversed(texts) if not text.endswith("\ufffd"))
+    pieces = pieces_of(Answer(WholeBytes()), ids, range(0, len(ids), size))
+    assert (joined(pieces), sum(len(piece.token_ids) for piece in pieces)) == (wanted, len(ids))
 
 
 CUTS = st.lists(st.integers(0, 40), max_size=6)

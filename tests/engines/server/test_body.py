@@ -185,7 +185,6 @@ NEUTRAL = {
     "modalities": ["text"],
     "prediction": None,
     "presence_penalty": 0.0,
-    "priority": 0,
     "repetition_penalty": 1.0,
     "response_format": {"type": "text"},
     "structured_outputs": {},
@@ -201,7 +200,9 @@ NEUTRAL = {
 
 def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
     for kind in SCHEMAS:
-        asked = read(kind, **NEUTRAL, metadata={"a": "b"}, prompt_cache_key="k", safety_identifier=1, store=True)
+        asked = read(
+            kind, **NEUTRAL, metadata={"a": "b"}, prompt_cache_key="k", safety_identifier=1, store=True, priority=1
+        )
         assert (asked.generation, [*asked.unknown]) == ({}, [])
         assert read(kind, **dict.fromkeys(NEUTRAL)).generation == {}
         for name in NEUTRAL:
@@ -315,6 +316,7 @@ def test_variables_of_a_template():
     )
     assert asked.variables == {"a": 1, "enable_thinking": True, "reasoning_effort": "none", "documents": [{}]}
     assert read(ChatBody, reasoning_effort="low").variables == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert refusal(ChatBody, reasoning_effort="weird").startswith("reasoning_effort='weird' is wrong")
     assert "'messages'" in refusal(ChatBody, chat_template_kwargs={"messages": []})
     assert "both true" in refusal(ChatBody, continue_final_message=True, add_generation_prompt=True)
 
