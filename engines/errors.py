@@ -1,6 +1,24 @@
-"""The one exception a user can cause, and the check that raises it."""
+"""The one exception a user can cause, the check that raises it, and what tells a lack of memory from a fault."""
 
 from __future__ import annotations
+
+import errno
+import re
+
+OUT_OF_MEMORY = "out of memory: ask for less (fewer or shorter requests, a smaller model), or free some"
+_LACKS_MEMORY = re.compile(
+    "|".join(
+        (
+            r"out of memory|not enough memory|alloc_failed|bad_?alloc",
+            r"(can't|cannot|could not|unable to|failed to) allocate (?!.*static TLS)",
+            # The loader of a shared library, and oneDNN, whose messages name no cause.
+            r"failed to map segment from shared object",
+            r"could not (create|execute|initialize) an? (primitive|memory|reorder)",
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What libraries say where an allocation fails, each in an exception of a kind of its own."""
 
 
 class UserError(ValueError):
@@ -18,3 +36,17 @@ def require(ok: bool, message: str) -> None:
     """Raise ``message`` as a UserError unless ``ok``."""
     if not ok:
         raise UserError(message)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a lack of memory is behind it: a library may wrap that, or fail at what an import left half made."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno == errno.ENOMEM):
+            return True
+        if isinstance(found, RuntimeError | ImportError) and _LACKS_MEMORY.search(str(found)):
+            return True
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return False

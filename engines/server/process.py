@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from engines.errors import RunError, UserError
+from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
 from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel, Submission
 from engines.server.wire import Able, Cancel, Command, Ready, Report, Stop, Unable
 
@@ -122,6 +122,11 @@ def main(descriptor: int) -> int:
             serve(engine, inbox.take, channel.send)
     except (UserError, RunError) as error:
         channel.send(Unable(str(error), isinstance(error, UserError)))
+        return _GAVE_UP
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        channel.send(Unable(OUT_OF_MEMORY, False))
         return _GAVE_UP
     return 0
 

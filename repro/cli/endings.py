@@ -18,7 +18,7 @@ try:  # typer carries its own copy of click in newer releases
 except ImportError:
     from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
-from engines.errors import RunError, UserError
+from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
 from repro.runs.clean import hidden
 
 DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -123,6 +123,8 @@ def _of_usage(error: ClickException) -> str:
 
 
 def _of_the_machine(error: BaseException) -> Ending | None:
+    if is_out_of_memory(error):
+        return _failed(OUT_OF_MEMORY)
     if isinstance(error, BrokenPipeError):
         return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
     if isinstance(error, OSError) and error.errno is not None:
@@ -134,8 +136,6 @@ def _of_the_machine(error: BaseException) -> Ending | None:
         if (fix := _OF_THE_INPUT.get(error.errno)) is not None:
             return _refused(f"{line}: {fix}")
         return _failed(f"{line}: {_OF_THE_MACHINE.get(error.errno, _LOOK)}")
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
-        return _failed("out of memory: ask for less (fewer or shorter requests, a smaller model), or free some")
     if isinstance(error, UnicodeError):
         encoding = getattr(error, "encoding", "text")
         return _refused(f"a text cannot be read or written as {encoding}: use UTF-8 (LC_ALL=C.UTF-8)")

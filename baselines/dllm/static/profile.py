@@ -9,12 +9,12 @@ from traceback import clear_frames
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.torch import is_out_of_memory
 from engines.dllm.memory.profile import peak_bytes
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError, Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import KvPool
+from engines.errors import is_out_of_memory
 from engines.models.protocol import DiffusionModel
 
 

@@ -27,6 +27,7 @@ from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head
 from engines.dllm.plan import ExecutorError, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
+from engines.errors import is_out_of_memory
 from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import StepTimer, StepTimes
 
@@ -196,8 +197,3 @@ class TorchExecutor:
 
 
 _PLACE = {phase: 0 if phase.is_refresh else 1 for phase in Phase}
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    said = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said or "ALLOC_FAILED" in said

@@ -1,10 +1,13 @@
 """What a command's last line says, in words of nobody's library."""
 
+import errno
 import json
+import resource
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from engines.errors import RunError, UserError
 from repro.cli.endings import ending_of
@@ -77,3 +80,70 @@ def test_a_script_that_sweeps_unguarded_is_told_so(tmp_path):
         'if __name__ == "__main__":, or give jobs=1'
     )
     assert len(lines) < 30, "the stack of the one error"
+
+
+def chained(first: Exception, last: Exception) -> Exception:
+    def fails() -> None:
+        try:
+            raise first
+        except Exception:
+            raise last  # noqa: B904 - as a library that does not say from what
+
+    return raised(fails)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object", name="torch._C"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("could not execute a primitive"),
+        RuntimeError("could not create a memory object"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: not enough memory: you tried"),
+        RuntimeError("unable to mmap 2900576 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        chained(MemoryError(), AttributeError("partially initialized module 'torch' has no attribute 'float32'")),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_a_lack_of_memory_is_said_as_that_and_is_no_fault_of_the_input(error):
+    ending = ending_of(error)
+    assert ending.code == 1
+    assert "out of memory" in str(ending.line)
+    assert "pip install" not in str(ending.line)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libgomp.so.1: cannot allocate memory in static TLS block", name="torch._C"),
+        ImportError("No module named 'lm_eval'", name="lm_eval"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("out of memory cells"),
+        UserError("memory_limit=1 is out of memory's range"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_what_is_no_lack_of_memory_is_not_said_to_be_one(error):
+    assert "ask for less" not in str(ending_of(error).line)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space that is heeded")
+def test_a_command_without_room_for_its_libraries_says_so():
+    """300 MB of address space hold Python, and torch does not fit."""
+    done = subprocess.run(
+        [sys.executable, "-m", "repro", "generate", "--prompt", "hi"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 * 10**8, 3 * 10**8)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "out of memory" in done.stderr.splitlines()[-1]
