@@ -9,14 +9,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from baselines.dllm.published import PublishedMethod
-from engines.ar.sampling import check_vocabulary
 from engines.dllm.config import GenerationConfig
 from engines.dllm.method import EVERYONES
 from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.server.codec import Codec, IdsAlone, TextCodec
-from engines.server.protocol import Kind, ServedEngine, refuse_of_causal_models
+from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
@@ -117,10 +116,8 @@ class DllmModel:
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
         after, unless an end may come too early to count: the server then ends the answer at a later one."""
-        refuse_of_causal_models(asked)
-        check_vocabulary("stop_token_ids", asked.get("stop_token_ids", ()), config_of(self.settings.model).vocab_size)
-        given = {name: value for name, value in asked.items() if name != "stop_token_ids"}
-        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False) or given.pop("min_tokens", 0) > 0
+        given = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
+        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
         if "max_tokens" in given:
             given["gen_length"] = given.pop("max_tokens")
         return replace(_checked(self, tuple(sorted(given.items())), ignores_eos=ignores_eos), seed=seed)

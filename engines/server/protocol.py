@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from engines.ar.sampling import Logprobs
+from engines.ar.sampling import Logprobs, check_vocabulary
 from engines.errors import require
 
 Kind = type[int] | type[float] | type[str]
@@ -24,14 +24,24 @@ _OF_CAUSAL_MODELS = (
 """Fields of a request about how each token follows from those before it."""
 
 
-def refuse_of_causal_models(asked: Mapping[str, Any]) -> None:
-    """Raise UserError for a field that a diffusion model has no answer to."""
+def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
+    """What a diffusion model's engine heeds of ``ServedModel.generation``'s fields: ``ignore_eos`` stands for all that the server
+    looks after, as it ends an answer at a stop id, and at no end that comes too early. Raise UserError for a field that such a
+    model has no answer to."""
     name = next((each for each in _OF_CAUSAL_MODELS if each in asked), None)
     require(
         name is None,
         f"{name} is not supported: a diffusion model does not draw an answer's tokens left to right, each from its "
         f"probabilities behind those before it: leave it out, or ask a causal model",
     )
+    given = dict(asked)
+    check_vocabulary("stop_token_ids", given.pop("stop_token_ids", ()), vocabulary)
+    if given.pop("min_tokens", 0) > 0:
+        given["ignore_eos"] = True
+    if given.get("temperature") == 0:  # whoever asks for the likeliest tokens gets them, as in vLLM
+        for each in ("top_p", "top_k"):
+            given.pop(each, None)
+    return given
 
 
 class Submission(NamedTuple):

@@ -9,14 +9,13 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
-from engines.ar.sampling import check_vocabulary
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
 from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.server.block.engine import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
-from engines.server.protocol import Kind, ServedEngine, refuse_of_causal_models
+from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from repro.systems.block.asked import check_prompt, stop_ids_of
 from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, Settings, settings_of_requests
 from repro.systems.block.system import ON_TORCH, Deployment
@@ -86,10 +85,8 @@ class BlockModel:
 
     def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
         """An end that may come too early to count is none to the engine: the server ends the answer at a later one."""
-        refuse_of_causal_models(asked)
-        check_vocabulary("stop_token_ids", asked.get("stop_token_ids", ()), self.settings.config.vocab_size)
-        given = {name: value for name, value in asked.items() if name != "stop_token_ids"}
-        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False) or given.pop("min_tokens", 0) > 0
+        given = asked_of_diffusion(asked, self.settings.config.vocab_size)
+        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
         if "max_tokens" in given:
             given["gen_length"] = given.pop("max_tokens")
         settings = _settings(self, tuple(sorted(given.items())))

@@ -71,6 +71,68 @@ def test_answers_over_http_in_company_are_those_of_a_prompt_alone(server):
     assert told["repro_pool_rows_idle"] > 0
 
 
+@pytest.fixture(scope="module", params=["block", "masked"])
+def either(request, server):
+    """A server of each kind of diffusion model, named mine."""
+    if request.param == "block":
+        yield server
+        return
+    model = DllmModel.of(system="dllm-serve", platform="cpu-tiny", knobs={"gen_length": 64}, name="mine")
+    with running_server(model, model.codec()) as running:
+        yield running
+
+
+def test_fields_of_an_answer_s_end_are_heeded_by_diffusion_models_too(either):
+    def one(**fields):
+        asked = {"prompt": PROBLEMS[0].prompt, "seed": 0, "max_tokens": 64, "return_token_ids": True, **fields}
+        said = ask(either.port, COMPLETIONS, asked)
+        assert said.status == 200, said.body
+        (choice,) = said.body["choices"]
+        assert said.body["usage"]["completion_tokens"] == len(choice["token_ids"])
+        return choice
+
+    usual, ignoring = one(), one(ignore_eos=True)
+    count = len(usual["token_ids"])
+    assert (usual["finish_reason"], usual["stop_reason"]) == ("stop", None)
+    assert usual["token_ids"] == ignoring["token_ids"][:count]
+    end = usual["token_ids"][-1]
+    assert one(min_tokens=count - 1)["token_ids"] == usual["token_ids"]
+    later = one(min_tokens=count)
+    assert later["token_ids"] == ignoring["token_ids"][: len(later["token_ids"])]
+    assert len(later["token_ids"]) > count
+    assert one(min_tokens=4, ignore_eos=True)["token_ids"] == ignoring["token_ids"]
+    shown = one(include_stop_str_in_output=True, skip_special_tokens=False)
+    assert shown["text"] == usual["text"] + "<|endoftext|>"
+    second = usual["token_ids"][1]
+    stopped = one(stop_token_ids=[second])
+    assert (stopped["token_ids"], stopped["stop_reason"]) == (usual["token_ids"][:2], second)
+    assert one(stop_token_ids=[end], ignore_eos=True)["stop_reason"] == end
+    assert one(temperature=0, top_p=0.9, top_k=5)["token_ids"] == usual["token_ids"]
+    for wrong in ({"stop_token_ids": [10**6]}, {"min_tokens": 65}, {"min_p": 0.5}, {"logprobs": 1}):
+        asked = {"prompt": "a", "max_tokens": 64, **wrong}
+        said = ask(either.port, COMPLETIONS, asked)
+        assert said.status == 400
+        assert next(iter(wrong)) in said.body["error"]["message"]
+    either.wait_until_idle()
+
+
+def test_a_mask_that_is_spelt_is_text(either):
+    for prompt in ("Fill <|mdm_mask|> in", "<|mdm_mask|>"):
+        said = ask(either.port, COMPLETIONS, {"prompt": prompt, "max_tokens": 8, "return_token_ids": True})
+        assert said.status == 200
+        assert 2 not in said.body["choices"][0]["prompt_token_ids"]
+    messages = [{"role": "user", "content": "Fill <|mdm_mask|> in"}]
+    assert ask(either.port, CHAT, {"messages": messages, "max_tokens": 8}).status == 200
+
+
+def test_the_context_cuts_a_diffusion_model_s_answer_short(either):
+    most = ask(either.port, "/v1/models").body["data"][0]
+    prompt = [5] * (most["max_model_len"] - 40)
+    said = ask(either.port, COMPLETIONS, {"prompt": prompt, "max_tokens": 64, "ignore_eos": True}).body
+    assert (said["usage"]["completion_tokens"], said["choices"][0]["finish_reason"]) == (40, "length")
+    assert most["default_max_tokens"] >= 1
+
+
 def test_a_conversation_is_a_story(server):
     story = PROBLEMS[0].prompt.removesuffix("Answer:")
     asked = {"model": "mine", "messages": [{"role": "user", "content": story}], "max_tokens": 64}
@@ -82,8 +144,8 @@ def test_a_conversation_is_a_story(server):
     [
         ({"steps": 5}, "steps=5 has no effect with rule='low-confidence'"),
         ({"rule": "best"}, "rule='best'"),
-        ({"max_tokens": 2000}, "max_tokens=2000 is more than 1008"),
-        ({"max_tokens": 1000, "prompt": "Story: " * 20}, "max_tokens=1000 make 10"),
+        ({"max_tokens": 2000}, "max_tokens=2000 is more than max_model_len=1024"),
+        ({"prompt": [5] * 1024}, "prompt of 1024 tokens"),
         ({"prompt": [5, 600]}, "prompt has the id 600 and the vocabulary 553"),
         ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
     ],
