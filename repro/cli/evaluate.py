@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -11,7 +12,7 @@ import typer
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import answer_knobs, of_platform
-from repro.cli.output import number, print_json, print_table
+from repro.cli.output import counted, number, print_json, print_table, say
 from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
     from repro.runs.system import Deployment
+    from repro.workbench.accuracy import Curve, Point
+    from repro.workbench.grid import Grid
 
 
 def _evaluated() -> dict[str, Sequence[type | Some]]:
@@ -36,34 +39,38 @@ def _evaluated() -> dict[str, Sequence[type | Some]]:
     }
 
 
-KNOBS = Knobs(_evaluated, usual=of_platform)
+KNOBS = Knobs(_evaluated, usual=of_platform, several=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Checked):
     panel: ClassVar[str] = opt.WHAT
-    task: str = "mini-gsm"
-    """mini-gsm, mini-code, mini-chain, gsm8k or humaneval."""
-    system: str = "dllm-serve"
-    """Any of 'repro list'."""
+    task: list[str] | None = None
+    """mini-gsm, mini-code, mini-chain, gsm8k or humaneval; several times [default: mini-gsm]."""
+    system: list[str] | None = None
+    """Any of 'repro list'; several times [default: dllm-serve]."""
     platform: str = "cpu-tiny"
     """Memory and defaults; the model always runs."""
     limit: Annotated[int, Range(1, 10**5)] | None = None
     """First problems only [default: all; 500 of a generated task]."""
-    seed: opt.Seed = 0
+    seed: opt.Seeds = None
 
-    def cell(self, knobs: Mapping[str, Any]) -> Cell:
-        from repro.runs.cell import Cell
-        from repro.systems.platforms import platform as platform_of
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.task or ("mini-gsm",)))
 
-        return Cell(
-            system=self.system,
-            dataset=self.task,
-            platform=platform_of(self.platform).name,
-            executor="torch",
-            rate=None,
-            seed=self.seed,
-            knobs=tuple({**knobs, **opt.given(num_prompts=self.limit)}.items()),
+    def grid(self, options: Mapping[str, Any]) -> Grid:
+        """``options``: the knobs."""
+        from repro.workbench.grid import Grid
+
+        knobs = {**options, **opt.given(num_prompts=self.limit)}
+        return Grid(
+            system=tuple(dict.fromkeys(self.system or ("dllm-serve",))),
+            dataset=self.tasks,
+            platform=(self.platform,),
+            executor=("torch",),
+            seed=tuple(dict.fromkeys(self.seed or (0,))),
+            knobs={name: value if isinstance(value, tuple) else (value,) for name, value in knobs.items()},
         )
 
 
@@ -75,35 +82,183 @@ def evaluate(
     knob: opt.KnobTexts = None,
     stored: opt.Stored,
     place: opt.Place,
+    plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
-    """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
+    """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated. Several values of
+    --retention-ratio draw accuracy against it, beside a cache that keeps every row; other options that take a value likewise."""
     from repro.cli.data_file import readable
-    from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
-    from repro.runs.system import SYSTEMS
+    from repro.cli.plots import check_plot
+    from repro.cli.sweep import run_sweep, say_what_ran, say_what_runs, sweep_of
     from repro.systems.dllm.requests import require_task
     from repro.tasks.registry import task_entry
+    from repro.workbench.accuracy import axis_of, curves_of, references_of
 
     opened = place.opened()
-    task_entry(asked.task)
-    implied = getattr(SYSTEMS.get(asked.system), "implied", None)
-    options = {**({} if implied is None else implied(given)), **given, **opt.of_data_file(dataset_path, given)}
-    cell = asked.cell(options | opt.parse_knobs(knob or (), options))
+    for task in asked.tasks:
+        task_entry(task)
+    options = {**given, **opt.of_data_file(dataset_path, given)}
+    options |= opt.parse_knobs(knob or (), options, several=True)
+    grid = asked.grid(options)
+    if plot is not None:
+        check_plot(plot, *grid.files)
+    axis = axis_of({name: grid.knobs[name] for name in grid.varied})
+    cells = grid.cells()
+    _warn_of_small_models(cells)
+    references = references_of(cells, axis)
     with opened as pool:
-        with readable("dataset_path", dataset_path, [asked.task]):
-            sweep = sweep_of([cell], stored.store, force=stored.force, pool=pool)
-        deployment = sweep.experiments[0].deployment
-        require_task(getattr(deployment, "task", None), cell)
+        with readable("dataset_path", dataset_path, asked.tasks):
+            sweep = sweep_of([*cells, *references], stored.store, force=stored.force, pool=pool)
+        for experiment, cell in zip(sweep.experiments, (*cells, *references), strict=True):
+            require_task(getattr(experiment.deployment, "task", None), cell)
+        say_what_runs(sweep)
         outcomes = run_sweep(sweep)
-    (run,) = sweep.runs
-    result = _result(deployment, run)
-    if json:
-        print_json(result)
+    results = [
+        _result(experiment.deployment, run) for experiment, run in zip(sweep.experiments, sweep.runs, strict=True)
+    ]
+    if len(cells) == 1 and plot is None:
+        (result,) = results
+        if json:
+            print_json(result)
+        else:
+            print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
     else:
-        print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
+        names = tuple(dict.fromkeys([*grid.varied, *([axis] if axis is not None else [])]))
+        curves = curves_of(sweep.runs, len(cells), names, axis)
+        by_key = {run.cell.key: result for run, result in zip(sweep.runs, results, strict=True)}
+        rows = [row for curve in curves for row in _curve_rows(curve, by_key)]
+        if json:
+            print_json({"axis": axis, "points": rows})
+        else:
+            _print_curves(curves, rows)
+        if plot is not None:
+            from repro.cli.accuracy_plot import draw
+
+            say(f"files: {', '.join(map(str, draw(plot, curves, rows)))}", file=sys.stderr)
     say_what_ran(outcomes, sweep.store.root)
-    if not run.validity.valid:
+    if not all(run.validity.valid for run in sweep.runs):
         raise typer.Exit(1)
+
+
+def _warn_of_small_models(cells: Sequence[Cell]) -> None:
+    """The embedded models answer the generated tasks, and next to nothing of the published ones."""
+    from engines.models.checkpoint import EMBEDDED
+    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import platform
+    from repro.tasks.registry import task_entry
+
+    told = set()
+    for cell in cells:
+        entry, part = task_entry(cell.dataset), next(iter(platform(cell.platform).parts), None)
+        usual = part.model if isinstance(part, DllmPart) else None
+        model = cell.knob_values.get("model") or usual
+        if not entry.is_generated and (model in EMBEDDED or str(model).startswith("tiny-")):
+            told.add((str(model), entry))
+    for model, entry in sorted(told, key=lambda each: (each[0], each[1].name)):
+        shots = "; its context is short too: --num-fewshot 0 asks without examples" if entry.num_fewshot else ""
+        say(
+            f"warning: model={model!r} is an embedded model of stories, sums and small programs, which answers next to nothing of "
+            f"{entry.title}: give a checkpoint with --model, or one of its own with --task mini-gsm or mini-code{shots}",
+            file=sys.stderr,
+        )
+
+
+# -- several settings -----------------------------------------------------------------------------------------
+
+
+def _curve_rows(curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The points, and what they are held against where nobody asked for it."""
+    extra = () if not curve.reference.is_reference else (curve.reference,)
+    return [_point_row(point, curve, by_key) for point in (*curve.points, *extra)]
+
+
+def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    from repro.workbench.accuracy import points_apart
+
+    first = by_key[point.runs[0].cell.key]
+    pair = None if point is curve.reference else point.against(curve.reference)
+    apart = None if pair is None else points_apart(pair)
+    same = ("task", "criterion", "strict_criterion", "system", "model", "platform", "selection", "cache", "retention")
+    return {
+        **{name: first[name] for name in same},
+        **point.knobs,
+        "is_reference": point is curve.reference,
+        "accuracy": point.share(),
+        "accuracy_strict": point.share("correct_strict"),
+        "added_points": None if apart is None else apart.mean,
+        "added_low": None if apart is None else apart.low,
+        "added_high": None if apart is None else apart.high,
+        "only_this": None if pair is None else pair.only_first,
+        "only_reference": None if pair is None else pair.only_second,
+        "p_value": None if pair is None else pair.p_value,
+        "throughput_tok_s": point.mean("throughput_tok_s"),
+        "tokens_per_processor_s": point.mean("tokens_per_processor_s"),
+        "cache_rows": point.mean("cache_rows"),
+        "num_runs": len(point.runs),
+        "dataset": first["dataset"],
+        "obtained": "; ".join(sorted({run.obtained for run in point.runs})),
+        "valid": all(run.validity.valid for run in point.runs),
+        "reasons": sorted({reason for run in point.runs for reason in run.validity.reasons}),
+        "files": [str(run.file) for run in point.runs],
+    }
+
+
+def _print_curves(curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) -> None:
+    criteria = dict.fromkeys(f"{row['task']}, {row['criterion']}" for row in rows)
+    names = list(dict.fromkeys(name for curve in curves for point in curve.points for name in point.knobs))
+    texts = [_point_texts(row, names) for row in rows]
+    columns = [name for name in texts[0] if any(text[name] != "-" for text in texts)]
+    print_table("; ".join(criteria), columns, [[text[name] for name in columns] for text in texts])
+    model = ", ".join(dict.fromkeys(f"{row['model']} ({row['platform']})" for row in rows))
+    say(f"model: {model}; problems: {'; '.join(dict.fromkeys(row['dataset'] for row in rows))}")
+    said = "accuracy: Wilson's 95 % interval"
+    if any(row["added_points"] is not None for row in rows):
+        said += (
+            "; added: points more than the reference solves of the same problems, with a 95 % interval of paired shares, and "
+            "McNemar's exact test"
+        )
+    say(said)
+    unpaired = [row for row in rows if not row["is_reference"] and row["added_points"] is None and row["valid"]]
+    if unpaired:
+        say(f"{counted(len(unpaired), 'row')} asked other problems than the reference, and cannot be paired with it")
+    for row in rows:
+        if row["reasons"]:
+            say(f"{row['task']}, {row['system']}: {row['reasons'][0]}")
+
+
+def _point_texts(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    knobs = {name.replace("_", " "): "default" if row[name] is None else f"{row[name]}" for name in names}
+    return {
+        "task": row["task"],
+        "system": row["system"],
+        **knobs,
+        "accuracy %": _percent(row["accuracy"]),
+        "strict %": _percent(row["accuracy_strict"]),
+        "n": "-" if row["accuracy"] is None else str(row["accuracy"]["n"]),
+        "added, points": "reference" if row["is_reference"] else _added(row),
+        "McNemar p": "-" if row["p_value"] is None else f"{row['p_value']:.2g}",
+        "tok/s": number(row["throughput_tok_s"]),
+        "tok/CPU s": number(row["tokens_per_processor_s"]),
+        "cache rows": number(row["cache_rows"]),
+        "obtained": row["obtained"],
+        "verdict": "VALID" if row["valid"] else "INVALID",
+    }
+
+
+def _percent(accuracy: Mapping[str, Any] | None) -> str:
+    if accuracy is None:
+        return "-"
+    value, low, high = (100 * accuracy[name] for name in ("value", "low", "high"))
+    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def _added(row: Mapping[str, Any]) -> str:
+    if row["added_points"] is None:
+        return "-"
+    return f"{row['added_points']:+.1f} [{row['added_low']:.1f}, {row['added_high']:.1f}]"
+
+
+# -- one ------------------------------------------------------------------------------------------------------
 
 
 def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:

@@ -75,9 +75,9 @@ TASK_PACE_TOK_S = 1500.0
 
 
 def say_what_runs(sweep: Sweep) -> None:
-    """Before measured runs begin: how many there are, and about how long they take where that is known."""
+    """Before several measured runs begin: how many there are, and about how long they take where that is known."""
     measured = [experiment for experiment in sweep.to_run if experiment.is_measured]
-    if not measured:
+    if len(measured) < 2:
         return
     repeats = len({experiment.cell.seed for experiment in measured})
     turns = f", {repeats} repeats in turns" if repeats > 1 else ""

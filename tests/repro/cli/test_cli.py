@@ -96,7 +96,7 @@ OPTIONS = {
     "doctor": "--json",
     "eval": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
-    "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
+    "--num-fewshot --platform --plot --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
     "figure": "--accept-other-code --accuracy --cost --kernels --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",

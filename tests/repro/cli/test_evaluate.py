@@ -1,5 +1,6 @@
 """``repro eval``."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from support.command import repro
 
 from engines.dllm.serve import DLLM_SERVE
 from repro.cli.evaluate import _cache
+from repro.runs.statistics import Discordance
+from repro.runs.store import read_run
+from repro.workbench.accuracy import axis_of, points_apart
 
 
 @pytest.mark.usefixtures("no_data")
@@ -39,3 +43,105 @@ def test_what_a_preset_leaves_out_stands_beside_its_accuracy():
     }
     settled = DLLM_SERVE.sampler("llada", {"settle_after": 2})
     assert _cache(settled) == "50 % of the context rows (head), settle_after=2"
+
+
+SHORT = ("--limit", 3, "--gen-length", 40, "--block-length", 8)
+
+
+@pytest.mark.usefixtures("no_data")
+def test_accuracy_against_retention_in_one_command(tmp_path):
+    ratios = ("--retention-ratio", 0.3, "--retention-ratio", 0.9)
+    command = ("eval", "--task", "mini-code", *ratios, *SHORT, "--result-dir", tmp_path / "r")
+    done = repro(*command, "--json", "--plot", tmp_path / "curve.pdf")
+    assert done.code == 0, done.err
+    assert "3 runs to measure" in done.err
+    found = json.loads(done.out)
+    assert found["axis"] == "retention_ratio"
+    assert [(row["retention_ratio"], row["is_reference"]) for row in found["points"]] == [
+        *((0.3, False), (0.9, False)),
+        (1.0, True),
+    ]
+    runs = [read_run(Path(row["files"][0])) for row in found["points"]]
+    dense = runs[-1].record.requests["correct"]
+    assert all(dense)
+    for row, run in zip(found["points"], runs, strict=True):
+        assert row["accuracy"] == run.summary["accuracy"]
+        assert row["throughput_tok_s"] == run.summary["throughput_tok_s"]
+        assert row["tokens_per_processor_s"] > 0
+    least, most, whole = found["points"]
+    assert least["cache_rows"] < most["cache_rows"] < whole["cache_rows"]
+    lost = sum(not each for each in runs[0].record.requests["correct"])
+    assert (least["only_this"], least["only_reference"], least["added_points"]) == (0, lost, -100 * lost / 3)
+    assert least["added_low"] <= least["added_points"] <= least["added_high"]
+    assert least["p_value"] == min(1.0, 2 / 2**lost)
+    assert (whole["added_points"], whole["p_value"]) == (None, None)
+    assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
+    with (tmp_path / "curve.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy"]) for row in rows] == [row["accuracy"]["value"] for row in found["points"]]
+    assert [float(row["accuracy_low"]) for row in rows] == [row["accuracy"]["low"] for row in found["points"]]
+    again = repro(*command)
+    assert (again.code, "0 runs done, 3 reused" in again.err) == (0, True)
+    assert "McNemar" in again.out
+
+
+@pytest.mark.usefixtures("no_data")
+def test_a_ratio_of_one_that_is_asked_for_is_the_reference(tmp_path):
+    ratios = ("--retention-ratio", 1.0, "--retention-ratio", 0.5)
+    done = repro("eval", "--task", "mini-code", *ratios, *SHORT, "--result-dir", tmp_path, "--json")
+    points = json.loads(done.out)["points"]
+    assert [(row["retention_ratio"], row["is_reference"]) for row in points] == [(0.5, False), (1.0, True)]
+
+
+@pytest.mark.usefixtures("no_data")
+def test_other_options_and_seeds_take_several_values(tmp_path):
+    several = ("--task", "mini-code", "--task", "mini-gsm", "--seed", 0, "--seed", 1)
+    done = repro("eval", *several, *SHORT, "--selection", "dense", "--result-dir", tmp_path, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["axis"] is None
+    assert [(row["task"], row["accuracy"]["n"], row["num_runs"]) for row in found["points"]] == [
+        *(("mini-code", 6, 2), ("mini-gsm", 6, 2))
+    ]
+    lengths = ("--gen-length", 40, "--gen-length", 48, "--limit", 2, "--block-length", 8)
+    done = repro("eval", "--task", "mini-code", *lengths, "--result-dir", tmp_path, "--plot", tmp_path / "l.png")
+    assert done.code == 0, done.err
+    with (tmp_path / "l.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["gen_length"], row["is_reference"]) for row in rows] == [("40", "True"), ("48", "False")]
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("task", ["gsm8k", "humaneval"])
+def test_a_model_that_is_too_small_for_a_task_is_told_before_any_work(task, tmp_path):
+    done = repro("eval", "--task", task, "--limit", 1, "--result-dir", tmp_path)
+    first = done.err.splitlines()[0]
+    assert ("warning" in first, "--model" in first) == (True, True)
+    assert ("--num-fewshot" in first) == (task == "gsm8k")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("pair", "low", "high"),
+    [((0, 0, 10), -16.3, 16.3), ((10, 0, 10), 56.7, 100.0), ((5, 5, 100), -6.4, 6.4), ((0, 30, 100), -38.5, -20.4)],
+)
+def test_an_interval_of_a_paired_difference(pair, low, high):
+    more, fewer, n = pair
+    found = points_apart(Discordance(n=n, only_first=more, only_second=fewer))
+    assert found.mean == pytest.approx(100 * (more - fewer) / n)
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.1), pytest.approx(high, abs=0.1))
+
+
+@pytest.mark.parametrize(
+    ("varied", "expected"),
+    [
+        ({"selection": ("head", "uniform"), "retention_ratio": (0.5, 0.9)}, "retention_ratio"),
+        ({"threshold": (0.8, 0.9), "retention_ratio": (0.5, 0.9)}, "retention_ratio"),
+        ({"selection": ("head", "uniform"), "gen_length": (40, 48)}, "gen_length"),
+        ({"selection": ("head", "uniform")}, None),
+        ({"stop_at_eos": (True, False)}, None),
+        ({}, None),
+    ],
+)
+def test_what_points_lie_over(varied, expected):
+    assert axis_of(varied) == expected

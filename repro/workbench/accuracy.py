@@ -1,0 +1,169 @@
+"""What settings solve of tasks, each against a reference that was asked the same problems; and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from repro.runs.cell import Cell, Scalar
+from repro.runs.statistics import Discordance, Interval, discordance, mean_interval, wilson_interval
+from repro.runs.store import StoredRun
+
+RETENTION = "retention_ratio"
+DENSE = 1.0
+_Z = 1.959963984540054
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A setting on a task: its repeats, whose problems are pooled."""
+
+    task: str
+    system: str
+    knobs: Mapping[str, Scalar]
+    """Those that tell the points apart."""
+    runs: tuple[StoredRun, ...]
+    is_reference: bool = False
+    """Whether nobody asked for it: what the others are held against."""
+
+    @property
+    def valid_runs(self) -> list[StoredRun]:
+        return [run for run in self.runs if run.validity.valid]
+
+    def verdicts(self, column: str = "correct") -> list[bool]:
+        """By seed and problem; empty where an answer was not graded."""
+        found = [verdict for run in self.valid_runs for verdict in run.record.requests[column]]
+        return [] if None in found else found
+
+    def share(self, column: str = "correct") -> Mapping[str, Any] | None:
+        """The share solved, with Wilson's 95 % interval; None where nothing was graded."""
+        verdicts = self.verdicts(column)
+        if not verdicts:
+            return None
+        low, high = wilson_interval(sum(verdicts), len(verdicts))
+        return {"value": sum(verdicts) / len(verdicts), "low": low, "high": high, "n": len(verdicts)}
+
+    @property
+    def _problems(self) -> list[str]:
+        return [run.manifest["facts"]["dataset"]["checksum"] for run in self.valid_runs]
+
+    def against(self, other: Point) -> Discordance | None:
+        """Problem by problem; None where the two were not asked the same ones."""
+        if not self.verdicts() or self._problems != other._problems or not other.verdicts():
+            return None
+        return discordance(self.verdicts(), other.verdicts())
+
+    def mean(self, of: str) -> float | None:
+        """Of the valid runs that have one: ``throughput_tok_s``, ``tokens_per_processor_s`` or ``cache_rows``."""
+        known = {
+            "throughput_tok_s": lambda run: run.summary["throughput_tok_s"],
+            "tokens_per_processor_s": lambda run: run.tokens_per_processor_s,
+            "cache_rows": cache_rows,
+        }
+        values = [known[of](run) for run in self.valid_runs]
+        return mean_interval([value for value in values if value is not None]).mean
+
+
+def cache_rows(run: StoredRun) -> float | None:
+    """Rows of the KV cache that a running request holds, which each of its Reuse steps reads, mean over steps; None without a
+    cache."""
+    steps = run.record.tables.get("steps", {})
+    if "kv_rows_used" not in steps or not any(steps["kv_rows_used"]):
+        return None
+    used, running = (np.asarray(steps[name], dtype=np.float64) for name in ("kv_rows_used", "num_running"))
+    return float((used[running > 0] / running[running > 0]).mean())
+
+
+def points_apart(pair: Discordance) -> Interval:
+    """By how many points the first solves more, with the 95 % interval of a paired difference of shares (Agresti and Min, 2005: half
+    a problem is added to each of the four cells)."""
+    more, fewer, n = pair.only_first + 0.5, pair.only_second + 0.5, pair.n + 2
+    centre, half = (more - fewer) / n, _Z * math.sqrt(more + fewer - (more - fewer) ** 2 / n) / n
+    low, high = 100 * max(-1.0, centre - half), 100 * min(1.0, centre + half)
+    mean = 100 * (pair.only_first - pair.only_second) / pair.n
+    return Interval(mean=mean, half_width=(high - low) / 2, n=pair.n, confidence=0.95, bounds=(low, high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Points over one knob, all else equal; without an axis all points of a task."""
+
+    axis: str | None
+    points: tuple[Point, ...]
+    reference: Point
+    """What the others are held against: of a retention ratio the cache that keeps every row, else the first point."""
+
+    @cached_property
+    def places(self) -> list[float]:
+        """Where its points lie on the axis."""
+        return [] if self.axis is None else [float(point.knobs[self.axis]) for point in self.points]  # type: ignore[arg-type]
+
+    @property
+    def label(self) -> str:
+        first = self.points[0]
+        told = [f"{name}={value}" for name, value in first.knobs.items() if name != self.axis]
+        return ", ".join([first.runs[0].title, *told])
+
+
+def axis_of(varied: Mapping[str, Sequence[Scalar]]) -> str | None:
+    """The knob that points lie over: the retention ratio, else the first that has several numbers."""
+    numeric = [
+        name
+        for name, values in varied.items()
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    ]
+    return RETENTION if RETENTION in numeric else next(iter(numeric), None)
+
+
+def references_of(cells: Sequence[Cell], axis: str | None) -> list[Cell]:
+    """Cells that keep every row, where none of those asked for does and points lie over the retention ratio."""
+    if axis != RETENTION:
+        return []
+    dense = {
+        cell.without(RETENTION): _with(cell, DENSE) for cell in cells if cell.knob_values.get(RETENTION) is not None
+    }
+    return [each for each in dict.fromkeys(dense.values()) if each not in cells]
+
+
+def _with(cell: Cell, ratio: float) -> Cell:
+    return replace(cell, knobs=tuple({**cell.knob_values, RETENTION: ratio}.items()))
+
+
+def curves_of(runs: Sequence[StoredRun], num_asked: int, names: Sequence[str], axis: str | None) -> list[Curve]:
+    """The first ``num_asked`` runs were asked for, the others are references; ``names`` are the knobs with several values."""
+    held: dict[tuple[Any, ...], list[StoredRun]] = {}
+    asked = {run.cell.key for run in runs[:num_asked]}
+    for run in {run.cell.key: run for run in runs}.values():
+        knobs = run.cell.knob_values
+        setting = tuple((name, knobs.get(name)) for name in names)
+        held.setdefault((run.cell.dataset, run.cell.system, setting), []).append(run)
+    points = [
+        Point(
+            task=task,
+            system=system,
+            knobs=dict(setting),
+            runs=tuple(sorted(own, key=lambda run: run.cell.seed)),
+            is_reference=not any(run.cell.key in asked for run in own),
+        )
+        for (task, system, setting), own in held.items()
+    ]
+    lines: dict[tuple[Any, ...], list[Point]] = {}
+    for point in points:
+        is_placed = axis is not None and point.knobs.get(axis) is not None
+        rest = tuple(each for each in point.knobs.items() if each[0] != axis)
+        line = (point.task, point.system, rest) if is_placed else (point.task,)
+        lines.setdefault(line, []).append(point)
+    found = []
+    for key, own in lines.items():
+        on = axis if len(key) > 1 else None
+        if on is not None:
+            own.sort(key=lambda point: float(point.knobs[on]))  # type: ignore[arg-type]
+        reference = own[-1] if on == RETENTION else own[0]
+        kept = tuple(point for point in own if not point.is_reference)
+        found.append(Curve(axis=on, points=kept, reference=reference))
+    return found
