@@ -25,6 +25,7 @@ from repro.cli.output import say, terminal_size_of
 from repro.cli.panels import PanelCommand, WholeGroup, first_sentence
 from repro.cli.spread import spread
 from repro.runs.clean import CleanFormatter
+from repro.runs.environment import settle
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run and compare": {
@@ -138,6 +139,7 @@ def main() -> None:
 def _settle_environment() -> None:
     """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none. What
     decides numbers is settled for every door (repro.runs.environment)."""
+    settle()
     os.environ["MPLBACKEND"] = "agg"
     for name in ("COLUMNS", "LINES"):
         if (told := os.environ.get(name)) is not None and terminal_size_of(told) is None:
