@@ -17,8 +17,8 @@ from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from engines.dllm.method import Sampler
-    from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
+    from repro.runs.sweep import Sweep
     from repro.runs.system import Deployment
     from repro.workbench.accuracy import Curve, Point
     from repro.workbench.grid import Grid
@@ -104,13 +104,13 @@ def evaluate(
         check_plot(plot, *grid.files)
     axis = axis_of({name: grid.knobs[name] for name in grid.varied})
     cells = grid.cells()
-    _warn_of_small_models(cells)
     references = references_of(cells, axis)
     with opened as pool:
         with readable("dataset_path", dataset_path, asked.tasks):
             sweep = sweep_of([*cells, *references], stored.store, force=stored.force, pool=pool)
         for experiment, cell in zip(sweep.experiments, (*cells, *references), strict=True):
             require_task(getattr(experiment.deployment, "task", None), cell)
+        _warn_of_small_models(sweep)
         say_what_runs(sweep)
         outcomes = run_sweep(sweep)
     results = [
@@ -140,25 +140,22 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _warn_of_small_models(cells: Sequence[Cell]) -> None:
+def _warn_of_small_models(sweep: Sweep) -> None:
     """The embedded models answer the generated tasks, and next to nothing of the published ones."""
     from engines.models.checkpoint import EMBEDDED
-    from repro.systems.dllm.part import DllmPart
-    from repro.systems.platforms import platform
+    from repro.systems.block.settings import EMBEDDED as EMBEDDED_BLOCKS
     from repro.tasks.registry import task_entry
 
-    told = set()
-    for cell in cells:
-        entry, part = task_entry(cell.dataset), next(iter(platform(cell.platform).parts), None)
-        usual = part.model if isinstance(part, DllmPart) else None
-        model = cell.knob_values.get("model") or usual
-        if not entry.is_generated and (model in EMBEDDED or str(model).startswith("tiny-")):
-            told.add((str(model), entry))
-    for model, entry in sorted(told, key=lambda each: (each[0], each[1].name)):
-        shots = "; its context is short too: --num-fewshot 0 asks without examples" if entry.num_fewshot else ""
+    told = {}
+    for experiment in sweep.to_run:
+        entry = task_entry(experiment.cell.dataset)
+        model = str(getattr(getattr(experiment.deployment, "settings", None), "model", None))
+        if not entry.is_generated and model in (*EMBEDDED, EMBEDDED_BLOCKS):
+            told[model, entry.title] = None
+    for model, title in told:
         say(
             f"warning: model={model!r} is an embedded model of stories, sums and small programs, which answers next to nothing of "
-            f"{entry.title}: give a checkpoint with --model, or one of its own with --task mini-gsm or mini-code{shots}",
+            f"{title}: give a checkpoint with --model, or one of its own tasks, --task mini-gsm or mini-code",
             file=sys.stderr,
         )
 

@@ -183,7 +183,8 @@ def task_workload(cell: Cell, settings: Settings, task: Task, limit: int) -> Wor
     if len(prompts[longest]) > limit:
         raise UserError(
             f"problem {task.problems[longest].problem_id} has {len(prompts[longest])} prompt tokens and there is room for "
-            f"{limit}: lower num_fewshot or gen_length, or use a platform for longer requests"
+            f"{limit}: lower num_fewshot or gen_length (--num-fewshot 0 asks without examples), or raise max_model_len and "
+            f"max_num_batched_tokens (--knob max_model_len=N) as far as the model goes"
         )
     return fixed_workload(
         task.name,

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command import repro
+from support.command import refused, repro
 
 from engines.dllm.serve import DLLM_SERVE
 from repro.cli.evaluate import _cache
@@ -112,13 +112,16 @@ def test_other_options_and_seeds_take_several_values(tmp_path):
 
 
 @pytest.mark.usefixtures("no_data")
-@pytest.mark.parametrize("task", ["gsm8k", "humaneval"])
-def test_a_model_that_is_too_small_for_a_task_is_told_before_any_work(task, tmp_path):
-    done = repro("eval", "--task", task, "--limit", 1, "--result-dir", tmp_path)
+def test_what_a_small_model_is_warned_of(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question": "How many are two and three?", "answer": "2+3=5\n#### 5"}) + "\n")
+    command = ("eval", "--task", "gsm8k", "--dataset-path", file, "--result-dir", tmp_path / "r")
+    done = repro(*command, "--num-fewshot", 0, "--gen-length", 8, "--block-length", 8)
+    assert done.code == 0, done.err
     first = done.err.splitlines()[0]
     assert ("warning" in first, "--model" in first) == (True, True)
-    assert ("--num-fewshot" in first) == (task == "gsm8k")
-    assert not list(tmp_path.iterdir())
+    # Eight examples are too long for it.
+    refused(repro(*command), "--num-fewshot", "--knob max_model_len")
 
 
 @pytest.mark.parametrize(
