@@ -24,6 +24,7 @@ from engines.server.errors import ApiError
 from engines.server.intake import LARGE_BODY, Addressed, Intake, own_names
 from engines.server.metrics import Metrics
 from engines.server.reply import Reply
+from engines.server.responses import ResponsesBody
 from engines.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -47,14 +48,16 @@ class Server:
         self.num_answering = 0
         """Requests under /v1 that came whole and are being answered."""
         page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
-        completion, chat = (
-            Schema(kind, served.model.name, served.model.options, is_strict=settings.unknown_fields == "refuse")
-            for kind in (CompletionBody, ChatBody)
+        is_strict = settings.unknown_fields == "refuse"
+        completion, chat, responses = (
+            Schema(kind, served.model.name, served.model.options, is_strict=is_strict)
+            for kind in (CompletionBody, ChatBody, ResponsesBody)
         )
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", partial(self._answer, completion), methods=["POST"]),
                 Route("/v1/chat/completions", partial(self._answer, chat), methods=["POST"]),
+                Route("/v1/responses", partial(self._answer, responses), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
@@ -168,7 +171,7 @@ class Server:
         message = (
             f"{request.method} is not allowed on {request.url.path}: see the documentation for its method"
             if error.status_code == 405
-            else f"there is nothing at {request.url.path}: use /v1/completions or /v1/chat/completions"
+            else f"there is nothing at {request.url.path}: use /v1/completions, /v1/chat/completions or /v1/responses"
         )
         return await self._say(request, ApiError(error.status_code, message))
 

@@ -158,8 +158,8 @@ class _Object(pydantic.BaseModel):
         for name in (left.keys() & cls.not_supported.keys()) - cls.model_fields.keys():
             reason, neutral = cls.not_supported[name]
             value = left.pop(name)
-            if not _is_among(value, neutral):
-                raise refused(f"{name}={_shown(value)} is not supported, {reason}: leave it out", name)
+            if not is_among(value, neutral):
+                raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
         return left
 
     @property
@@ -177,7 +177,7 @@ class _Object(pydantic.BaseModel):
 
 
 class _Part(_Object):
-    ignored = frozenset({"annotations", "cache_control"})
+    ignored = frozenset({"annotations", "cache_control", "logprobs"})
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
 
@@ -189,7 +189,7 @@ def _parts(given: Any) -> Any:
 
 
 class _Message(_Object):
-    ignored = frozenset({"annotations", "id", "status", "type"})
+    ignored = frozenset({"annotations", "id", "phase", "status", "type"})
     not_supported: ClassVar = {
         "audio": ("messages are text here", ()),
         "function_call": ("no tool is called here", ()),
@@ -435,15 +435,18 @@ class CompletionBody(_Body):
         return given | ({"max_tokens": 1} if self.length == 0 else {})
 
 
+Messages = Annotated[
+    list[_Message],
+    FailFast(),
+    Field(
+        min_length=1,
+        description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
+    ),
+]
+
+
 class ChatBody(_Body):
-    messages: Annotated[
-        list[_Message],
-        FailFast(),
-        Field(
-            min_length=1,
-            description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
-        ),
-    ]
+    messages: Messages
     add_generation_prompt: bool = True
     """Whether the prompt ends with the header of an assistant's message."""
     continue_final_message: bool = False
@@ -453,7 +456,7 @@ class ChatBody(_Body):
     chat_template_kwargs: Annotated[
         dict[str, Any], Field(description="an object of the chat template's own variables")
     ] = {}
-    documents: Annotated[list[dict[str, Any]], Field(description="a list of objects")] | None = None
+    documents: Annotated[list[dict[str, Any]] | None, Field(description="a list of objects")] = None
     reasoning_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
         Field(description="none, minimal, low, medium, high, xhigh or max"),
@@ -524,7 +527,7 @@ class Schema:
         body = _parse_json(content)
         model = body.get("model")
         if isinstance(model, str) and model not in ("", self._served):
-            sentence = f"model={_shown(model)} is not served here: use {self._served!r}"
+            sentence = f"model={shown(model)} is not served here: use {self._served!r}"
             raise ApiError(404, sentence, param="model", code="model_not_found")
         try:
             asked: Asked = self._kind.model_validate(body)
@@ -539,11 +542,11 @@ class Schema:
         """The first error in a sentence: where it is, what is there, and what should be."""
         error = found.errors(include_url=False)[0]
         if error["type"] == "string_unicode":  # of a name too, which has no place of its own
-            return refused(f"{_shown(error['input'])} holds half a character (a lone surrogate): take it out")
+            return refused(f"{shown(error['input'])} holds half a character (a lone surrogate): take it out")
         field = str(error["loc"][0])
         place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error["loc"])[1:]
-        value = _shown(error["input"])
-        known = self._kind.model_fields.get(field)
+        value = shown(error["input"])
+        known = next((each for name, each in self._kind.model_fields.items() if field in (name, each.alias)), None)
         described = known.description if known is not None else None
         if error["type"] == "missing":
             said = f"{place} is missing: {field} must be {described}"
@@ -568,7 +571,7 @@ def _parse_json(content: bytes) -> dict[str, Any]:
     except ValueError:  # Python reads no number of thousands of digits
         raise refused("the body has a number of too many digits: send finite numbers") from None
     if not isinstance(found, dict):
-        raise refused(f"the body is {_shown(found)}: send one JSON object")
+        raise refused(f"the body is {shown(found)}: send one JSON object")
     return found
 
 
@@ -576,12 +579,12 @@ def _no_number(name: str) -> Any:
     raise refused(f"the body has a number that cannot be read ({name} is no JSON): send finite numbers")
 
 
-def _is_among(value: Any, values: Sequence[Any]) -> bool:
+def is_among(value: Any, values: Sequence[Any]) -> bool:
     """In JSON 0 and false are two things."""
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from engines.server.answer import Piece
 from engines.server.completion import Usage
+from engines.server.errors import ApiError
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 _NO_MESSAGE = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "reasoning": None}
 """What a message of text has not, as OpenAI's API and vLLM tell it."""
 
@@ -107,9 +108,13 @@ class Format:
         said["token_ids"] = self._told(piece.token_ids)
         return self._chunk([said], counted)
 
-    def closing(self, counted: Usage) -> bytes:
-        """What a stream ends with where its usage was asked for."""
-        return self._chunk([], counted)
+    def ending(self, counted: Usage, *, is_told: bool) -> bytes:
+        """What a stream ends with; ``is_told`` where its usage was asked for."""
+        return (self._chunk([], counted) if is_told else b"") + _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """What a stream ends with whose status is out: what is left is to say it there."""
+        return event(error.body) + _DONE
 
     def _told(self, ids: Sequence[int]) -> list[int] | None:
         return list(ids) if self._has_ids else None

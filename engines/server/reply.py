@@ -14,9 +14,10 @@ from engines.server.answer import Piece
 from engines.server.body import Asked, ChatBody
 from engines.server.completion import Completion, Part, Served, Usage
 from engines.server.errors import ApiError, too_late
-from engines.server.format import DONE, Choice, Format, event
+from engines.server.format import Choice, Format
 from engines.server.logprobs import joined
 from engines.server.metrics import Metrics
+from engines.server.responses import ResponseFormat, ResponsesBody
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -40,13 +41,7 @@ class Reply:
         self._timeout_s = min(most_s, asked.timeout or most_s)
         self._ttft_s: float | None = None
         """When a stream's first piece came, since the request did."""
-        is_chat = isinstance(asked, ChatBody)
-        role = (
-            asked.messages[-1].role if isinstance(asked, ChatBody) and not asked.add_generation_prompt else "assistant"
-        )
-        self._format = Format(
-            served.model.name, is_chat=is_chat, has_ids=asked.return_token_ids, role=role, request_id=asked.request_id
-        )
+        self._format = _format_of(asked, served.model.name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -81,9 +76,7 @@ class Reply:
             )
             counter.inc()
             if response.has_begun:
-                # The status is out: what is left is to say it in the stream.
-                await response.write(event(error.body))
-                await response.end(DONE)
+                await response.end(self._format.failure(error))
             else:
                 await response.whole(error.status, error.body, error.headers)
 
@@ -119,9 +112,9 @@ class Reply:
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.note_first_piece(self._ttft_s)
-            await response.write(self._format.part(choice, piece, prompt_of(choice), logprobs, counted(choice)))
-        closing = self._format.closing(completion.usage) if options.include_usage else b""
-        await response.end(closing + DONE)
+            if part := self._format.part(choice, piece, prompt_of(choice), logprobs, counted(choice)):
+                await response.write(part)
+        await response.end(self._format.ending(completion.usage, is_told=options.include_usage))
 
     def _note(self, completion: Completion) -> None:
         e2el_s, tokens = self._since_arrival(), completion.usage.completion_tokens
@@ -135,6 +128,15 @@ class Reply:
 
     def _since_arrival(self) -> float:
         return asyncio.get_running_loop().time() - self._arrived_at
+
+
+def _format_of(asked: Asked, model: str) -> Format | ResponseFormat:
+    if isinstance(asked, ResponsesBody):
+        return ResponseFormat(model, asked)
+    is_chat, role = isinstance(asked, ChatBody), "assistant"
+    if isinstance(asked, ChatBody) and not asked.add_generation_prompt:
+        role = asked.messages[-1].role
+    return Format(model, is_chat=is_chat, has_ids=asked.return_token_ids, role=role, request_id=asked.request_id)
 
 
 class _Response:

@@ -1,0 +1,253 @@
+"""``/v1/responses`` for text: its body as a conversation's, its answer, and the events of its stream.
+
+Nothing is kept behind an answer, whatever ``store`` says: a request tells its whole conversation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from secrets import token_hex
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from engines.server.answer import FinishReason, Piece
+from engines.server.body import ChatBody, Count, Messages, is_among, shown
+from engines.server.completion import Usage
+from engines.server.errors import ApiError, refused
+from engines.server.format import Choice, event
+
+_OF_OTHER_ROUTES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "echo": ("an answer does not begin with its prompt here", (False,)),
+    "logprobs": ("include has 'message.output_text.logprobs' for them here", (False,)),
+    "max_completion_tokens": ("the length of an answer is max_output_tokens here", ()),
+    "max_tokens": ("the length of an answer is max_output_tokens here", ()),
+    "messages": ("a conversation is input here", ()),
+    "n": ("a response is one answer", (1,)),
+    "prompt_logprobs": ("/v1/completions tells them", ()),
+    "return_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
+    "return_tokens_as_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
+}
+"""Field -> (why it is refused, its values that ask for nothing)."""
+_NOT_KEPT = "no response is kept here and input tells the whole conversation"
+_LOGPROBS = "message.output_text.logprobs"
+_UNFINISHED = ("in_progress", "incomplete")
+
+
+class ResponsesBody(ChatBody):
+    """A conversation's body, with the names that its fields have on this route."""
+
+    ignored = (ChatBody.ignored | {"include_reasoning", "max_tool_calls"}) - {"metadata"}
+    not_supported: ClassVar = {
+        **ChatBody.not_supported,
+        "background": ("a response is waited for here", (False,)),
+        "context_management": ("no part of a conversation is left out here", ([],)),
+        "conversation": (_NOT_KEPT, ()),
+        "enable_response_messages": ("messages are not told again here", (False,)),
+        "previous_input_messages": (_NOT_KEPT, ([],)),
+        "previous_response_id": (_NOT_KEPT, ()),
+        "prompt": ("no prompt is kept here", ()),
+    }
+
+    messages: Annotated[
+        Messages,
+        Field(
+            alias="input",
+            description="a text, or a list of at least one message, each a role and a content: a text, or parts of type "
+            "'input_text' or 'output_text'",
+        ),
+    ]
+    max_tokens: Annotated[Count | None, Field(alias="max_output_tokens")] = None
+    instructions: str | None = None
+    """Said by the system before ``input``."""
+    include: Annotated[list[str], Field(description="a list of texts")] = []
+    """Parts of a response that are told besides; of text that is ``_LOGPROBS`` alone."""
+    metadata: Annotated[dict[str, Any] | None, Field(description="an object")] = None
+    """Told again."""
+    truncation: Annotated[Literal["auto", "disabled"], Field(description="'auto' or 'disabled'")] = "disabled"
+    """Whether a conversation that is too long loses its beginning, as in vLLM, or is refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_a_conversation(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        found = {name: value for name, value in fields.items() if value is not None}
+        for name, (reason, neutral) in _OF_OTHER_ROUTES.items():
+            value = found.pop(name, None)
+            if value is not None and not is_among(value, neutral):
+                raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
+        found |= _of_objects(found.pop("text", None), found.pop("reasoning", None))
+        given = found.get("input")
+        if isinstance(given, str):
+            given = [{"role": "user", "content": given}]
+        if isinstance(given, list) and given:
+            _check_items(given)
+            last = given[-1]
+            if isinstance(last, dict) and last.get("role") == "assistant" and last.get("status") in _UNFINISHED:
+                found |= {"continue_final_message": True, "add_generation_prompt": False}
+        instructions = found.get("instructions")
+        if isinstance(given, list) and given and isinstance(instructions, str) and instructions:
+            given = [{"role": "system", "content": instructions}, *given]
+        include = found.get("include")
+        if found.get("top_logprobs") or (isinstance(include, list) and _LOGPROBS in include):
+            found["logprobs"] = True
+        if found.get("truncation") == "auto":
+            found.setdefault("truncate_prompt_tokens", -1)
+        return found if given is None else {**found, "input": given}
+
+
+def _of_objects(text: Any, reasoning: Any) -> Mapping[str, Any]:
+    """What ``text`` and ``reasoning`` ask for, as fields of a conversation."""
+    found = {}
+    for name, given in (("text", text), ("reasoning", reasoning)):
+        if given is not None and not isinstance(given, dict):
+            raise refused(f"{name}={shown(given)} is wrong, {name} must be an object", name)
+    for name, field in (("format", "response_format"), ("verbosity", "verbosity")):
+        if text and text.get(name) is not None:
+            found[field] = text[name]
+    if reasoning and reasoning.get("effort") is not None:
+        found["reasoning_effort"] = reasoning["effort"]
+    return found
+
+
+def _check_items(items: Sequence[Any]) -> None:
+    """Messages may leave out what they are; calls and their results have another type."""
+    for place, item in enumerate(items):
+        kind = item.get("type", "message") if isinstance(item, dict) else "message"
+        if kind not in ("message", None):
+            raise refused(
+                f"input[{place}].type={shown(kind)} is not supported, no tool is called and nothing is kept here: give messages",
+                "input",
+            )
+
+
+class ResponseFormat:
+    """Words the answer to one request. Events are numbered in the order they are told."""
+
+    def __init__(self, model: str, asked: ResponsesBody) -> None:
+        self._model, self._asked = model, asked
+        self._id = f"resp_{asked.request_id or token_hex(16)}"
+        self._item_id = f"msg_{token_hex(16)}"
+        self._created_at = int(time.time())
+        self._num_events = 0
+        self._reason: FinishReason | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+
+    def whole(self, choices: Sequence[Choice], counted: Usage) -> dict[str, Any]:
+        (choice,) = choices
+        self._texts.append(choice.answer.text)
+        self._logprobs += _content(choice.logprobs)
+        return self._response(choice.answer.finish_reason, counted)
+
+    def opening(self, index: int, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+        response, item, place = self._response(None, None), self._item("in_progress"), {"item_id": self._item_id}
+        return (
+            self._event("response.created", response=response)
+            + self._event("response.in_progress", response=response)
+            + self._event("response.output_item.added", output_index=0, item=item | {"content": []})
+            + self._event("response.content_part.added", **place, output_index=0, content_index=0, part=self._part)
+        )
+
+    def part(
+        self,
+        index: int,
+        piece: Piece,
+        prompt_ids: Sequence[int],
+        logprobs: Mapping[str, Any] | None,
+        counted: Usage | None,
+    ) -> bytes:
+        self._reason = piece.finish_reason
+        found = _content(logprobs)
+        self._texts.append(piece.text)
+        self._logprobs += found
+        if not piece.text and not found:
+            return b""
+        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        return self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)
+
+    def ending(self, counted: Usage, *, is_told: bool) -> bytes:
+        """Usage is always told here."""
+        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        status = _status(self._reason)
+        response = self._response(self._reason, counted)
+        return (
+            self._event("response.output_text.done", **place, text="".join(self._texts), logprobs=self._logprobs)
+            + self._event("response.content_part.done", **place, part=self._part)
+            + self._event("response.output_item.done", output_index=0, item=self._item(status))
+            + self._event(f"response.{status}", response=response)
+        )
+
+    def failure(self, error: ApiError) -> bytes:
+        said = error.body["error"]
+        response = self._response(None, None) | {"status": "failed"}
+        response["error"] = {"code": "server_error", "message": said["message"]}
+        told = {"code": said["code"], "message": said["message"], "param": said["param"]}
+        return self._event("error", **told) + self._event("response.failed", response=response)
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        text = {"type": "output_text", "annotations": [], "text": "".join(self._texts)}
+        return {**text, "logprobs": list(self._logprobs)}
+
+    def _item(self, status: str) -> dict[str, Any]:
+        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": [self._part]}
+
+    def _response(self, reason: FinishReason | None, counted: Usage | None) -> dict[str, Any]:
+        """``reason`` is None while the answer is not complete."""
+        asked, status = self._asked, "in_progress" if reason is None else _status(reason)
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_at,
+            "status": status,
+            "background": False,
+            "completed_at": None if reason is None else int(time.time()),
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_tokens,
+            "max_tool_calls": None,
+            "metadata": asked.metadata or {},
+            "model": self._model,
+            "output": [] if reason is None else [self._item(status)],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": asked.reasoning_effort, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "temperature": asked.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_logprobs": asked.top_logprobs,
+            "top_p": asked.top_p,
+            "truncation": asked.truncation,
+            "usage": None if counted is None else _usage(counted),
+            "user": None,
+        }
+
+    def _event(self, kind: str, **said: Any) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return f"event: {kind}\n".encode() + event({"type": kind, "sequence_number": number, **said})
+
+
+def _status(reason: FinishReason | None) -> str:
+    return "incomplete" if reason == "length" else "completed"
+
+
+def _content(logprobs: Mapping[str, Any] | None) -> list[Any]:
+    return [] if logprobs is None else list(logprobs["content"])
+
+
+def _usage(counted: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": counted.prompt_tokens,
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
+        "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+    }

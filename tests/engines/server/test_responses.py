@@ -1,0 +1,203 @@
+"""``/v1/responses``, by the types and the client of the ``openai`` package."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
+pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
+pytest.importorskip("openai", reason="needs the extra dev: openai is not installed")
+
+import openai
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from support.http_client import ask, metrics, streaming
+from support.http_server import Running, running_server
+from support.served_echo import RAISE, ByteCodec, EchoModel, answer_of
+
+from engines.server.settings import ServerSettings
+
+RESPONSES = "/v1/responses"
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+HI = "user:hi\n"
+"""What the model is given of the input "hi"."""
+
+
+def text_of(prompt: str, length: int = 16) -> str:
+    return bytes(answer_of(prompt.encode(), length)).decode()
+
+
+def body(given: Any = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "echo", "input": given, "seed": 0, **fields}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server(EchoModel(), ByteCodec()) as found:
+        yield found
+
+
+def test_a_response_is_the_answer_to_the_conversation(server):
+    said = ask(server.port, RESPONSES, body(max_output_tokens=8, metadata={"a": "b"}, store=True))
+    assert said.status == 200
+    response = Response.model_validate(said.body)
+    assert response.output_text == text_of(HI, 8)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (8, 8, 16)
+    assert (response.max_output_tokens, response.metadata, said.body["store"]) == (8, {"a": "b"}, False)
+
+
+def test_an_answer_that_ends_is_completed(server):
+    response = Response.model_validate(ask(server.port, RESPONSES, body(stop=text_of(HI)[4:6])).body)
+    assert (response.status, response.incomplete_details, response.output[0].status) == ("completed", None, "completed")
+    assert response.output_text == text_of(HI)[:4]
+
+
+CONVERSATION = [
+    {"role": "developer", "content": "be short"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "one"}]},
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "phase": "final_answer",
+        "content": [{"type": "output_text", "text": "two", "annotations": [], "logprobs": []}],
+    },
+    {"role": "user", "content": "three", "type": "message"},
+]
+
+
+def test_messages_of_every_form_are_turns(server):
+    response = ask(server.port, RESPONSES, body(CONVERSATION, instructions="be kind")).body
+    prompt = "system:be kind\ndeveloper:be short\nuser:one\nassistant:two\nuser:three\n"
+    assert response["output"][0]["content"][0]["text"] == text_of(prompt)
+    assert response["instructions"] == "be kind"
+    assert not any("unknown" in name and value for name, value in metrics(server.port).items())
+
+
+def test_a_stream_tells_every_event_in_order(server):
+    with streaming(server.port, RESPONSES, body(stream=True)) as events:
+        told = [*events]
+    found = [EVENTS.validate_python(event) for event in told]
+    assert [event.type for event in found] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * 4,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    assert "".join(event.delta for event in found if event.type == "response.output_text.delta") == text_of(HI)
+    last = found[-1].response
+    assert (last.output_text, last.usage.output_tokens) == (text_of(HI), 16)
+    assert found[0].response.id == last.id
+    assert found[2].item.id == last.output[0].id == found[4].item_id
+
+
+def test_the_client_s_own_stream_puts_the_response_together(server):
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    wanted = text_of(HI)[:8]
+    more = {"seed": 0, "stop": text_of(HI)[8:10]}
+    with client, client.responses.stream(model="echo", input="hi", extra_body=more) as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == wanted
+        assert stream.get_final_response().output_text == wanted
+
+
+def test_a_stream_that_fails_says_so_in_an_event():
+    class Failing(ByteCodec):
+        def encode_chat(self, messages: Any, *given: Any, **named: Any) -> tuple[int, ...]:
+            return RAISE, 1
+
+    with running_server(EchoModel(), Failing()) as server:
+        with streaming(server.port, RESPONSES, body(stream=True)) as events:
+            *_, error, failed = (EVENTS.validate_python(event) for event in events)
+        assert (error.type, error.code) == ("error", "engine_failed")
+        assert (failed.type, failed.response.status, failed.response.error.code) == (
+            "response.failed",
+            "failed",
+            "server_error",
+        )
+
+
+NOTHING = {
+    "background": False,
+    "include": ["reasoning.encrypted_content"],
+    "max_tool_calls": 3,
+    "metadata": {},
+    "n": 1,
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": "a",
+    "reasoning": {"effort": None, "summary": "auto"},
+    "safety_identifier": "b",
+    "service_tier": "auto",
+    "store": False,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+    "user": "c",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_asks_for_nothing_passes(stream):
+    more = {"stream": True, "stream_options": {"include_obfuscation": False}} if stream else {}
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(unknown_fields="refuse")) as server:
+        if stream:
+            with streaming(server.port, RESPONSES, body(**NOTHING, **more)) as events:
+                assert [*events][-1]["response"]["output"][0]["content"][0]["text"] == text_of(HI)
+        else:
+            assert ask(server.port, RESPONSES, body(**NOTHING)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("conversation", {"id": "conv_1"}),
+        ("background", True),
+        ("prompt", {"id": "pmpt_1"}),
+        ("tools", [{"type": "web_search"}]),
+        ("response_format", {"format": {"type": "json_schema", "name": "a", "schema": {}}}),
+        ("max_tokens", 8),
+        ("messages", [{"role": "user", "content": "hi"}]),
+        ("n", 2),
+        ("n", True),
+        ("echo", True),
+        ("return_token_ids", True),
+        ("max_output_tokens", 0),
+        ("max_output_tokens", "8"),
+        ("truncation", "middle"),
+        ("metadata", "a"),
+        ("include", "a"),
+        ("instructions", 3),
+        ("input", None),
+        ("input", []),
+        ("input", {"role": "user", "content": "hi"}),
+        ("input", [{"role": "user"}]),
+        ("input", [{"type": "function_call_output", "call_id": "a", "output": "b"}]),
+        ("input", [{"type": "item_reference", "id": "msg_1"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]),
+        ("text", "plain"),
+        ("reasoning", "high"),
+        ("top_logprobs", 21),
+        ("stream", "yes"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_its_name(server, field, value):
+    given = {"text": value} if field == "response_format" else {field: value}
+    said = ask(server.port, RESPONSES, {**body(), **given})
+    assert (said.status, said.body["error"]["param"]) == (400, field)
+
+
+def test_nothing_is_kept(server):
+    made = ask(server.port, RESPONSES, body(store=True)).body
+    assert ask(server.port, f"{RESPONSES}/{made['id']}").status == 404
