@@ -194,14 +194,14 @@ class Columns:
         return any(name in self.named for name in (*DELAYS, *WAITS))
 
 
-def columns_as(kind: FormatName, names: Sequence[str], unit: TimeUnit | None) -> Columns:
+def columns_as(kind: FormatName, names: Sequence[str], file: str, unit: TimeUnit | None) -> Columns:
     """What a file of a known format is read as, whatever columns it has."""
     found = FORMATS[kind]
     if not found.marks <= set(names):
         found = Format(
             found.title, {"arrival" if each in TIMES else each: name for each, name in found.columns.items()}
         )
-    return _timed(found.of(names), found, unit)
+    return _timed(found.of(names), found, unit, file)
 
 
 def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None) -> Columns:
@@ -218,8 +218,7 @@ def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUni
     _check_consistent(named, names, said)
     name = next((each for each in TIMES if each in named), None)
     if name is None:
-        require(unit is None, f"time_unit={unit!r} has no effect: {file} has no column of times that is read: name it")
-        return Columns(named=named, format=found)
+        return _timed(named, found, unit, file)
     own = TIMES[name] or _unit_in(named[name])
     require(
         given is None or name == "arrival" or unit in (None, own),
@@ -233,11 +232,16 @@ def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUni
             f"{said} {named[name]} of {file}, a file of {known.title}, is in {WORDS[TIMES[published] or 's']}: write {published}={named[name]}, or "
             f"arrival={named[name]} and the unit that it has as --time-unit, or leave columns out",
         )
-    return _timed(named, found, unit, by_name=given is not None)
+    return _timed(named, found, unit, file, by_name=given is not None)
 
 
-def _timed(named: Mapping[str, str], found: Format | None, unit: TimeUnit | None, *, by_name: bool = False) -> Columns:
-    name = next(each for each in TIMES if each in named)
+def _timed(
+    named: Mapping[str, str], found: Format | None, unit: TimeUnit | None, file: str, *, by_name: bool = False
+) -> Columns:
+    name = next((each for each in TIMES if each in named), None)
+    if name is None:
+        require(unit is None, f"time_unit={unit!r} has no effect: {file} has no column of times that is read: name it")
+        return Columns(named=named, format=found)
     own = TIMES[name] or _unit_in(named[name])
     return Columns(
         named=named,

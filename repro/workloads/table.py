@@ -465,7 +465,7 @@ def _grouped(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entr
 def _key(row: Row, column: str) -> tuple[str, object]:
     """Of the value as it is written: 1, true and "1" are three."""
     value = row.required(column)
-    if isinstance(value, float) and value == math.floor(value):
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, str | int) or value == "":
         raise row.bad(column, value, "expected a text or a whole number")
@@ -475,11 +475,15 @@ def _key(row: Row, column: str) -> tuple[str, object]:
 def _by_turn(own: list[Entry], column: str) -> list[Entry]:
     if len(own) == 1:
         return own
-    turns = [each.row.count(column) for each in own]
-    for entry, turn in zip(own, turns, strict=True):
-        if turns.count(turn) > 1:
-            raise entry.row.bad(column, turn, "another row of its session has the same: number its rounds")
-    return [entry for _, entry in sorted(zip(turns, own, strict=True), key=lambda pair: pair[0])]
+    by_turn: dict[int, Entry] = {}
+    for entry in own:
+        turn = entry.row.count(column)
+        if turn in by_turn:
+            raise entry.row.bad(
+                column, turn, f"{by_turn[turn].row.where} of its session has the same: number its rounds"
+            )
+        by_turn[turn] = entry
+    return [by_turn[turn] for turn in sorted(by_turn)]
 
 
 def _linked(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry]], list[str]]:

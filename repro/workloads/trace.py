@@ -78,7 +78,7 @@ def parse_trace(
 
 
 def _recorded(path: Path, kind: FormatName, time_unit: TimeUnit | None) -> Iterator[PromptRow]:
-    columns = columns_as(kind, names_in(path), time_unit)
+    columns = columns_as(kind, names_in(path), path.name, time_unit)
     entries = [entry for entry in read_entries(path, columns) if not entry.is_empty]
     clock = Clock.of(path.name, columns, entries)
     require(clock.unclear is None, clock.unclear or "")

@@ -105,6 +105,56 @@ def test_other_contents_are_another_run():
     assert first.cell.key != other.cell.key
 
 
+PLAIN = COLUMNS.replace("arrival_s", "arrival")
+
+
+def test_the_unit_and_the_order_of_a_file_are_part_of_its_run():
+    in_ms = [(int(1000 * t), *rest) for t, *rest in ROWS]
+    asked = ("--columns", PLAIN, "--arrivals", "trace")
+    run = bench("vllm-sim", write("mine.jsonl", in_ms), *asked, "--time-unit", "ms")
+    assert served(run)[-1][0] == pytest.approx(ROWS[-1][0] - ROWS[0][0], abs=1e-3)
+    assert "24 in 6.95 s, 3.31 a second, timestamp in ms" in json.dumps(run.manifest)
+    slow = bench("vllm-sim", "mine.jsonl", *asked, "--time-unit", "s")
+    assert served(slow)[-1][0] == pytest.approx(1000 * ROWS[-1][0], rel=1e-3)
+    assert slow.cell.key != run.cell.key
+    backwards = bench("vllm-sim", write("mine.jsonl", in_ms[::-1]), *asked, "--time-unit", "ms", "--sort")
+    assert sorted(served(backwards)) == sorted(served(run))
+    refused(
+        repro("bench", "--platform", "l40s", "--workload", "mine.jsonl", *asked), "'timestamp' is not said", "in us"
+    )
+    without = (*asked, "--time-unit", "ms", "--result-dir", "runs")
+    refused(repro("bench", "--platform", "l40s", "--workload", "mine.jsonl", *without), "field 'timestamp'", "--sort")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "large"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench --system dllm-serve --platform FILE.yaml",
+        "bench --system dllm-serve --platform l40s --knob replay=FILE.jsonl.gz",
+        "bench --system laps --platform h200 --workload FILE.jsonl",
+        "bench --system laps --platform h200 --workload FILE.parquet",
+        "bench --system dllm-serve --platform l40s --dataset-name burst --dataset-path FILE.csv",
+        "capacity --slo ttft:p95:2000 --workload FILE.csv",
+        "sweep FILE.yaml",
+        "generate --prompt-ids FILE.json",
+    ],
+)
+def test_what_is_no_plain_file_is_refused_wherever_one_is_named(command, kind, tmp_path):
+    name = next(word.partition("=")[2] or word for word in command.split() if "FILE" in word)
+    path = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 42)
+    refused(repro(*command.split()), name)
+
+
 def test_a_rate_has_the_lengths_of_the_file():
     run = bench("vllm-sim", write("mine.jsonl"), "--columns", COLUMNS, "--request-rate", "2")
     found = served(run)
