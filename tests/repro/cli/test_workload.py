@@ -113,7 +113,7 @@ def test_the_unit_and_the_order_of_a_file_are_part_of_its_run():
     asked = ("--columns", PLAIN, "--arrivals", "trace")
     run = bench("vllm-sim", write("mine.jsonl", in_ms), *asked, "--time-unit", "ms")
     assert served(run)[-1][0] == pytest.approx(ROWS[-1][0] - ROWS[0][0], abs=1e-3)
-    assert "24 in 6.95 s, 3.31 a second, timestamp in ms" in json.dumps(run.manifest)
+    assert "24 in 7 s, 3.29 a second, timestamp in ms" in json.dumps(run.manifest)
     slow = bench("vllm-sim", "mine.jsonl", *asked, "--time-unit", "s")
     assert served(slow)[-1][0] == pytest.approx(1000 * ROWS[-1][0], rel=1e-3)
     assert slow.cell.key != run.cell.key
