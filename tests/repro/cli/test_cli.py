@@ -117,7 +117,7 @@ OPTIONS = {
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
     "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "
     "--memory-limit --model --platform --pool-kernel --port --prompt-interval --refresh-delay --remasking "
-    "--request-timeout --retention-ratio --scheduler --selection --served-model-name --slo-ttft-s --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p "
+    "--request-timeout --retention-ratio --scheduler --selection --served-model-name --slo-ttft-s --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p --unknown-fields "
     "--transfer-ratio --weights",
     "gpu-suite": "--budget --dry-run --export --first --json --platform --result-dir --stage",
     "conformance": "--examples --json --kind --queue --seed",
