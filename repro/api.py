@@ -19,7 +19,7 @@ from repro.runs.sweep import Sweep, pool_of
 from repro.systems.platforms import platform as platform_of
 from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides
 from repro.workbench.folder import folder_of
-from repro.workbench.grid import Grid, in_turns
+from repro.workbench.grid import MOST_CELLS, Grid, in_turns
 from repro.workbench.sides import sides_of
 from repro.workloads.knobs import named_after
 
@@ -65,6 +65,7 @@ def sweep(
     cells: Sequence[Cell] | Mapping[str, Any],
     *,
     repeats: int | None = None,
+    max_cells: int = MOST_CELLS,
     interleave: bool = False,
     result_dir: str | Path = LOCAL,
     force: bool = False,
@@ -76,14 +77,14 @@ def sweep(
     """The runs of the cells, in their order; missing ones are made, simulated ones ``jobs`` at once, on this machine or in the
     ``pool`` ray: a cluster started for the call, or the one at ``address``.
 
-    ``cells`` may be a grid, as ``repro sweep`` reads it of a file; ``repeats`` gives it the seeds 0, 1, ..., and ``interleave`` makes
+    ``cells`` may be a grid, as ``repro sweep`` reads it of a file; ``repeats`` gives it the seeds 0, 1, ..., ``max_cells`` is how many it may have, and ``interleave`` makes
     its runs repeat by repeat. ``keep_other_code`` keeps runs that other code made, and puts this code's beside them."""
     root = _folder(result_dir)
     flags = {"force": force, "interleave": interleave, "keep_other_code": keep_other_code}
     for name, flag in flags.items():
         require(isinstance(plain(flag), bool), f"{name}={plain(flag)!r} must be true or false")
     forget()
-    asked = made = _of_grid(cells, repeats)
+    asked = made = _of_grid(cells, repeats, plain(max_cells))
     if interleave:
         made = in_turns(asked)
     with pool_of(pool, address, jobs) as where:
@@ -135,9 +136,9 @@ def compare(
     return compare_sides(first, second, plain(metric), tolerance)
 
 
-def _of_grid(cells: object, repeats: int | None) -> list[Cell]:
+def _of_grid(cells: object, repeats: int | None, max_cells: int) -> list[Cell]:
     if isinstance(cells, Mapping):
-        return Grid.from_dict(cells).repeated(repeats).cells()
+        return Grid.from_dict(cells).repeated(repeats).cells(max_cells)
     require(repeats is None, f"repeats={plain(repeats)!r} is of a grid, and cells have their seeds: leave it out")
     return _cells(cells)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -151,6 +152,13 @@ def read_yaml(path: Path, name: str = "file") -> Any:
     import yaml
 
     class Strict(yaml.SafeLoader):
+        def construct_yaml_float(self, node: Any) -> float:
+            found: float = super().construct_yaml_float(node)
+            if math.isinf(found) and "inf" not in node.value.lower():
+                problem = f"the number {node.value[:60]} is larger than any that is taken"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            return found
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[tuple[str, str]] = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -160,6 +168,7 @@ def read_yaml(path: Path, name: str = "file") -> Any:
                 seen.add((key.tag, str(key.value)))
             return super().construct_mapping(node, deep)
 
+    Strict.add_constructor("tag:yaml.org,2002:float", Strict.construct_yaml_float)
     return yaml.load(read_text(name, path, most=_MOST_YAML_BYTES), Loader=Strict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
@@ -35,13 +36,13 @@ def check_results(
             min=1,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the runs of --again.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Draws the runs of --again [default: 0].", min=0)] = None,
     result_dir: opt.ResultDir = None,
     json: opt.Json = False,
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today. That is data,
-    settings, code, also the code that draws, and the papers' numbers; what documents say is held against it. About 40 s of
-    processor time, said at the end; no run is made without --again. Exit code 1 if one has to be made again."""
+    settings, code, also the code that draws, and the papers' numbers; what documents say is held against it. About a minute of
+    processor time, said before and at the end; no run is made without --again. Exit code 1 if one has to be made again."""
     from repro.checks.again import make_again
     from repro.checks.answers import check_claims, check_flips, check_reports
     from repro.checks.documents import accept as accept_documents
@@ -49,6 +50,7 @@ def check_results(
     from repro.checks.held import Held, read_held, save_held
     from repro.checks.results import Today
     from repro.checks.results import check_results as check_figures
+    from repro.checks.results import figures as figures_of
     from repro.files import readable_folder
     from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
 
@@ -56,14 +58,29 @@ def check_results(
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
+    for name, value in {"seed": seed, "result_dir": result_dir}.items():
+        require(
+            value is None or again is not None,
+            f"{name}={str(value)!r} has no effect without --again: add it, or leave this out",
+        )
     is_anew = accept and again is not None
     if accept and not is_anew:
         require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
         say(f"file: {accept_documents(root, REPO)}")
         return
+    figures = sum(1 for _ in figures_of(root))
+    require(
+        figures > 0 or any(root.glob("claims-*.csv")),
+        f"results={str(root)!r} holds no figure and no claims: give a folder like the repository's results",
+    )
+    more = "" if again is None else ", and more for runs that are made again"
+    say(
+        f"comparing {counted(figures, 'figure')} and the claims: about a minute of processor time{more}",
+        file=sys.stderr,
+    )
     with counting("comparing, runs:") as advance:
         today = Today(advance, Held() if is_anew else read_held(root))
-        differing = [] if again is None else make_again(root, today, result_dir or LOCAL, again, seed, advance)
+        differing = [] if again is None else make_again(root, today, result_dir or LOCAL, again, seed or 0, advance)
         found = [*check_figures(root, today), *check_claims(root, today), *check_flips(root, today.held)]
         if root == RESULTS:
             found += [*check_reports(today), *check_documents(root, REPO)]

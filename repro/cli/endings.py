@@ -141,11 +141,35 @@ def _of_the_machine(error: BaseException) -> Ending | None:
         return _refused(f"a text cannot be read or written as {encoding}: use UTF-8 (LC_ALL=C.UTF-8)")
     if isinstance(error, RecursionError):
         return _refused("what was given is nested too deeply to be read: flatten it")
+    if isinstance(error, ImportError) and _is_ours(error.name or ""):
+        return _of_a_name_that_is_gone(error)
     if isinstance(error, ImportError) and (name := (error.name or "").partition(".")[0]):
         extra = EXTRAS.get(name)
         package = name if extra is None else f"'dllm-serve-repro[{extra}]'"
         return _refused(f"package {name!r} cannot be imported ({error}): pip install {package}")
     return None
+
+
+def _is_ours(module: str) -> bool:
+    from repro.runs.code import PACKAGES
+
+    return module.partition(".")[0] in (*PACKAGES, "paper_figures")
+
+
+def _of_a_name_that_is_gone(error: ImportError) -> Ending | None:
+    """A plug-in that was written for another version; None where it is our own module that imports it."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    importing = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith("<")]
+    if not importing or _is_ours(str(importing[-1][0].f_globals.get("__name__"))):
+        return None
+    frame, line = importing[-1]
+    told = re.search(r"cannot import name '([^']+)'", str(error))
+    what = (
+        f"module {error.name}, which is not there"
+        if told is None
+        else f"{told[1]} from {error.name}, which has no such name"
+    )
+    return _refused(f"plug-in {frame.f_code.co_filename} imports {what} (line {line}): correct it for this version")
 
 
 def _has_working_folder() -> bool:
@@ -167,17 +191,14 @@ def _of_the_program(error: BaseException) -> Ending:
 
 def _place_in_own_code(error: BaseException) -> str | None:
     """Where it was raised, if in a module that the user wrote."""
-    from repro.runs.code import PACKAGES
-
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return None
     module, path = str(frames[-1].f_globals.get("__name__")), frames[-1].f_code.co_filename
-    is_ours = module.partition(".")[0] in (*PACKAGES, "paper_figures")
     is_installed = (
         module.partition(".")[0] in sys.stdlib_module_names or {*Path(path).parts} & _INSTALLED or path.startswith("<")
     )
-    return None if is_ours or is_installed else f"line {frames[-1].f_lineno} of {path}"
+    return None if _is_ours(module) or is_installed else f"line {frames[-1].f_lineno} of {path}"
 
 
 def _refused(sentence: str) -> Ending:

@@ -27,6 +27,8 @@ class Repeated(Checked):
     """Runs of each setting, with seeds from 0 on [default: the grid's seed, which is 0]."""
     interleave: bool = False
     """Make them repeat by repeat, so that what the machine does meanwhile falls on all settings."""
+    max_cells: Annotated[int, Range(1, 10**8)] = 20_000
+    """The most runs that a grid may have."""
     keep_other_code: bool = False
     """Keep runs that other code made, and put this code's beside them, for 'repro compare'."""
 
@@ -53,6 +55,7 @@ def sweep(
     from repro.cli.data_file import check_regular
     from repro.cli.making import make_and_show
     from repro.cli.plots import check_plot, save_plot, titles_of
+    from repro.runs.progress import MANY_CELLS
     from repro.workbench.grid import grid_of_file, in_turns
 
     require(
@@ -64,7 +67,9 @@ def sweep(
     asked = grid_of_file(grid).repeated(repeated.repeats)
     if plot is not None:
         check_plot(plot, grid, *asked.files)
-    cells = asked.cells()
+    if MANY_CELLS <= asked.num_cells <= repeated.max_cells:
+        say(f"{asked.num_cells:,} cells", file=sys.stderr)
+    cells = asked.cells(repeated.max_cells)
 
     def show(runs: Sequence[StoredRun]) -> None:
         if json:

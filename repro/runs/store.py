@@ -205,7 +205,7 @@ class StoredRun:
         return obtained + (", other machine" if self.other_machine else "")
 
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, EOFError, zlib.error)
 """What reading a file that holds no whole run can raise."""
 
 
@@ -218,7 +218,34 @@ def read_run(file: Path, name: str = "run") -> StoredRun:
     if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
         raise StoreError(f"{file.name}: schema {stored} -> {SCHEMA_VERSION}")
     cell = Cell.from_written(part_of(parts, CELL))
-    return StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content)
+    return _whole(StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content))
+
+
+def _whole(run: StoredRun) -> StoredRun:
+    """The run, once it is known to say all that is asked of one; raises one of ``UNREADABLE`` of a file that was put together by
+    others."""
+    manifest, provenance = run.manifest, run.provenance
+    kinds: tuple[tuple[str, Any, type | tuple[type, ...]], ...] = (
+        ("summary", run.summary, dict),
+        ("validity", manifest["validity"]["valid"], bool),
+        ("reasons", manifest["validity"]["reasons"], list),
+        ("obtained", manifest["obtained"], str),
+        ("code", manifest["code"]["digest"], str),
+        ("modules", manifest["code"]["modules"], dict),
+        ("requests", manifest["requests"]["num"], int),
+        ("sums", manifest["requests"]["sums"], dict),
+        ("facts", manifest["facts"], dict),
+        ("own facts", manifest["facts"].get("facts", {}), dict),
+        ("machine", manifest["machine"], (dict, type(None))),
+        ("commit", provenance["git"]["commit"], (str, type(None))),
+        ("finished_utc", provenance["finished_utc"], str),
+        ("inputs", provenance["inputs"], dict),
+    )
+    for name, value, kind in kinds:
+        if not isinstance(value, kind):
+            raise Damaged(f"its {name} is {value!r:.40}")
+    _ = run.validity, run.obtained
+    return run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +386,7 @@ class Store:
         elsewhere = _unlike(manifest.get("machine"), experiment.machine)
         if elsewhere and not self.accept_other_machine:
             return unusable(f"another machine: {elsewhere}")
-        run = StoredRun(cell, file, manifest, provenance, changed, elsewhere, content)
+        run = _whole(StoredRun(cell, file, manifest, provenance, changed, elsewhere, content))
         return State(run=run, reason=run.why_reused)
 
 

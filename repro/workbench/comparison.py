@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Literal, NamedTuple
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.knobs import Range, check_value
 from repro.runs.cell import COMPARISON, Scalar, plain
 from repro.runs.statistics import Interval, paired_ratio
@@ -118,6 +118,7 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
 
 
 def _check_metric(metric: object, runs: Sequence[StoredRun]) -> None:
+    require(isinstance(metric, str), f"metric={metric!r} must be a text: compare one metric at a time")
     known = dict.fromkeys(name for run in runs for name in numbers_of(run))
     if metric in known:
         return

@@ -32,14 +32,24 @@ class Folder:
 
 def folder_of(root: Path, name: str = "folder") -> Folder:
     """Refuses one without any run."""
-    runs, left_out = [], {}
+    read: dict[bytes, StoredRun] = {}
+    left_out = {}
     for file in run_files(readable_folder(name, root)):
         try:
-            runs.append(read_run(file))
+            run = read_run(file)
         except RunError as error:
             left_out[file.name] = str(error).removeprefix(f"{file.name}: ")
         except UNREADABLE as error:
-            left_out[file.name] = str(error)
+            left_out[file.name] = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        else:
+            # A copy is no second run; of two the one counts that has the run's name.
+            other = read.get(run.content)
+            kept = run if other is None or file.name.startswith(run.cell.folder_name) else other
+            read[run.content] = kept
+            if other is not None:
+                copy = other if kept is run else run
+                left_out[copy.file.name] = f"a copy of {kept.file.name}"
+    runs = sorted(read.values(), key=lambda run: run.file)
     found = Folder(root=root, runs=tuple(runs), left_out=left_out)
     if not runs:
         why = f" that can be read ({found.warning})" if left_out else ""

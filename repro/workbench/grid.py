@@ -23,6 +23,9 @@ from repro.systems.platforms import platform as platform_of
 from repro.workloads.knobs import named_after
 
 Repeats = Annotated[int, Range(1, 1000)]
+MaxCells = Annotated[int, Range(1, 10**8)]
+MOST_CELLS = 20_000
+"""That a grid may have, where nothing else is said: so many take seconds to list."""
 INF = "inf"
 """The rate of a workload that comes at once; a cell has None."""
 
@@ -84,8 +87,20 @@ class Grid:
         given = (*self.platform, *(value for values in self.knobs.values() for value in values))
         return tuple(value for value in given if isinstance(value, str) and is_file(value))
 
-    def cells(self) -> list[Cell]:
-        """The repeats of a setting follow each other."""
+    @property
+    def num_cells(self) -> int:
+        """How many there are at most: some may be the same."""
+        fields = (self.system, self.dataset, self.platform, self.executor, self.rate, self.seed, *self.knobs.values())
+        return math.prod(max(1, len(values)) for values in fields)
+
+    def cells(self, most: int = MOST_CELLS) -> list[Cell]:
+        """The repeats of a setting follow each other. Refuses more than ``most``, before any is made."""
+        check_value(MaxCells, "max_cells", most)
+        require(
+            self.num_cells <= most,
+            f"the grid has {self.num_cells:,} cells, more than max_cells={most:,}: leave values out, or raise it "
+            "(repro sweep --max-cells)",
+        )
         return list(dict.fromkeys(self._cells()))
 
     def _cells(self) -> Iterator[Cell]:
@@ -189,5 +204,6 @@ def _with_numbers(given: Any) -> Any:
                 found = json.loads(given)
             except ValueError:
                 return given
-            return found if isinstance(found, float) else given
+            # Of a number that is too large the text is refused.
+            return found if isinstance(found, float) and math.isfinite(found) else given
     return given

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.command import refused, repro
 from typer.testing import CliRunner
 
 from repro.checks.documents import NAME, READ_WITH, accept, check_documents
@@ -178,3 +179,10 @@ def test_accepting_needs_the_repositorys_own_documents(tmp_path):
     result = CliRunner().invoke(app, ["check-results", "--accept", "--results", str(tmp_path)])
     assert result.exit_code != 0
     assert "has no documents beside it" in str(result.exception or result.output)
+
+
+@pytest.mark.parametrize("name", [".", "figures-of-none"])
+def test_a_folder_without_results_is_none_to_check(name, tmp_path):
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / "README.md").write_text("# Mine")
+    refused(repro("check-results", "--results", tmp_path), "holds no figure")

@@ -84,7 +84,7 @@ OPTIONS = {
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
-    "sweep": "--plot --accept-other-code --address --continue-on-error --dry-run --force --interleave --jobs --json --keep-other-code --pool "
+    "sweep": "--plot --accept-other-code --address --continue-on-error --dry-run --force --interleave --jobs --json --keep-other-code --max-cells --pool "
     "--repeats --result-dir",
     "compare": "--json --metric --result-dir --tolerance",
     "export": "--format --out",

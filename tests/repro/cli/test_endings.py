@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from support.command import refused, repro
 
 from engines.errors import RunError, UserError
 from repro.cli.endings import ending_of
@@ -147,3 +148,20 @@ def test_a_command_without_room_for_its_libraries_says_so():
     )
     assert done.returncode == 1, done.stderr
     assert "out of memory" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "gone"),
+    [
+        ("from engines.policies.batching import Gone", "Gone from engines.policies.batching"),
+        ("from repro.runs.cell import Gone", "Gone from repro.runs.cell"),
+        ("import engines.gone", "engines.gone"),
+        ("from repro.gone import this", "repro.gone"),
+    ],
+)
+def test_a_name_of_ours_that_is_gone_is_said_of_the_plug_in(line, gone, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "outdated", raising=False)
+    (tmp_path / "outdated.py").write_text(f"import os\n{line}\n")
+    told = refused(repro("bench", "--system", "outdated:Mine", "--dry-run"), "outdated.py", gone, "line 2")
+    assert "pip install" not in told

@@ -1,5 +1,6 @@
 """A folder of runs as it is, and a run as a row of a tidy table."""
 
+import gzip
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.fake_system import fake_cell
+from support.run_files import parts
 
 import repro
 from engines.errors import UserError
+from repro.runs import store
 from repro.runs.experiment import prepare
-from repro.runs.store import Store, StoredRun
+from repro.runs.store import Store, StoredRun, encoded
 from repro.runs.sweep import Sweep
 from repro.workbench.folder import folder_of, numbers_of
 from repro.workbench.frame import frame_of, write_frame
@@ -92,3 +95,51 @@ def test_a_folder_without_runs_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is not a directory"):
         repro.load(tmp_path / "file")
+
+
+def test_a_copy_is_no_second_run(runs, tmp_path):
+    """Whichever of the two comes first by its name, the one that has the run's own counts."""
+    for name in ("a copy", "zz"):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(runs[0].file.read_bytes())
+    found = folder_of(tmp_path)
+    assert [run.file for run in found.runs] == sorted(run.file for run in runs)
+    assert {*found.left_out} == {"a copy.jsonl.gz", "zz.jsonl.gz"}
+    assert all(runs[0].file.name in why for why in found.left_out.values())
+
+
+EDITS = {
+    "no validity": ("manifest", lambda part: part.pop("validity")),
+    "a reason that is none": ("manifest", lambda part: part["validity"].update(reasons=3)),
+    "no machine": ("manifest", lambda part: part.pop("machine")),
+    "facts that are a list": ("manifest", lambda part: part.update(facts=[])),
+    "no git": ("provenance", lambda part: part.pop("git")),
+    "no requests": ("manifest", lambda part: part.pop("requests")),
+    "code that is text": ("manifest", lambda part: part.update(code="x")),
+    "another field of its cell": ("cell", lambda part: part.update(sytem="x")),
+    "no system": ("cell", lambda part: part.pop("system")),
+    "an empty summary's place": ("summary", None),
+    "no cell": ("cell", None),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_run_that_was_edited_and_sealed_again_is_left_out(edit, runs, tmp_path):
+    name, change = EDITS[edit]
+    held = parts(runs[0].file)
+    if change is None:
+        del held[name]
+    else:
+        change(held[name])
+    runs[0].file.write_bytes(encoded(held))
+    found = folder_of(tmp_path)
+    assert (len(found.runs), [*found.left_out]) == (3, [runs[0].file.name])
+    assert len(frame_of(found.runs)) == 3
+    assert Store(tmp_path).find(prepare(runs[0].cell.without("basis"))).run is None or name == "cell"
+
+
+@pytest.mark.parametrize("lines", [b"x", b"{}\n", b"[]\n", b'{"manifest":\n'])
+def test_a_file_that_is_sealed_and_no_run_is_left_out(lines, runs, tmp_path):
+    runs[0].file.write_bytes((content := gzip.compress(lines)) + store._seal(content))
+    assert [*folder_of(tmp_path).left_out] == [runs[0].file.name]
+    runs[1].file.write_bytes((cut := content[:-9]) + store._seal(cut))
+    assert len(folder_of(tmp_path).left_out) == 2

@@ -153,7 +153,7 @@ def test_options_that_cannot_be_are_refused(options, says, tmp_path):
     file = tmp_path / "grid.yaml"
     file.write_text("platform: l40s\nseed: 3")
     refused(repro("sweep", file, *options, "--result-dir", tmp_path / "runs"), says)
-    refused(repro("sweep", tmp_path / "none.yaml"), "none.yaml' cannot be read as YAML", "No such file")
+    refused(repro("sweep", tmp_path / "none.yaml"), "none.yaml' does not exist")
 
 
 def test_python_refuses_likewise(tmp_path):
@@ -176,3 +176,37 @@ def test_a_sweep_in_python_is_in_the_order_of_the_grid(tmp_path: Path):
     assert [(run.cell.rate, run.cell.seed) for run in runs] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     again = toolkit.sweep(grid, repeats=2, result_dir=tmp_path, jobs=1)
     assert [run.provenance for run in again] == [run.provenance for run in runs]
+
+
+def test_a_grid_of_many_cells_is_counted_before_they_are_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(Grid, "_cells", lambda _: pytest.fail("cells were made"))
+    file = tmp_path / "grid.yaml"
+    file.write_text(f"platform: l40s\nseed: {[*range(1000)]}\nknobs: {{num_prompts: {[*range(1, 1001)]}}}")
+    refused(repro("sweep", file), "1,000,000 cells", "--max-cells")
+    refused(repro("sweep", file, "--max-cells", 999_999), "1,000,000 cells")
+    refused(repro("sweep", file, "--max-cells", 0), "max_cells=0")
+    with pytest.raises(UserError, match="1,000,000 cells"):
+        toolkit.sweep({"platform": "l40s", "seed": range(1000), "knobs": {"num_prompts": range(1, 1001)}})
+
+
+def test_the_bound_can_be_raised():
+    grid = Grid.from_dict({"platform": "l40s", "seed": [0, 1], "knobs": {"num_prompts": [2, 3]}})
+    assert len(grid.cells(4)) == grid.num_cells == 4
+    with pytest.raises(UserError, match="max_cells=3"):
+        grid.cells(3)
+
+
+@pytest.mark.parametrize("rate", ["1e400", "1.0e+400", "-1e400", "[1, 1e400]"])
+def test_a_rate_that_is_too_large_is_not_all_at_once(rate, tmp_path):
+    file = tmp_path / "grid.yaml"
+    file.write_text(f"platform: l40s\nrate: {rate}")
+    refused(repro("sweep", file, "--dry-run"), "400")
+
+
+@pytest.mark.parametrize(
+    "text", ["model: ''", "model: '  '", "num_prompts: .nan", "num_prompts: .inf", "num_prompts: 1e400"]
+)
+def test_a_knob_without_a_value_is_refused(text, tmp_path):
+    file = tmp_path / "grid.yaml"
+    file.write_text(f"platform: l40s\nknobs: {{{text}}}")
+    refused(repro("sweep", file, "--dry-run"), text.partition(":")[0])
