@@ -35,7 +35,7 @@ class Logprobs(NamedTuple):
         return cls(np.concatenate(chosen), np.concatenate(rank), np.concatenate(top_ids), np.concatenate(top))
 
     def cut(self, start: int, end: int | None = None) -> Logprobs:
-        """Of the tokens at [start, end)."""
+        """Those of the tokens at [start, end)."""
         return Logprobs(self.chosen[start:end], self.rank[start:end], self.top_ids[start:end], self.top[start:end])
 
 

@@ -155,7 +155,7 @@ class Speller:
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
     def behind(self, ids: tuple[int, ...]) -> str:
-        """Of ids that stand behind a whole character."""
+        """The text of ids that stand behind a whole character."""
         found = self._texts.get(ids)
         if found is None:
             found = self.text([*self._opening, *ids])[self._length :]

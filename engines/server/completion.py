@@ -149,7 +149,7 @@ class Completion:
         return await self._worked(lambda: prompt_logprobs(ids, scores, self._speller))
 
     async def _worked(self, make: Callable[[], T]) -> T:
-        """Of long lists, behind others of the kind and not on the event loop."""
+        """What is made of long lists, behind others of the kind and not on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._served.slow_work, make)
 
     @property

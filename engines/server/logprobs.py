@@ -16,7 +16,7 @@ _MOST_PENDING = 3
 
 
 class Score(NamedTuple):
-    """Of one token."""
+    """How likely one token is."""
 
     logprob: float
     rank: int
@@ -44,7 +44,7 @@ class TokenTexts:
         """Characters of these that were told."""
 
     def of(self, token: int) -> str:
-        """Of a token that might be next."""
+        """The text that a token would add."""
         if self._speller is None:
             return f"token_id:{token}"
         return self._whole(self._speller, token)[self._told :]

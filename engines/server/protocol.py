@@ -86,7 +86,7 @@ class Tokens(NamedTuple):
     request_id: int
     token_ids: tuple[int, ...]
     logprobs: Logprobs | None = None
-    """Of these ids, where they were asked for and there are some."""
+    """Those of the ids, where they were asked for and there are some."""
 
 
 class Finished(NamedTuple):

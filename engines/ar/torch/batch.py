@@ -40,9 +40,9 @@ class Sequence:
     answers: list[list[int]] = field(default_factory=list)
     """Generated ids of the rounds that are over."""
     logprobs: Logprobs | None = None
-    """Of its newest token, where ``sampling`` asks for them."""
+    """That of its newest token, where ``sampling`` asks for them."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
-    """Of its prompt's tokens from the second on, as far as it is prefilled, where ``sampling`` asks for them."""
+    """Those of its prompt's tokens from the second on, as far as it is prefilled, where ``sampling`` asks for them."""
 
 
 class DecodeColumns:

@@ -283,7 +283,7 @@ class TorchExecutor:
         return found
 
     def _score(self, hidden: Tensor, first: int, following: Tensor, most: int) -> Logprobs:
-        """Of the tokens that follow the rows from ``first`` on, few rows at a time."""
+        """Scores of the tokens that follow the rows from ``first`` on, made few rows at a time."""
         least = self.model.min_rows
         share = max(least, _SCORED_LOGITS // self.model.config.vocab_size)
         parts = []

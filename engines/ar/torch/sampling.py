@@ -173,7 +173,7 @@ class TokenScores:
         self._top = self._all.topk(min(MOST_LOGPROBS, logits.shape[1]), dim=-1)
 
     def of(self, tokens: Tensor, most: Sequence[int]) -> list[Logprobs]:
-        """Of the tokens [n] that follow the rows, each alone with its ``most`` likeliest; waits for the device."""
+        """Scores of the tokens [n] that follow the rows, each alone with its ``most`` likeliest; waits for the device."""
         found = self._told(tokens)
         return [
             Logprobs(
@@ -183,7 +183,7 @@ class TokenScores:
         ]
 
     def together(self, tokens: Tensor, most: int) -> Logprobs:
-        """Of the tokens [n] that follow the rows, each with its ``most`` likeliest; waits for the device."""
+        """Scores of the tokens [n] that follow the rows, each with its ``most`` likeliest; waits for the device."""
         found = self._told(tokens)
         return found._replace(top_ids=found.top_ids[:, :most].copy(), top=found.top[:, :most].copy())
 

@@ -85,7 +85,7 @@ class _Request:
     """Most tokens of its answer."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
-    """Of the ids that are not told yet, where they were asked for."""
+    """Those of the ids that are not told yet, where they were asked for."""
     num_told: int = 0
     has_begun: bool = False
 
