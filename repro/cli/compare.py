@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import counted, print_json, print_table, say
@@ -41,8 +42,12 @@ def compare(
     is equal. Ends with code 1 where one differs by more than the tolerance outside noise."""
     from repro.paths import LOCAL
     from repro.workbench.comparison import compare_sides
-    from repro.workbench.sides import sides_of
+    from repro.workbench.sides import holds_runs, sides_of
 
+    require(
+        result_dir is None or not (holds_runs(a) and holds_runs(b)),
+        f"result_dir={str(result_dir)!r} has no effect where both sides are folders: leave it out",
+    )
     sides = sides_of(a, b, result_dir or LOCAL)
     metrics = dict.fromkeys(asked.metric or ["throughput_tok_s"])
     found = [compare_sides(*sides, metric, asked.tolerance) for metric in metrics]

@@ -65,6 +65,10 @@ def sweep(
     opened = placement.opened()
     check_regular("grid", grid)
     asked = grid_of_file(grid).repeated(repeated.repeats)
+    require(
+        len(asked.seed) > 1 or not repeated.interleave,
+        "interleave has no effect with one run of each setting: add --repeats, or leave it out",
+    )
     if plot is not None:
         check_plot(plot, grid, *asked.files)
     if MANY_CELLS <= asked.num_cells <= repeated.max_cells:

@@ -69,8 +69,8 @@ def _without(side: Side, files: set[Path]) -> Side:
 
 def _selected(name: str, text: str, root: Path, read: dict[Path, Folder]) -> Side:
     require(bool(text.strip()), f"{name}={text!r} says nothing: give a folder, a system or a run's name")
-    where, _, conditions = (text, "", "") if _holds_runs(text) else text.partition("@")
-    is_folder = _holds_runs(where) or (bool(where) and Path(where).is_dir())
+    where, _, conditions = (text, "", "") if holds_runs(text) else text.partition("@")
+    is_folder = holds_runs(where) or (bool(where) and Path(where).is_dir())
     place = Path(where) if is_folder else root
     if place not in read:
         read[place] = folder_of(place, name if is_folder else "result_dir")
@@ -89,7 +89,8 @@ def _selected(name: str, text: str, root: Path, read: dict[Path, Folder]) -> Sid
     return Side(name=name, said=text, runs=tuple(runs), warning=read[place].warning)
 
 
-def _holds_runs(text: str) -> bool:
+def holds_runs(text: str) -> bool:
+    """Whether a text is the path of a folder with a run's file in it."""
     with suppress(OSError, ValueError):
         return bool(text.strip()) and Path(text).is_dir() and bool(run_files(Path(text)))
     return False

@@ -161,3 +161,8 @@ def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):
 )
 def test_bad_input_is_refused(words, says, folder):
     refused(repro("compare", *words, "--result-dir", folder / "runs"), says)
+
+
+def test_a_folder_of_runs_has_no_effect_beside_two(folder):
+    both = (folder / "runs", folder / "runs")
+    refused(repro("compare", *both, "--result-dir", folder / "runs"), "result_dir=")

@@ -147,6 +147,7 @@ def test_a_grid_that_is_none_is_refused_before_any_work(text, says, tmp_path):
         (("--repeats", "few"), "repeats='few' must be a whole number"),
         (("--repeats", 2), "seed=(3,) is given beside repeats=2, which are seeds: leave one out"),
         (("--keep-other-code", "--accept-other-code"), "leave one out"),
+        (("--interleave",), "interleave has no effect"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, says, tmp_path):
