@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from engines.server.codec import Codec
@@ -58,6 +59,10 @@ class Answer:
         self._unsaid = None if stops.ignores_eos else codec.eos_id
         """The end that is no reason to tell."""
         self._beginnings = sorted(stops.texts)
+        self._by_last: dict[str, list[str]] = {}
+        """Stop texts by their last character."""
+        for stop in stops.texts:
+            self._by_last.setdefault(stop[-1], []).append(stop)
         self._longest = max(map(len, stops.texts), default=0)
         self._ids: list[int] = []
         self._text = _GrowingText(self._decode)
@@ -125,7 +130,8 @@ class Answer:
         # A stop text may have begun in what was held back, not in what was told, unless that is no part of the answer's text.
         told = 0 if self._stops.are_shown else self._num_told
         found: tuple[int, str] | None = None
-        for stop in self._stops.texts:
+        # One that is complete only now ends in what is new; those that end together have one last character.
+        for stop in chain.from_iterable(self._by_last.get(last, ()) for last in {*text[behind:]}):
             start = text.find(stop, max(told, behind - len(stop) + 1))
             if start >= 0 and (found is None or start + len(stop) < found[0] + len(found[1])):
                 found = start, stop

@@ -36,7 +36,7 @@ _OF_NO_ANSWER = frozenset(
         *("user", "metadata", "safety_identifier", "session_id", "service_tier", "store", "cache_salt"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "guided_decoding_backend"),
         *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "priority"),
-        *("return_mm_kwargs", "return_token_offsets", "routed_experts_prompt_start", "watermarking"),
+        *("return_mm_kwargs", "return_token_offsets", "routed_experts_prompt_start", "stream_interval", "watermarking"),
         "spaces_between_special_tokens",  # fast tokenizers put none there
     }
 )
