@@ -146,7 +146,7 @@ def _warn_of_small_models(sweep: Sweep) -> None:
     from repro.systems.block.settings import EMBEDDED as EMBEDDED_BLOCKS
     from repro.tasks.registry import task_entry
 
-    told = {}
+    told: dict[tuple[str, str], None] = {}
     for experiment in sweep.to_run:
         entry = task_entry(experiment.cell.dataset)
         model = str(getattr(getattr(experiment.deployment, "settings", None), "model", None))
