@@ -79,7 +79,7 @@ async def drive(url: str, requests: Sequence[ClientRequest]) -> list[Exchange]:
 
 
 def errors_of(exchanges: Sequence[Exchange], truth: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """The mock gives no usage, so the driver calls its answers failed; their stamps are whole."""
+    """Of every piece: the mock says when it sent each."""
     true = {
         seed: (begun, sent)
         for seed, begun, sent in zip(truth["seed"], truth["received_s"], truth["sent_s"], strict=True)
