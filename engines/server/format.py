@@ -121,5 +121,6 @@ class Format:
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]], counted: Usage | None, **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        said = {} if counted is None else {"usage": usage(counted)}
+        details = {"completion_tokens_details": None} if self._is_chat and choices else {}
+        said = {} if counted is None else {"usage": usage(counted) | details}
         return event({**self._head, "object": kind, "choices": choices, **more, **said})
