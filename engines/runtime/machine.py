@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+SETTLED = "REPRO_SETTLED"
+"""The variable that lists those of the environment which we set and no user."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's numbers of two settings."""
 

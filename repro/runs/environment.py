@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from engines.errors import UserError
+from engines.runtime.machine import SETTLED
 
 VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """oneDNN reads the first that is not empty."""
@@ -71,11 +72,17 @@ def settle() -> None:
     nothing."""
     global _at_start
     if not any(os.environ.get(name) for name in VARIABLES):
-        os.environ[VARIABLES[0]] = WITHOUT_AMX
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        _set(VARIABLES[0], WITHOUT_AMX)
+    if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys():
+        _set("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if _at_start is None:
         _at_start = limit(), "torch" in sys.modules
+
+
+def _set(name: str, value: str) -> None:
+    """``SETTLED`` lists what we set, so that the servers of other projects start without it."""
+    os.environ[name] = value
+    os.environ[SETTLED] = ",".join(filter(None, (os.environ.get(SETTLED), name)))
 
 
 def limit() -> str:

@@ -15,6 +15,7 @@ from support.processes import ends
 from baselines.servers import process
 from baselines.servers.process import WARDEN, Address, Command, free_port, running
 from engines.errors import RunError
+from engines.runtime.machine import SETTLED
 from repro.paths import REPO
 
 PATH = {"PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests")))}
@@ -124,3 +125,14 @@ def test_no_server_outlives_who_started_it(tmp_path, pids):
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
     assert all(ends(pid) for pid in all_of(pids))
+
+
+def test_a_server_starts_without_what_we_set_for_ourselves(tmp_path, pids, monkeypatch):
+    """A limit that keeps our rows independent of their company would slow a rival down; a user's own limit is passed on."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv(SETTLED, "PYTORCH_ALLOC_CONF")
+    with fake(tmp_path, "serve"):
+        its = Path(f"/proc/{all_of(pids)[0]}/environ").read_text(encoding="utf-8", errors="replace").split("\0")
+    assert "ONEDNN_MAX_CPU_ISA=AVX2" in its
+    assert not any(each.startswith(("PYTORCH_ALLOC_CONF=", f"{SETTLED}=")) for each in its)
