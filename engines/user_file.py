@@ -11,9 +11,9 @@ from pathlib import Path
 from engines.errors import UserError, require
 
 MOST_BYTES = 64 << 30
-"""Of a file that is read piece by piece."""
+"""The most that a file has which is read piece by piece."""
 MOST_HELD_BYTES = 256 << 20
-"""Of a file that is held in memory as a whole."""
+"""The most that a file has which is held in memory as a whole."""
 
 
 def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> io.BufferedReader:

@@ -153,7 +153,7 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
 }
 """Names that need no saying, by what they mean, in small letters and with underscores."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
-"""What a request asks for, where nothing says what came."""
+"""The lengths that a request asks for, where nothing says what came."""
 _TIME = re.compile(
     r"(arrival|arrival_time|arrived_at|timestamp|time|ts|start_time|request_time|created|created_at|date|datetime)"
     r"(?:_(?:unix_)?(s|sec|secs|seconds|ms|msec|millis|milliseconds|us|usec|micros|microseconds|ns|nanos|nanoseconds))?"
@@ -163,7 +163,7 @@ _UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What is read of a file."""
+    """The columns that are read of a file, and the unit of its times."""
 
     named: Mapping[str, str]
     """Our names -> the file's."""
@@ -172,7 +172,7 @@ class Columns:
     time: str | None = None
     """The column of times."""
     unit: TimeUnit | None = None
-    """Of its times; None where nobody says it."""
+    """The unit of its times; None where nobody says it."""
     is_said: bool = False
     """Whether a user says the unit, in place of a name in the file."""
     is_said_by_option: bool = False
@@ -195,7 +195,7 @@ class Columns:
 
 
 def columns_as(kind: FormatName, names: Sequence[str], file: str, unit: TimeUnit | None) -> Columns:
-    """What a file of a known format is read as, whatever columns it has."""
+    """Returns the columns of a known format, whichever of them the file has."""
     found = FORMATS[kind]
     if not found.marks <= set(names):
         found = Format(
@@ -205,7 +205,7 @@ def columns_as(kind: FormatName, names: Sequence[str], file: str, unit: TimeUnit
 
 
 def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None) -> Columns:
-    """What a file with these columns is read as: as ``given`` says (OURS=THEIRS, ...), or by its names; ``unit`` is the one that a
+    """Finds the columns to read in a file that has these: as ``given`` says (OURS=THEIRS, ...), or by its names; ``unit`` is the one that a
     user says of its times, if any. ``file`` is what a refusal names."""
     known = next((each for each in FORMATS.values() if each.fits(names)), None)
     if given is not None:

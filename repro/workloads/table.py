@@ -63,7 +63,7 @@ EPOCH_S = (10**9, 4_102_444_800)
 """2001 and 2100, as seconds since 1970."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _NAMED_ROWS = 200
-"""Of JSON, whose keys are the columns: a later row may have more than the first."""
+"""The rows of JSON whose keys are looked at: a later one may have more than the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,11 @@ class Trace:
     time: str | None = None
     """The column of times."""
     time_unit: str | None = None
-    """What its times are in."""
+    """The unit of its times, or dates."""
     unclear: str | None = None
     """Why its times cannot be used, if they cannot."""
     remarks: tuple[str, ...] = ()
-    """What was made of its rows."""
+    """Clauses that say what was made of its rows."""
     uses_times: bool = False
     """Whether delays within sessions follow from its times."""
     span_s: float | None = None
@@ -463,7 +463,7 @@ def _grouped(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entr
 
 
 def _key(row: Row, column: str) -> tuple[str, object]:
-    """Of the value as it is written: 1, true and "1" are three."""
+    """Tells values apart as they are written: 1, true and "1" are three."""
     value = row.required(column)
     if isinstance(value, float) and value.is_integer():
         value = int(value)

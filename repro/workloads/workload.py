@@ -46,7 +46,7 @@ class WorkloadConfig(Checked):
     source: SourceKind = "auto"
     dataset_path: str | None = None
     time_unit: TimeUnit | None = None
-    """Of the times in ``dataset_path``, where its columns do not say it."""
+    """The unit of the times in ``dataset_path``, where its columns do not say it."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] = 1.0
     fixed_prompt_len: int | None = None
     may_replace_arrivals: bool = True
@@ -100,9 +100,8 @@ def build_workload(
         f"length_scale={config.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
     )
     card = load_card(config.dataset)
-    source = open_source(
-        card, config.source, dataset_path=config.dataset_path, data_dir=data_dir, time_unit=config.time_unit
-    )
+    of_file = {"dataset_path": config.dataset_path, "time_unit": config.time_unit}
+    source = open_source(card, config.source, data_dir=data_dir, **of_file)  # type: ignore[arg-type]
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(config.arrivals, source)
     trace_s = None
