@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -14,22 +14,36 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from engines.server.body import ChatBody, CompletionBody, Schema
-from engines.server.completion import Served
+from engines.server.body import Body, ChatBody, CompletionBody, Schema
+from engines.server.completion import LARGE_TEXT, Served, of_users
 from engines.server.errors import ApiError
 from engines.server.intake import LARGE_BODY, Addressed, Intake, own_names
 from engines.server.metrics import Metrics
 from engines.server.reply import Reply
 from engines.server.responses import ResponsesBody
 from engines.server.settings import ServerSettings
+from engines.server.tokenization import DetokenizeBody, TokenizeBody
 
 logger = logging.getLogger(__name__)
 
 _PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def _shared_with(origins: Sequence[str]) -> Middleware:
+    """Lets pages of these origins ask: what they may send, and that they may read the answers, also those of refusals."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+        allow_private_network=True,
+    )
 
 
 class Server:
@@ -53,11 +67,15 @@ class Server:
             Schema(kind, served.model.name, served.model.options, is_strict=is_strict)
             for kind in (CompletionBody, ChatBody, ResponsesBody)
         )
+        tokenize = Schema(TokenizeBody, served.model.name, {}, is_strict=is_strict)
+        detokenize = Schema(DetokenizeBody, served.model.name, {}, is_strict=is_strict)
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", partial(self._answer, completion), methods=["POST"]),
                 Route("/v1/chat/completions", partial(self._answer, chat), methods=["POST"]),
                 Route("/v1/responses", partial(self._answer, responses), methods=["POST"]),
+                Route("/tokenize", partial(self._tell_tokens, tokenize), methods=["POST"]),
+                Route("/detokenize", partial(self._tell_tokens, detokenize), methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/health", JSONResponse({"status": "ok"}), methods=["GET"]),
@@ -65,7 +83,10 @@ class Server:
                 Route("/metrics", self._metrics),
                 Route("/", HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY}), methods=["GET"]),
             ],
-            middleware=[Middleware(Addressed, names=own_names(settings.host), say=self._say)],
+            middleware=[
+                Middleware(Addressed, names=own_names(settings.host), say=self._say),
+                *([_shared_with(settings.allow_origin)] if settings.allow_origin else []),
+            ],
             exception_handlers={
                 ApiError: self._say,
                 HTTPException: self._say_http,
@@ -109,24 +130,39 @@ class Server:
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    async def _answer(self, schema: Schema, request: Request) -> Reply:
+    async def _answer(self, schema: Schema[Any], request: Request) -> Reply:
         arrived_at = asyncio.get_running_loop().time()
         self._check_key(request)
         body = await self._intake.read(request)
         size = len(body)
         self.num_answering += 1
         try:
-            if size < LARGE_BODY:
-                asked = schema.read(body)
-            else:
-                loop = asyncio.get_running_loop()
-                asked = await loop.run_in_executor(self._served.slow_work, schema.read, body)
-            self.metrics.note_unknown_fields(asked.unknown)
+            asked = await self._read(schema, body)
             most_s, on_end = self._settings.request_timeout, partial(self._answered, size)
             return Reply(self._served, asked, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
         except BaseException:
             self._answered(size)
             raise
+
+    async def _tell_tokens(self, schema: Schema[Any], request: Request) -> Response:
+        self._check_key(request)
+        body = await self._intake.read(request)
+        try:
+            asked = await self._read(schema, body)
+            served = self._served
+            work = served.work if asked.size < LARGE_TEXT else served.slow_work
+            answer = partial(of_users, partial(asked.answered, served))
+            return JSONResponse(await asyncio.get_running_loop().run_in_executor(work, answer))
+        finally:
+            self._intake.release(len(body))
+
+    async def _read(self, schema: Schema[Body], content: bytes) -> Body:
+        if len(content) < LARGE_BODY:
+            asked = schema.read(content)
+        else:
+            asked = await asyncio.get_running_loop().run_in_executor(self._served.slow_work, schema.read, content)
+        self.metrics.note_unknown_fields(asked.unknown)
+        return asked
 
     def _answered(self, size: int) -> None:
         self.num_answering -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
@@ -136,7 +136,7 @@ Ids = list[Annotated[Whole, Field(ge=0)]]
 Count = Annotated[Whole, Field(ge=1, le=2**31)]
 
 
-class _Object(pydantic.BaseModel):
+class Object(pydantic.BaseModel):
     """A JSON object; a field that is null was not given. Unknown fields are kept, to be counted."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
@@ -144,6 +144,8 @@ class _Object(pydantic.BaseModel):
     """Fields without influence on the answer."""
     not_supported: ClassVar[Mapping[str, tuple[str, tuple[Any, ...]]]] = {}
     """Field -> (why it is refused, its values that ask for nothing)."""
+    _of_the_engine: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say how the engine generates."""
 
     @model_validator(mode="before")
     @classmethod
@@ -169,14 +171,14 @@ class _Object(pydantic.BaseModel):
         for name in type(self).model_fields:
             value = getattr(self, name)
             for each in value if isinstance(value, list) else (value,):
-                if isinstance(each, _Object):
+                if isinstance(each, Object):
                     yield from (f"{name}.{inner}" for inner in each.unknown)
 
 
 # ---- messages ---------------------------------------------------------------------------------
 
 
-class _Part(_Object):
+class _Part(Object):
     ignored = frozenset({"annotations", "cache_control", "logprobs"})
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
@@ -188,7 +190,7 @@ def _parts(given: Any) -> Any:
     return [{"text": each} if isinstance(each, str) else each for each in listed] if isinstance(listed, list) else given
 
 
-class _Message(_Object):
+class _Message(Object):
     ignored = frozenset({"annotations", "id", "phase", "status", "type"})
     not_supported: ClassVar = {
         "audio": ("messages are text here", ()),
@@ -224,7 +226,7 @@ class _Message(_Object):
         return found
 
 
-class _StreamOptions(_Object):
+class _StreamOptions(Object):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     """Usage so far in every chunk, where there is usage at all."""
@@ -257,7 +259,7 @@ def _biases(given: Any) -> Any:
     return found
 
 
-class _Sampling(_Object):
+class _Sampling(Object):
     """How the tokens of an answer are chosen. What is given of it reaches ``ServedModel.generation`` by its name, and an
     engine refuses what it does not heed."""
 
@@ -510,10 +512,13 @@ class ChatBody(_Body):
 Asked = CompletionBody | ChatBody
 
 
-class Schema:
+Body = TypeVar("Body", bound=Object)
+
+
+class Schema(Generic[Body]):
     """Reads bodies for a model called ``served``, which heeds ``options`` besides. A strict one refuses unknown fields."""
 
-    def __init__(self, kind: type[Asked], served: str, options: Mapping[str, Kind], *, is_strict: bool = False) -> None:
+    def __init__(self, kind: type[Body], served: str, options: Mapping[str, Kind], *, is_strict: bool = False) -> None:
         own: dict[str, Any] = {name: ((Whole if each is int else each) | None, None) for name, each in options.items()}
         self._kind: Any = pydantic.create_model(kind.__name__, __base__=kind, **own)
         self._kind.not_supported = {
@@ -523,14 +528,14 @@ class Schema:
         self._kind._of_the_engine = kind._of_the_engine | options.keys()
         self._served, self._options, self._is_strict = served, options, is_strict
 
-    def read(self, content: bytes) -> Asked:
+    def read(self, content: bytes) -> Body:
         body = _parse_json(content)
         model = body.get("model")
         if isinstance(model, str) and model not in ("", self._served):
             sentence = f"model={shown(model)} is not served here: use {self._served!r}"
             raise ApiError(404, sentence, param="model", code="model_not_found")
         try:
-            asked: Asked = self._kind.model_validate(body)
+            asked: Body = self._kind.model_validate(body)
         except pydantic.ValidationError as error:
             raise self._refusal(error) from None
         if self._is_strict and (name := next(asked.unknown, None)) is not None:

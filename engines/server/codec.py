@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from tokenizers import Tokenizer
+
 from engines.errors import UserError
 from engines.models.causal_text import CausalText
 from engines.models.chat import (
@@ -48,6 +50,10 @@ class TextCodec:
         return longest_token(self.tokenizer.backend)
 
     @property
+    def backend(self) -> Tokenizer:
+        return self.tokenizer.backend
+
+    @property
     def eos_id(self) -> int:
         """Of ``end_ids``, the tokenizer's own end of text."""
         return self.tokenizer.eos_token_id
@@ -80,6 +86,7 @@ class IdsAlone:
     end_ids: frozenset[int] = frozenset()
     eos_id = None
     longest_token = 1 << 30
+    backend = None
     speller = None
     shows_half_characters = True
 

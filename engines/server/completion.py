@@ -259,7 +259,9 @@ class Completion:
                 f"max_tokens",
                 "min_tokens",
             )
-        return _users(lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(asked.n)])
+        return of_users(
+            lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(asked.n)]
+        )
 
     @cached_property
     def _seed(self) -> int:
@@ -321,7 +323,7 @@ class Completion:
                 return [one(codec.encode_chat(asked.turns, form, add_special=asked.add_special_tokens, keep=keep))]
             return [one(each) for each in asked.prompt]
 
-        return await asyncio.get_running_loop().run_in_executor(work, partial(_users, run))
+        return await asyncio.get_running_loop().run_in_executor(work, partial(of_users, run))
 
     def _most_prompt_tokens(self) -> int | None:
         """What a prompt is cut down to, where that is asked for; -1 leaves a token for the answer."""
@@ -358,7 +360,7 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _users(make: Callable[[], T]) -> T:
+def of_users(make: Callable[[], T]) -> T:
     """A UserError is the client's."""
     try:
         return make()

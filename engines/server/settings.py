@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,6 +11,8 @@ from engines.knobs import Checked, Range
 
 Held = Annotated[int, Range(1, 1 << 30)]
 """Requests that wait, or bytes of one."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+")
+"""As browsers write it."""
 Seconds = Annotated[float, Range(above=0, most=86_400)]
 
 
@@ -29,6 +32,8 @@ class ServerSettings(Checked):
     """Asked for as a bearer token under /v1; None asks for none."""
     unknown_fields: Literal["count", "refuse"] = "count"
     """count or refuse fields of requests that are unknown: those counted have no effect and stand in /metrics."""
+    allow_origin: tuple[str, ...] = ()
+    """Origins whose pages may use the server from a browser, as 'https://example.org'; '*' is any."""
     max_body_bytes: Held = 1 << 22
     max_bytes_in_flight: Held = 1 << 26
     """The bodies of all requests under way together; small ones are taken nonetheless."""
@@ -49,3 +54,9 @@ class ServerSettings(Checked):
             key is None or (key.isascii() and key.isprintable() and " " not in key and key != ""),
             "api_key must be printable ASCII without blanks: choose another",
         )
+        for origin in self.allow_origin:
+            require(
+                origin == "*" or _ORIGIN.fullmatch(origin) is not None,
+                f"allow_origin={origin!r} is no origin: give scheme://host or scheme://host:port in small letters, without "
+                f"a path or a slash at the end",
+            )

@@ -85,6 +85,14 @@ ApiKey = Annotated[
         envvar="REPRO_API_KEY", help="Asked of every request under /v1.", show_envvar=True, rich_help_panel=opt.SERVER
     ),
 ]
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="An origin whose pages may use the server, as https://example.org; '*' is any. Again for another.",
+        rich_help_panel=opt.SERVER,
+    ),
+]
 
 
 def serve(
@@ -92,6 +100,7 @@ def serve(
     asked: Asked,
     listening: Annotated[Given, LISTENING],
     api_key: ApiKey = None,
+    allow_origin: AllowOrigin = None,
     given: Annotated[Given, KNOBS],
     knob: opt.KnobTexts = None,
 ) -> None:
@@ -99,7 +108,10 @@ def serve(
     from engines.server.run import run
     from engines.server.settings import ServerSettings
 
-    settings, name = ServerSettings(**listening, api_key=api_key), asked.served_model_name
+    settings, name = (
+        ServerSettings(**listening, api_key=api_key, allow_origin=tuple(allow_origin or ())),
+        asked.served_model_name,
+    )
     require(
         name is None or name.strip() != "",
         f"served_model_name={name!r} is empty: give the name that requests call the model, or leave it out",

@@ -59,7 +59,7 @@ class ByteCodec:
     end_ids = frozenset({END})
     eos_id = END
     longest_token = 4
-    speller = None
+    speller = backend = None
     shows_half_characters = True
 
     def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ def test_the_official_client_completes_chats_and_streams(served):
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == text
     assert chunks[-1].usage == chat.usage
-    with pytest.raises(openai.BadRequestError, match="max_tokens=4000 is more than 255"):
+    with pytest.raises(openai.BadRequestError, match="max_tokens=4000 is more than"):
         client.completions.create(model="mine", prompt="hello", max_tokens=4000)
     with pytest.raises(openai.NotFoundError, match="is not served here: use 'mine'"):
         client.completions.create(model="gpt-4", prompt="hello")
