@@ -4,10 +4,15 @@ import atexit
 import functools
 import gc
 import os
+import signal
 import sys
 
 # Before anything loads numpy or torch. One thread each: test workers share the cores, and sums come out the same.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
+# A job in the background of a script begins with Ctrl-C ignored, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Generator, Iterator
 from functools import partial

@@ -159,19 +159,21 @@ class HttpServer(uvicorn.Server):
 
 
 class _Signals:
-    """Counts SIGTERM and Ctrl-C."""
+    """Counts SIGTERM and Ctrl-C; what a job in the background was started to ignore stays ignored."""
 
     def __init__(self) -> None:
         self.count = 0
         self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        both = (signal.SIGTERM, signal.SIGINT)
+        self._numbers = [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in self._numbers:
             self._loop.add_signal_handler(number, self._receive)
 
     def _receive(self) -> None:
         self.count += 1
 
     def close(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             self._loop.remove_signal_handler(number)
 
 

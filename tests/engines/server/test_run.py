@@ -4,9 +4,12 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -138,6 +141,29 @@ def test_what_does_not_end_in_time_is_told_so(how):
         run_with(client, drain_timeout=0.2 if how == "the time is over" else 60.0, max_model_len=LONG_LEN)
     *_, error, done = got
     assert (error["error"]["message"], done) == ("the server has ended before this request: send it again", "[DONE]")
+
+
+def test_an_interrupt_that_was_ignored_at_the_start_stays_so():
+    """As in a job in the background of a script."""
+    code = (
+        "import asyncio, signal\n"
+        "from engines.server.run import _Signals\n"
+        "async def main():\n"
+        "    signals = _Signals()\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    print(signals.count)\n"
+        "asyncio.run(main())\n"
+    )
+    for handler, count in ((signal.SIG_IGN, "1"), (signal.SIG_DFL, "2")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            preexec_fn=partial(signal.signal, signal.SIGINT, handler),
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.strip() == count, done.stderr
 
 
 def free_port() -> int:
