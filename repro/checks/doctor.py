@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engines.errors import UserError
+from engines.hardware.silicon.kernels import tables_of
 from engines.models.checkpoint import EMBEDDED
+from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
 from repro import paths
 from repro.runs.provenance import Timing, collect, utc_now, version_of
 from repro.systems.calibration import describe_calibration, load_calibration
-from repro.systems.dllm.part import DllmPart
+from repro.systems.cost import CostKnobs
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
@@ -289,7 +291,8 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if platform.executor == "http":
         has_client = dict(machine.packages).get("aiohttp")
         return None if has_client else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
-    if not any(isinstance(part, DllmPart) for part in platform.parts):
+    needed = _planned_bytes(platform)
+    if needed is None:
         return "clusters are simulated only"
     if (reason := _torch_reason(machine)) is not None:
         return reason
@@ -298,10 +301,10 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if not machine.gpus:
         return _no_gpu_reason(machine)
     largest = _largest(machine)
-    if largest.memory_bytes < CARD_TOLERANCE * platform.part(DllmPart).memory_bytes:
+    if largest.memory_bytes < CARD_TOLERANCE * needed:
         return (
             f"{largest.name} has {_gigabytes(largest.memory_bytes)} and the platform plans with "
-            f"{_gigabytes(platform.part(DllmPart).memory_bytes)}: use a larger card or a smaller memory limit"
+            f"{_gigabytes(needed)}: use a larger card or a smaller memory limit"
         )
     return None
 
@@ -310,7 +313,29 @@ def _simulated_row(platform: Platform) -> Item:
     item = f"{platform.name} simulated"
     if platform.gpu is None:
         return _no(item, "the platform names no GPU to simulate: measure instead")
-    return _ok(item, f"yes, roofline of {describe_calibration(load_calibration(platform.gpu))}")
+    by_roofline = f"roofline of {describe_calibration(load_calibration(platform.gpu))}"
+    shape = _shape_of(platform)
+    charged = CostKnobs().on(platform.gpu, shape)
+    if charged.framework is None:
+        return _ok(item, f"yes, {by_roofline}")
+    card = tables_of(platform.gpu, shape).card
+    moved = "" if card == platform.gpu else f", transferred to the {platform.gpu}"
+    return _ok(
+        item,
+        f"yes, composed of {charged.framework} kernels measured on the {card}{moved}; with cost=roofline, {by_roofline}",
+    )
+
+
+def _planned_bytes(platform: Platform) -> int | None:
+    """Memory of the card that its engine, which runs on one, plans with; None of a cluster."""
+    found = (getattr(part, name, None) for part in platform.parts for name in ("memory_bytes", "memory_limit"))
+    return next((each for each in found if each is not None), None)
+
+
+def _shape_of(platform: Platform) -> ModelShape | None:
+    """Of the model that runs there; None of one that is no shape."""
+    names = {str(getattr(part, "model", "")).lower() for part in platform.parts}
+    return next((shape for shape in (*CATALOGUE, *BLOCK_DIFFUSION) if shape.name.lower() in names), None)
 
 
 def _largest(machine: Machine) -> FoundGpu:

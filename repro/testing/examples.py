@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -109,7 +110,7 @@ class _Held:
 
 
 def _by_hypothesis(draw: Callable[[Source], Case], check: Callable[[Case], None], examples: int, seed: int) -> None:
-    from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+    from hypothesis import HealthCheck, Phase, Verbosity, configuration, given, settings
     from hypothesis import seed as seeded
     from hypothesis import strategies as st
 
@@ -133,4 +134,11 @@ def _by_hypothesis(draw: Callable[[Source], Case], check: Callable[[Case], None]
     def run(held: _Held) -> None:
         check(held.case)
 
-    run()
+    # It writes down what it reads in the sources, beside who started it; a folder that is set stays for what comes later.
+    before = getattr(configuration, "__hypothesis_home_directory", None)
+    with TemporaryDirectory() as folder:
+        configuration.set_hypothesis_home_dir(folder)
+        try:
+            run()
+        finally:
+            configuration.set_hypothesis_home_dir(before)

@@ -47,6 +47,16 @@ def test_a_laptop_measures_the_small_model_and_simulates_the_cards():
         simulated = row(LAPTOP, f"{name} simulated")
         assert simulated.status == "ok"
         assert f"roofline of {name}" in simulated.detail
+        assert "composed of vllm kernels measured on the l40s" in simulated.detail, "what a run is charged by"
+
+
+def test_a_platform_of_one_card_is_no_cluster():
+    assert "simulated only" in row(SERVER, "h200x32 measured").detail
+    for name in ("h200-sdar-8b", "h200-llada2-mini"):
+        assert row(LAPTOP, f"{name} measured").detail == "no CUDA device"
+        assert row(SERVER, f"{name} measured").detail == "yes, numbers are those of NVIDIA H200"
+        assert "composed of vllm kernels measured on the h200" in row(LAPTOP, f"{name} simulated").detail
+    assert "transferred to the h20" in row(LAPTOP, "h20-llada2-mini simulated").detail
 
 
 @pytest.mark.parametrize("machine", [LAPTOP, SERVER])

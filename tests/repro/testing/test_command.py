@@ -33,6 +33,12 @@ def test_a_failure_ends_with_1_and_its_sentence(monkeypatch):
     assert "6 of 7 properties pass" in said
 
 
+def test_nothing_is_left_in_the_folder(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "repro", "conformance", PHASE, *FEW], cwd=tmp_path)
+    assert done.returncode == 0
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_json_says_the_same():
     result = repro("conformance", "engines.policies.batching:OneByOne", *FEW, "--json")
     found = json.loads(result.out)
