@@ -333,7 +333,7 @@ def _planned_bytes(platform: Platform) -> int | None:
 
 
 def _shape_of(platform: Platform) -> ModelShape | None:
-    """Of the model that runs there; None of one that is no shape."""
+    """The shape of the model that runs there; None where it is none."""
     names = {str(getattr(part, "model", "")).lower() for part in platform.parts}
     return next((shape for shape in (*CATALOGUE, *BLOCK_DIFFUSION) if shape.name.lower() in names), None)
 
