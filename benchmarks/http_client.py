@@ -79,7 +79,7 @@ async def drive(url: str, requests: Sequence[ClientRequest]) -> list[Exchange]:
 
 
 def errors_of(exchanges: Sequence[Exchange], truth: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """Of every piece: the mock says when it sent each."""
+    """Errors of each piece's time: the mock says when it sent it."""
     true = {
         seed: (begun, sent)
         for seed, begun, sent in zip(truth["seed"], truth["received_s"], truth["sent_s"], strict=True)

@@ -83,7 +83,7 @@ STREAMS: dict[str, Script] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one request, in ms; None where the client has no such number."""
+    """One request's times in ms; None where the client has no such number."""
 
     ttft: float | None
     latency: float | None

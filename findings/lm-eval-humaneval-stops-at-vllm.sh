@@ -52,7 +52,7 @@ done
 
 python3 -m venv "$work/harness"
 "$work/harness/bin/python" -m pip -q --disable-pip-version-check install torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu
-"$work/harness/bin/python" -m pip -q --disable-pip-version-check install 'lm-eval[api]==0.4.13'
+"$work/harness/bin/python" -m pip -q --disable-pip-version-check install 'lm-eval[api]==0.4.13' transformers==5.24.0
 
 cat > "$work/stops.py" <<'PY'
 """The stop texts that each kind of model of lm-eval sends for HumanEval, heard by a server that answers anything."""

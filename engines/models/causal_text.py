@@ -28,7 +28,7 @@ class CausalText:
     template: ChatTemplate | None
     end_ids: frozenset[int]
     eos_id: int | None = None
-    """Of ``end_ids``, the tokenizer's own end of text."""
+    """The tokenizer's own end of text, one of ``end_ids``."""
     mask_id: int = NO_ID
     """A token of diffusion LLMs that no text spells."""
 

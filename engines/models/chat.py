@@ -21,7 +21,7 @@ from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_conten
 
 ROLES = ("system", "developer", "user", "assistant")
 _FURTHER_FIELDS = frozenset({"name", "reasoning", "reasoning_content"})
-"""Of a message, beside its role and content; a template may read them."""
+"""Fields of a message beside its role and content: a template may read them."""
 _CUT = "<|the answer goes on here|> "
 """Behind the last message of a rendered conversation that is to be continued."""
 

@@ -499,7 +499,7 @@ class ChatBody(_Body):
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        """Of the chat template, beside the conversation."""
+        """Variables of the chat template beside the conversation."""
         found = dict(self.chat_template_kwargs)
         if self.documents is not None:
             found["documents"] = self.documents

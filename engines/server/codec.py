@@ -55,7 +55,7 @@ class TextCodec:
 
     @property
     def eos_id(self) -> int:
-        """Of ``end_ids``, the tokenizer's own end of text."""
+        """The tokenizer's own end of text, one of ``end_ids``."""
         return self.tokenizer.eos_token_id
 
     def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ class Completion:
         return Usage(sum(map(len, self._prompts)), sum(answer.num_tokens for answer in self._answers))
 
     def usage_of(self, choice: int) -> Usage:
-        """Of one answer so far."""
+        """Tokens of one answer so far, and of its prompt."""
         return Usage(len(self.prompt_of(choice)), self._answers[choice].num_tokens)
 
     def prompt_of(self, choice: int) -> tuple[int, ...]:
@@ -289,7 +289,7 @@ class Completion:
 
     @property
     def _most_bytes(self) -> int:
-        """Of a text that fits, whatever its tokens are."""
+        """The longest text that can fit, whatever its tokens are."""
         return self._served.model.max_model_len * self._served.codec.longest_token
 
     async def _encode(self, work: Executor) -> list[tuple[tuple[int, ...], list[object]]]:

@@ -39,7 +39,7 @@ _ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "LRU_CACHE_CAPACITY": "64",
 }
-"""Of the engine's process, unless the user has set it: all of it is read once, while libraries are loaded."""
+"""Environment of the engine's process, unless the user has set it. Libraries read it once, while they are loaded."""
 
 _TOTALS = ("forward_passes", "committed_tokens", "busy_s")
 

@@ -50,34 +50,19 @@ def check_results(
     from repro.checks.held import Held, read_held, save_held
     from repro.checks.results import Today
     from repro.checks.results import check_results as check_figures
-    from repro.checks.results import figures as figures_of
     from repro.files import readable_folder
     from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
 
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
-    require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
-    for name, value in {"seed": seed, "result_dir": result_dir}.items():
-        require(
-            value is None or again is not None,
-            f"{name}={str(value)!r} has no effect without --again: add it, or leave this out",
-        )
+    _check_options(again, seed=seed, result_dir=result_dir)
     is_anew = accept and again is not None
     if accept and not is_anew:
         require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
         say(f"file: {accept_documents(root, REPO)}")
         return
-    figures = sum(1 for _ in figures_of(root))
-    require(
-        figures > 0 or any(root.glob("claims-*.csv")),
-        f"results={str(root)!r} holds no figure and no claims: give a folder like the repository's results",
-    )
-    more = "" if again is None else ", and more for runs that are made again"
-    say(
-        f"comparing {counted(figures, 'figure')} and the claims: about a minute of processor time{more}",
-        file=sys.stderr,
-    )
+    _say_what_is_compared(root, again)
     with counting("comparing, runs:") as advance:
         today = Today(advance, Held() if is_anew else read_held(root))
         differing = [] if again is None else make_again(root, today, result_dir or LOCAL, again, seed or 0, advance)
@@ -93,6 +78,27 @@ def check_results(
         _print_found(found, root)
     if any(each.is_fault for each in found):
         raise typer.Exit(1)
+
+
+def _check_options(again: int | None, **others: int | Path | None) -> None:
+    for name, value in others.items():
+        require(
+            value is None or again is not None,
+            f"{name}={str(value)!r} has no effect without --again: add it, or leave this out",
+        )
+
+
+def _say_what_is_compared(root: Path, again: int | None) -> None:
+    from repro.checks.results import figures as figures_of
+
+    figures = sum(1 for _ in figures_of(root))
+    require(
+        figures > 0 or any(root.glob("claims-*.csv")),
+        f"results={str(root)!r} holds no figure and no claims: give a folder like the repository's results",
+    )
+    more = "" if again is None else ", and more for runs that are made again"
+    what = f"{counted(figures, 'figure')} and the claims"
+    say(f"comparing {what}: about a minute of processor time{more}", file=sys.stderr)
 
 
 def _as_json(each: Checked, root: Path) -> dict[str, Any]:

@@ -117,11 +117,7 @@ def evaluate(
         _result(experiment.deployment, run) for experiment, run in zip(sweep.experiments, sweep.runs, strict=True)
     ]
     if len(cells) == 1 and plot is None:
-        (result,) = results
-        if json:
-            print_json(result)
-        else:
-            print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
+        _print_one(results[0], json)
     else:
         names = tuple(dict.fromkeys([*grid.varied, *([axis] if axis is not None else [])]))
         curves = curves_of(sweep.runs, len(cells), names, axis)
@@ -138,6 +134,13 @@ def evaluate(
     say_what_ran(outcomes, sweep.store.root)
     if not all(run.validity.valid for run in sweep.runs):
         raise typer.Exit(1)
+
+
+def _print_one(result: Mapping[str, Any], json: bool) -> None:
+    if json:
+        print_json(result)
+    else:
+        print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
 
 
 def _warn_of_small_models(sweep: Sweep) -> None:

@@ -58,17 +58,10 @@ def sweep(
     from repro.runs.progress import MANY_CELLS
     from repro.workbench.grid import grid_of_file, in_turns
 
-    require(
-        not (repeated.keep_other_code and stored.accept_other_code),
-        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
-    )
     opened = placement.opened()
     check_regular("grid", grid)
     asked = grid_of_file(grid).repeated(repeated.repeats)
-    require(
-        len(asked.seed) > 1 or not repeated.interleave,
-        "interleave has no effect with one run of each setting: add --repeats, or leave it out",
-    )
+    _check_options(repeated, stored, num_seeds=len(asked.seed))
     if plot is not None:
         check_plot(plot, grid, *asked.files)
     if MANY_CELLS <= asked.num_cells <= repeated.max_cells:
@@ -95,6 +88,17 @@ def sweep(
         dry_run=dry_run,
         continue_on_error=continue_on_error,
         json=json,
+    )
+
+
+def _check_options(repeated: Repeated, stored: opt.Stored, *, num_seeds: int) -> None:
+    require(
+        not (repeated.keep_other_code and stored.accept_other_code),
+        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
+    )
+    require(
+        num_seeds > 1 or not repeated.interleave,
+        "interleave has no effect with one run of each setting: add --repeats, or leave it out",
     )
 
 

@@ -59,7 +59,7 @@ class Point:
         return discordance(self.verdicts(), other.verdicts())
 
     def mean(self, of: str) -> float | None:
-        """Of the valid runs that have one: ``throughput_tok_s``, ``tokens_per_processor_s`` or ``cache_rows``."""
+        """Mean over the valid runs that have ``of``: ``throughput_tok_s``, ``tokens_per_processor_s`` or ``cache_rows``."""
         known = {
             "throughput_tok_s": lambda run: run.summary["throughput_tok_s"],
             "tokens_per_processor_s": lambda run: run.tokens_per_processor_s,

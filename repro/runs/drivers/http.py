@@ -42,7 +42,7 @@ class Reply:
     aside: str = ""
     """What is no part of the answer's own text: reasoning, calls of tools, a refusal."""
     first_text: str = ""
-    """Of the first piece."""
+    """Text of the first piece."""
     token_ids: list[int] | None = None
     """None where the endpoint tells none."""
     prompt_tokens: int | None = None

@@ -42,7 +42,7 @@ _BROKEN = frozenset({"abort", "cancelled", "content_filter", "error"})
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _FIRST_BYTES = 4096
-"""Of a body without events, to say what it is."""
+"""How much of a body without events we read, to say what it is."""
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
 """What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""

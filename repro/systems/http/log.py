@@ -117,7 +117,7 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
 
 
 def _lag(exchange: Exchange, stamp_s: float | None) -> float | None:
-    """Of what may come with the last piece too, or before it."""
+    """Seconds from the last piece to an event that may come with it, or before it."""
     if exchange.error is not None or exchange.ended_s is None or stamp_s is None:
         return None
     return max(0.0, stamp_s - exchange.ended_s)

@@ -113,7 +113,7 @@ OPTIONS = {
     "reproduce": "--accuracy --address --cost --kernels --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--block-diffusion --gen-length --out --resume --seed --start --steps --task --tokens-per-batch",
-    "serve": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
+    "serve": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --alg --alg-temp --allow-origin --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
     "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "
     "--memory-limit --model --platform --pool-kernel --port --prompt-interval --refresh-delay --remasking "
