@@ -91,6 +91,7 @@ def _check_options(again: int | None, **others: int | Path | None) -> None:
 def _say_what_is_compared(root: Path, again: int | None) -> None:
     from repro.checks.results import figures as figures_of
 
+    require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
     figures = sum(1 for _ in figures_of(root))
     require(
         figures > 0 or any(root.glob("claims-*.csv")),
