@@ -59,7 +59,7 @@ _NOT_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "structured_outputs": ({},),
         "verbosity": ("medium",),
     },
-    "every answer is sampled once here": {"best_of": (1,), "early_stopping": (False,), "use_beam_search": (False,)},
+    "every answer is sampled once here": {"best_of": (0, 1), "early_stopping": (False,), "use_beam_search": (False,)},
     "prompts and answers are text here": {
         "audio": (),
         "media_io_kwargs": ({},),
@@ -118,7 +118,7 @@ def _are_ids(given: Any) -> bool:
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
-    if isinstance(given, str) and given:
+    if isinstance(given, str):
         return given
     if _are_ids(given):
         return tuple(map(_whole, given))
@@ -126,8 +126,13 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
 
 
 def _as_list(given: Any) -> Any:
-    """A text or token ids alone as a list of one."""
-    return [given] if isinstance(given, str) or _are_ids(given) else given
+    """A text alone as a list of one."""
+    return [given] if isinstance(given, str) else given
+
+
+def _as_prompts(given: Any) -> Any:
+    """A text or token ids alone as a list of one. Among others a text may be empty, whose ids are the special ones, as in vLLM."""
+    return [given] if _are_ids(given) or (isinstance(given, str) and given) else given
 
 
 Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
@@ -259,6 +264,13 @@ def _biases(given: Any) -> Any:
     return found
 
 
+NumLogprobs = Annotated[
+    Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None,
+    BeforeValidator(lambda given: {True: 1, False: None}[given] if isinstance(given, bool) else given),
+]
+"""Likeliest tokens that are told of a place; true is 1 of them, false none."""
+
+
 class _Sampling(Object):
     """How the tokens of an answer are chosen. What is given of it reaches ``ServedModel.generation`` by its name, and an
     engine refuses what it does not heed."""
@@ -287,7 +299,7 @@ class _Sampling(Object):
         FailFast(),
         Field(max_length=MOST_BAD_WORDS, description=f"a list of up to {MOST_BAD_WORDS} texts, none of them empty"),
     ] = []
-    prompt_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    prompt_logprobs: NumLogprobs = None
     """Likeliest tokens that are told of each place of the prompt."""
 
 
@@ -338,7 +350,7 @@ class _Body(_Sampling):
     """Whether log probabilities name tokens by their ids."""
     echo: bool = False
     """Whether the answer's text begins with the prompt's, or the last message's."""
-    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    request_id: Annotated[str, Field(max_length=256)] | None = None
     """Behind the kind of answer it is the answer's id."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds."""
@@ -385,12 +397,19 @@ class _Body(_Sampling):
             given["logprobs"] = self.num_logprobs
         if self.echo:
             given["echo"] = True
+        if self.num_prompt_logprobs is not None:
+            given["prompt_logprobs"] = self.num_prompt_logprobs
         return given
 
     @property
     def num_logprobs(self) -> int | None:
         """Likeliest tokens that are told beside each token of an answer; None where no log probabilities are."""
         raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Likeliest tokens of each place of the prompt; an echo tells them too, as in vLLM."""
+        return self.prompt_logprobs
 
     _of_the_engine: ClassVar[frozenset[str]] = frozenset(
         {*_Sampling.model_fields, "ignore_eos", "min_tokens", "stop_token_ids"}
@@ -400,19 +419,17 @@ class _Body(_Sampling):
 class CompletionBody(_Body):
     max_tokens: Annotated[Whole, Field(ge=0, le=2**31)] | None = None
     """0 with ``echo`` asks for the prompt alone."""
-    logprobs: Annotated[
-        Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None,
-        BeforeValidator(lambda given: {True: 1, False: None}[given] if isinstance(given, bool) else given),
-    ] = None
+    logprobs: NumLogprobs = None
     prompt: Annotated[
         list[Prompt],
         FailFast(),
         Field(
             min_length=1,
             max_length=MOST_CHOICES,
-            description=f"a text, a list of token ids, or a list of up to {MOST_CHOICES} of either, none of them empty",
+            description=f"a text, a list of token ids, or a list of up to {MOST_CHOICES} of either; ids, and a text "
+            "alone, must not be empty",
         ),
-        BeforeValidator(_as_list),
+        BeforeValidator(_as_prompts),
     ]
 
     @model_validator(mode="after")
@@ -430,11 +447,12 @@ class CompletionBody(_Body):
         return self.logprobs
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
+    @property
     def generation(self) -> dict[str, Any]:
-        given = super().generation
-        if self.echo and self.logprobs is not None:
-            given.setdefault("prompt_logprobs", self.logprobs)
-        return given | ({"max_tokens": 1} if self.length == 0 else {})
+        return super().generation | ({"max_tokens": 1} if self.length == 0 else {})
 
 
 Messages = Annotated[
@@ -476,6 +494,11 @@ class ChatBody(_Body):
     @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        is_echoed = self.echo and not self.stream
+        return self.top_logprobs if self.prompt_logprobs is None and is_echoed else self.prompt_logprobs
 
     @model_validator(mode="after")
     def _has_one_template(self) -> Self:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
 from engines.models.chat import PromptForm
-from engines.models.tokenizer import Speller
 from engines.server.answer import Answer, Piece, Stops
 from engines.server.body import MOST_CHOICES, Asked, ChatBody, CompletionBody
 from engines.server.codec import Codec
@@ -143,18 +142,14 @@ class Completion:
 
     async def prompt_logprobs(self, choice: int) -> list[Any] | None:
         """The field of that name, once the choice has begun; None where it was not asked for."""
-        if self._asked.prompt_logprobs is None:
+        if self._asked.num_prompt_logprobs is None:
             return None
         ids, scores = self.prompt_of(choice), self._scored[choice]
-        return await self._worked(lambda: prompt_logprobs(ids, scores, self._speller))
+        return await self._worked(lambda: prompt_logprobs(ids, scores, self._served.codec.speller))
 
     async def _worked(self, make: Callable[[], T]) -> T:
         """What is made of long lists, behind others of the kind and not on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._served.slow_work, make)
-
-    @property
-    def _speller(self) -> Speller | None:
-        return None if self._asked.return_tokens_as_token_ids else self._served.codec.speller
 
     def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> Part:
         asked = self._asked
@@ -176,19 +171,23 @@ class Completion:
         if asked.num_logprobs is None:
             return Part(choice, piece)
         if choice not in self._tokens:
-            self._tokens[choice] = ScoredTokens(self._speller, is_chat=isinstance(asked, ChatBody))
+            self._tokens[choice] = ScoredTokens(
+                self._served.codec.speller,
+                is_chat=isinstance(asked, ChatBody),
+                has_names=not asked.return_tokens_as_token_ids,
+            )
         return Part(choice, piece, self._tokens[choice].worded(ids, scores))
 
     def _echo(self, choice: int) -> str:
-        """The text of the prompt; empty beside ``return_token_ids``, which tells it as ids, as in vLLM."""
+        """The text of the prompt as it was given; empty beside ``return_token_ids``, which tells it as ids, as in vLLM."""
         asked, speller = self._asked, self._served.codec.speller
         assert isinstance(asked, CompletionBody)
         given = asked.prompt[choice // asked.n]
         if asked.return_token_ids:
             return ""
-        if not isinstance(given, str):
-            return "" if speller is None else speller.text(self.prompt_of(choice))
-        return given if asked.truncate_prompt_tokens is None else self._served.codec.decode(self.prompt_of(choice))
+        if isinstance(given, str):
+            return given
+        return "" if speller is None else speller.text(self.prompt_of(choice))
 
     # -- submission ----------------------------------------------------------------------------------------
 

@@ -40,13 +40,21 @@ class Choice(NamedTuple):
 
 
 class Format:
-    """Words one request's answers as vLLM does. ``has_ids`` tells the ids of prompts and answers; ``role`` is whose turn a
-    conversation's answer is; ``request_id`` is a part of the answer's id."""
+    """Words one request's answers as vLLM does. ``has_ids`` tells the ids of prompts and answers; so does ``has_echo`` those of a
+    completion's prompt in a stream. ``role`` is whose turn a conversation's answer is; ``request_id`` is a part of the
+    answer's id."""
 
     def __init__(
-        self, model: str, *, is_chat: bool, has_ids: bool, role: str = "assistant", request_id: str | None = None
+        self,
+        model: str,
+        *,
+        is_chat: bool,
+        has_ids: bool,
+        has_echo: bool = False,
+        role: str = "assistant",
+        request_id: str | None = None,
     ) -> None:
-        self._is_chat, self._has_ids, self._role = is_chat, has_ids, role
+        self._is_chat, self._has_ids, self._has_echo, self._role = is_chat, has_ids, has_echo, role
         self._begun: set[int] = set()
         """Choices whose prompt was told."""
         self._head = {
@@ -103,7 +111,8 @@ class Format:
         if piece.finish_reason is not None or not self._is_chat:
             said["stop_reason"] = piece.stop_reason
         if not self._is_chat:
-            said["prompt_token_ids"] = self._told(prompt_ids) if index not in self._begun else None
+            is_first = index not in self._begun
+            said["prompt_token_ids"] = list(prompt_ids) if is_first and (self._has_ids or self._has_echo) else None
             self._begun.add(index)
         said["token_ids"] = self._told(piece.token_ids)
         return self._chunk([said], counted)

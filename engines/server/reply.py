@@ -136,7 +136,14 @@ def _format_of(asked: Asked, model: str) -> Format | ResponseFormat:
     is_chat, role = isinstance(asked, ChatBody), "assistant"
     if isinstance(asked, ChatBody) and not asked.add_generation_prompt:
         role = asked.messages[-1].role
-    return Format(model, is_chat=is_chat, has_ids=asked.return_token_ids, role=role, request_id=asked.request_id)
+    return Format(
+        model,
+        is_chat=is_chat,
+        has_ids=asked.return_token_ids,
+        has_echo=asked.echo,
+        role=role,
+        request_id=asked.request_id,
+    )
 
 
 class _Response:

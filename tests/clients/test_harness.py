@@ -115,6 +115,11 @@ def evaluate(run_client, served, tasks: Path, kind: str, task: str, *options: st
     return dict(json.loads(found.read_text())["results"][task])
 
 
+def shots(served, task: str) -> tuple[str, ...]:
+    """Eight worked problems do not fit into the context of an embedded model."""
+    return ("--num_fewshot", "1") if task == "gsm8k_few" and "qwen" not in served.tokenizer else ()
+
+
 @pytest.mark.parametrize("task", ["humaneval_few", "gsm8k_few"])
 def test_completions(served, run_client, tasks, task):
     found = evaluate(
@@ -125,6 +130,7 @@ def test_completions(served, run_client, tasks, task):
         task,
         "--gen_kwargs",
         "max_gen_toks=32",
+        *shots(served, task),
         tokenized_requests="False",
     )
     assert any(name.startswith("exact_match") for name in found)
@@ -142,6 +148,7 @@ def test_chat_completions(served, run_client, tasks):
         "--apply_chat_template",
         "--gen_kwargs",
         "max_gen_toks=32",
+        *shots(served, "gsm8k_few"),
     )
     assert served.grown("repro_requests_total") == 4
     assert served.refusals == 0

@@ -58,8 +58,12 @@ def test_openai_responses(served):
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none")
     whole = client.responses.create(model=served.model, input=QUESTION, max_output_tokens=32, temperature=0)
     with client.responses.stream(model=served.model, input=QUESTION, max_output_tokens=32, temperature=0) as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        final = stream.get_final_response()
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    # An answer that is cut off at its length ends with "response.incomplete".
+    final = events[-1].response
+    assert events[-1].type == f"response.{whole.status}"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
     assert text == whole.output_text == final.output_text
     assert final.usage == whole.usage
     assert served.refusals == 0

@@ -198,6 +198,34 @@ def test_an_echoed_prompt_tells_as_many_tokens_as_were_asked_for(server):
     choice = one(server, body("hello", echo=True, logprobs=1, prompt_logprobs=4))
     assert all(len(each) <= 2 for each in choice["logprobs"]["top_logprobs"][1:])
     assert all(4 <= len(each) <= 5 for each in choice["prompt_logprobs"][1:])
+    assert one(server, body("hello", prompt_logprobs=False))["prompt_logprobs"] is None
+
+
+def test_an_echo_tells_its_scores_by_id_besides(server):
+    """As vLLM does, of a chat too; names there are texts, whatever names the rest has."""
+    asked = body("hello", echo=True, logprobs=2, return_tokens_as_token_ids=True)
+    choice = one(server, asked)
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    assert [found[str(token)]["decoded_token"] for found, token in zip(others, encoded("hello")[1:], strict=True)] == [
+        *"ello"
+    ]
+    own = [found[str(token)]["logprob"] for found, token in zip(others, encoded("hello")[1:], strict=True)]
+    assert own == choice["logprobs"]["token_logprobs"][1 : len("hello")]
+    assert one(server, body("hello", echo=True))["prompt_logprobs"] is None
+    whole = ask(server.port, CHAT, talk("hello", echo=True, max_tokens=1)).body
+    assert len(whole["prompt_logprobs"]) == whole["usage"]["prompt_tokens"]
+
+
+def test_an_echo_is_the_prompt_as_it_was_given(server):
+    """Of one that is cut, too; a stream tells the ids that are left beside it."""
+    asked = body("hello", echo=True, truncate_prompt_tokens=2)
+    assert one(server, asked)["text"].startswith("hello")
+    first, *others = told(server.port, COMPLETIONS, asked)
+    assert first["text"].startswith("hello")
+    assert first["prompt_token_ids"] == encoded("lo")
+    assert {chunk["prompt_token_ids"] for chunk in others} == {None}
+    assert told(server.port, COMPLETIONS, body("hello"))[0]["prompt_token_ids"] is None
 
 
 def test_a_chat_echoes_the_message_that_it_goes_on_from(server):

@@ -1,6 +1,6 @@
 """Bodies that clients and harnesses send, each with a name: what two servers of one checkpoint are asked alike.
 
-All are deterministic: ``temperature`` is 0, or the body is refused.
+All are deterministic: ``temperature`` is 0, one token is left to draw from, or the body is refused.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ PLAIN = {
     "priority 0": completion(priority=0),
     "request_id": completion(request_id="mine"),
     "echo": completion(echo=True),
+    "echo and ids": completion(echo=True, return_token_ids=True),
+    "an empty text among others": completion(prompt=["", "Hello"]),
+    "no request_id": completion(request_id=""),
+    "best_of 0": completion(best_of=0),
+    "an end ends": completion(allowed_token_ids=[128001, 128008, 128009], return_token_ids=True),
+    "an end is shown": completion(
+        allowed_token_ids=[128001, 128008, 128009], skip_special_tokens=False, ignore_eos=True
+    ),
 }
 
 STREAMS = {
@@ -90,6 +98,46 @@ STREAMS = {
     "stream with logprobs": completion(stream=True, logprobs=2),
     "chat stream with logprobs": chat(stream=True, logprobs=True, top_logprobs=2),
     "stream with echo": completion(stream=True, echo=True),
+    "stream with echo and usage": completion(stream=True, echo=True, stream_options={"include_usage": True}),
+    "stream with echo and logprobs": completion(stream=True, echo=True, logprobs=1),
+    "stream with echo and ids": completion(stream=True, echo=True, return_token_ids=True),
+    "stream of an echo alone": completion(stream=True, echo=True, max_tokens=0),
+    "stream of two lists of ids": completion(
+        stream=True, return_token_ids=True, prompt=[[128000, 9906], [128000, 1917, 0]]
+    ),
+    "stream of two prompts with continuous usage": completion(
+        stream=True, prompt=["Hello", "Good"], stream_options={"include_usage": True, "continuous_usage_stats": True}
+    ),
+    "stream with logprobs and a stop": completion(stream=True, logprobs=2, stop=["e"], max_tokens=24),
+    "stream with ids and stops": completion(stream=True, return_token_ids=True, stop=["ing", "er"], max_tokens=32),
+    "chat stream with ids, usage and stops": chat(
+        stream=True,
+        return_token_ids=True,
+        stop=["e", "o"],
+        max_tokens=24,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    ),
+    "chat stream of three choices": chat(
+        stream=True, n=3, temperature=1, top_k=1, seed=1, stream_options={"include_usage": True}
+    ),
+    "stream of two choices for each of two prompts": completion(
+        stream=True, n=2, temperature=1, top_k=1, seed=1, prompt=["Hello", "Good"], logprobs=1
+    ),
+    "stream that goes on": chat(
+        stream=True,
+        echo=True,
+        messages=[*HELLO, {"role": "assistant", "content": "Well, I"}],
+        continue_final_message=True,
+        add_generation_prompt=False,
+    ),
+    "stream that an end ends": chat(
+        stream=True,
+        allowed_token_ids=[128001, 128008, 128009],
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    ),
+    "stream that the context cuts": completion(
+        stream=True, prompt=[128000] + [1917] * 1019, stream_options={"include_usage": True}
+    ),
 }
 
 STOPS = {
@@ -97,6 +145,7 @@ STOPS = {
     "six stops": completion(stop=["\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n```"], max_tokens=24),
     "a stop that comes": completion(stop=["a", "e", "i", "o", "u"], max_tokens=24),
     "sixteen stops": chat(stop=[f"stop{i}" for i in range(16)]),
+    "four stops": completion(stop=["a", "e", "i", "o"], max_tokens=24),
     "an empty stop": completion(stop=""),
     "no stops": completion(stop=[]),
     "a stop in the output": completion(stop=["a", "e", "i"], include_stop_str_in_output=True, max_tokens=24),
@@ -141,6 +190,15 @@ MESSAGES = {
     "truncated chat": chat(truncate_prompt_tokens=5),
     "truncated to the context": completion(prompt=LONG, truncate_prompt_tokens=-1),
     "skip_special_tokens": completion(skip_special_tokens=False),
+    "truncated to the right": completion(
+        prompt=LONG, truncate_prompt_tokens=5, truncation_side="right", return_token_ids=True
+    ),
+    "truncated echo": completion(prompt=LONG, truncate_prompt_tokens=5, echo=True),
+    "a tool's message": chat(messages=[*HELLO, {"role": "tool", "content": "5", "tool_call_id": "a"}]),
+    "a role of one's own": chat(messages=[{"role": "critic", "content": "Hello"}]),
+    "reasoning": chat(messages=[*TURNS[:2], {"role": "assistant", "content": "Hi", "reasoning": "hm"}, TURNS[3]]),
+    "a user alone goes on": chat(continue_final_message=True, add_generation_prompt=False, echo=True),
+    "reasoning_effort": chat(reasoning_effort="none"),
     "spaces between": completion(spaces_between_special_tokens=False),
 }
 
@@ -161,6 +219,16 @@ LOGPROBS = {
     ),
     "scored alone": completion(echo=True, logprobs=1, max_tokens=0),
     "prompt_logprobs": completion(prompt_logprobs=1),
+    "prompt_logprobs of a chat": chat(prompt_logprobs=1),
+    "prompt_logprobs beside echo": completion(prompt_logprobs=2, logprobs=1, echo=True),
+    "prompt_logprobs with names as ids": completion(prompt_logprobs=1, return_tokens_as_token_ids=True),
+    "names as ids": completion(logprobs=1, return_tokens_as_token_ids=True),
+    "chat echo": chat(echo=True),
+    "half characters": completion(allowed_token_ids=[9468], max_tokens=4, logprobs=2),
+    "half characters of a chat": chat(allowed_token_ids=[9468], max_tokens=4, logprobs=True, stream=True),
+    "emoji scored": completion(prompt="👋🏽 世界", echo=True, logprobs=0, max_tokens=1),
+    "logprobs true": completion(logprobs=True),
+    "penalties beside logprobs": completion(frequency_penalty=1.5, logprobs=2, max_tokens=12),
     "logprobs with a stop": completion(logprobs=1, stop=["e"], max_tokens=24),
 }
 
@@ -210,6 +278,9 @@ REFUSED = {
     "response_format of text": chat(response_format={"type": "text"}),
     "tool_choice none": chat(tools=[], tool_choice="none"),
     "suffix": completion(suffix="and so on"),
+    "max_tokens as '8'": completion(max_tokens="8"),
+    "stream as 1": completion(stream=1),
+    "null n": completion(n=None),
 }
 
 KINDS = {

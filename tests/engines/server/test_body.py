@@ -41,7 +41,7 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
         (b'{"max_tokens": %s}' % (b"9" * 4400), "the body has a number of too many digits: send finite numbers"),
         (b'{"model": "m", "prompt": "a", "temperature": NaN}', "NaN is no JSON"),
         ({"model": "m"}, "prompt is missing"),
-        (body(""), "prompt[0]='' is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
+        (body(""), "prompt='' is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
         (body([]), "prompt=[] is wrong, prompt must be a text"),
         (body({"a": 1}), "prompt={'a': 1} is wrong"),
         (body([[1], "a", 2]), "prompt[2]=2 is wrong"),
@@ -171,7 +171,7 @@ def test_half_a_character_is_refused_wherever_it_stands():
 NEUTRAL = {
     "audio": None,
     "bad_words": [],
-    "best_of": 1,
+    "best_of": 0,
     "chat_template": "",
     "early_stopping": False,
     "echo": False,
@@ -326,3 +326,9 @@ def test_content_in_parts_is_one_text():
     asked = read(ChatBody, messages=[{"role": "system", "content": parts, "name": None}, *MESSAGES])
     assert isinstance(asked, ChatBody)
     assert asked.turns == [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "a"}]
+
+
+def test_a_text_among_others_may_be_empty():
+    assert read(prompt=["", "a", [1]]).prompt == ["", "a", (1,)]
+    assert refusal(prompt=["a", []]).startswith("prompt[1]=[] is wrong")
+    assert refusal(stop=[5]).startswith("stop[0]=5 is wrong")

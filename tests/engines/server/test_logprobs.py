@@ -14,8 +14,9 @@ from engines.models.tokenizer import Speller
 from engines.server.logprobs import ScoredTokens, TokenTexts, joined, prompt_logprobs, scores_of
 
 
-def byte_level() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(BYTES)}, merges=[]))
+def byte_level(*merges: tuple[str, str]) -> Tokenizer:
+    vocab = {token: i for i, token in enumerate([*BYTES, *(a + b for a, b in merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[*merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken("<|end|>", special=True, normalized=False)])
@@ -73,6 +74,27 @@ def test_the_bytes_of_a_character_add_it_at_its_last_and_special_tokens_are_spel
     tokenizer = TOKENIZERS["byte-level"]
     ids = [*tokenizer.encode("a🙂b").ids, len(BYTES)]
     assert texts(tokenizer, ids) == ["a", "", "", "", "🙂", "b", "<|end|>"]
+
+
+def test_a_token_that_ends_within_a_character_leaves_all_its_text_to_the_next():
+    """Tokenizers merge a blank, or a whole character, with the first bytes of another."""
+    blank, lead, rest = (
+        pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(" é")[0][0][i] for i in range(3)
+    )
+    tokenizer = byte_level((blank, lead))
+    half, last, a = (tokenizer.token_to_id(each) for each in (blank + lead, rest, "a"))
+    assert texts(tokenizer, [half, last, a]) == ["", " é", "a"]
+    # Bytes that no character comes of are not told, what follows is as ever.
+    assert texts(tokenizer, [half, a, half, half, last]) == ["", "a", "", "", " é"]
+
+
+def test_tokens_named_by_ids_have_the_bytes_of_their_text():
+    speller = Speller(TOKENIZERS["byte-level"])
+    ids = TOKENIZERS["byte-level"].encode("é").ids
+    scores = [*scores_of(logprobs(*[(-0.5, [])] * len(ids)))]
+    told = ScoredTokens(speller, is_chat=True, has_names=False).worded(ids, scores)["content"]
+    assert [each["token"] for each in told] == [f"token_id:{token}" for token in ids]
+    assert bytes(value for each in told for value in each["bytes"]).decode() == "é"
 
 
 def logprobs(*rows: tuple[float, list[tuple[int, float]]]) -> Logprobs:
