@@ -344,7 +344,7 @@ async def memory(server: ServerProcess, num: int, num_clients: int, seed: int, a
 
     async def one(session: aiohttp.ClientSession, kind: str) -> bool:
         """Whether it was answered, or its client left."""
-        prompt = [drawn.randrange(1, 250) for _ in range(drawn.randint(1, LONGEST_PROMPT))]
+        prompt = [drawn.randrange(3, 250) for _ in range(drawn.randint(1, LONGEST_PROMPT))]
         body = {"model": "tiny", "prompt": prompt, "max_tokens": drawn.randint(1, 16), "ignore_eos": True}
         request = session.post(url, json={**body, "stream": kind != "whole"})
         if kind == "leave":
@@ -359,7 +359,8 @@ async def memory(server: ServerProcess, num: int, num_clients: int, seed: int, a
     async def client(session: aiohttp.ClientSession) -> None:
         nonlocal num_ended, lost
         for kind in left:
-            lost += not await one(session, kind)
+            is_answered = await one(session, kind)
+            lost += not is_answered
             num_ended += 1
             if num_ended % ROW_EVERY == 0:
                 sizes = (round(rss_mb(pid), 1) for pid in (server.engine_pid, server.process.pid))

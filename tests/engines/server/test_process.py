@@ -119,3 +119,21 @@ def test_the_engine_asks_for_huge_pages_unless_its_user_tunes_malloc(monkeypatch
     with here, there:
         _spawn(there)
     assert found["GLIBC_TUNABLES"] == wanted
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux: there is no /proc")
+def test_the_engine_s_caches_of_products_are_bounded_unless_the_user_bounds_them(monkeypatch):
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    here, there = socket.socketpair()
+    process = _spawn(there)
+    there.close()
+    try:
+        given = dict(
+            each.split("=", 1) for each in Path(f"/proc/{process.pid}/environ").read_text().split("\0") if each
+        )
+        assert int(given["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) < 1024
+        assert given["LRU_CACHE_CAPACITY"] == "7"
+    finally:
+        here.close()
+        process.wait(60)
