@@ -136,7 +136,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _print_one(result: Mapping[str, Any], json: bool) -> None:
+def _print_one(result: dict[str, Any], json: bool) -> None:
     if json:
         print_json(result)
     else:
