@@ -46,7 +46,7 @@ class Format(NamedTuple):
     """Those that a file of it may have."""
     marks: frozenset[str] = frozenset()
     """Columns that a file of it has besides, and others have not."""
-    digits: Literal["whole", "fractions"] | None = None
+    digits: Literal["whole", "fractions", "dates"] | None = None
     """How its times are written, where all files have them so."""
 
     def fits(self, names: Sequence[str]) -> bool:
@@ -77,6 +77,7 @@ FORMATS: Mapping[FormatName, Format] = {
     "azure_csv": Format(
         "Azure LLM inference traces",
         {"arrival_s": "TIMESTAMP", "prompt_len": "ContextTokens", "gen_length": "GeneratedTokens"},
+        digits="dates",
     ),
     "burstgpt_sessions_csv": Format(
         "BurstGPT with sessions",
@@ -127,6 +128,7 @@ FORMATS: Mapping[FormatName, Format] = {
 
 _PLAIN: Mapping[str, tuple[str, ...]] = {
     "prompt_len": (
+        "prompt_len",
         "prompt_length",
         "prompt_tokens",
         "num_prompt_tokens",
@@ -135,9 +137,16 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
         "input_tokens",
         "num_input_tokens",
         "num_prefill_tokens",
+        "prefill_tokens",
+        "context_tokens",
+        "request_tokens",
+        "prompt_tokens_count",
+        "input_tokens_count",
+        "input_sequence_length",
         "isl",
     ),
     "gen_length": (
+        "gen_length",
         "gen_len",
         "output_len",
         "output_length",
@@ -145,17 +154,25 @@ _PLAIN: Mapping[str, tuple[str, ...]] = {
         "num_output_tokens",
         "num_decode_tokens",
         "completion_tokens",
+        "num_completion_tokens",
+        "decode_tokens",
+        "generated_tokens",
+        "num_generated_tokens",
+        "response_tokens",
+        "output_tokens_count",
+        "completion_tokens_count",
+        "output_sequence_length",
         "osl",
     ),
-    "prompt": ("text_input", "text"),
-    "session": ("session_id", "conversation_id"),
-    "turn": ("turn_index", "round_index"),
+    "prompt": ("prompt", "text_input", "text"),
+    "session": ("session", "session_id", "conversation_id"),
+    "turn": ("turn", "turn_index", "round_index"),
 }
 """Names that need no saying, by what they mean, in small letters and with underscores."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 """The lengths that a request asks for, where nothing says what came."""
 _TIME = re.compile(
-    r"(arrival|arrival_time|arrived_at|timestamp|time|ts|start_time|request_time|created|created_at|date|datetime)"
+    r"(arrival|arrival_time|arrival_timestamp|arrived_at|timestamp|time|ts|start_time|request_time|created|created_at|date|datetime)"
     r"(?:_(?:unix_)?(s|sec|secs|seconds|ms|msec|millis|milliseconds|us|usec|micros|microseconds|ns|nanos|nanoseconds))?"
 )
 _UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "us": "us", "ns": "ns", "na": "ns"}
@@ -204,9 +221,12 @@ def columns_as(kind: FormatName, names: Sequence[str], file: str, unit: TimeUnit
     return _timed(found.of(names), found, unit, file)
 
 
-def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None) -> Columns:
+def columns_of(
+    names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None, *, needs_answers: bool = True
+) -> Columns:
     """Finds the columns to read in a file that has these: as ``given`` says (OURS=THEIRS, ...), or by its names; ``unit`` is the one that a
-    user says of its times, if any. ``file`` is what a refusal names."""
+    user says of its times, if any. ``file`` is what a refusal names. A file without the answers' lengths is refused where it
+    ``needs_answers``."""
     known = next((each for each in FORMATS.values() if each.fits(names)), None)
     if given is not None:
         named, found = _given(given, names, file), None
@@ -215,7 +235,7 @@ def columns_of(names: Sequence[str], file: str, given: str | None, unit: TimeUni
         named, found, said = known.of(names), known, f"{file}:"
     else:
         named, found, said = _plain(names, file), None, f"{file}:"
-    _check_consistent(named, names, said)
+    _check_consistent(named, names, said, needs_answers)
     name = next((each for each in TIMES if each in named), None)
     if name is None:
         return _timed(named, found, unit, file)
@@ -276,12 +296,13 @@ def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
 def _plain(names: Sequence[str], file: str) -> dict[str, str]:
     """Our own names, and others that can mean one thing alone."""
     own = {name: name for name in NAMES if name in names and name != "id"}
+    messages = next((name for name in MESSAGES if name in names), None)
+    if messages is not None and not own.keys() & {*LENGTHS, "rounds"}:
+        # A chat's turn, session and parent are of the whole of it.
+        own = {name: name for name in own if name in TIMES or name == "gen_length"} | {"rounds": messages}
     by_plain: dict[str, list[str]] = {}
     for name in names:
         by_plain.setdefault(_spelt(name), []).append(name)
-    messages = next((name for name in MESSAGES if name in names), None)
-    if messages is not None and not own.keys() & {*LENGTHS, "rounds"}:
-        own["rounds"] = messages
     for name, others in _PLAIN.items():
         is_told = own.keys() & {*LENGTHS, "rounds"} if name in LENGTHS else name in own
         is_whole = "rounds" in own and (name != "gen_length" or own["rounds"] not in MESSAGES)
@@ -321,7 +342,12 @@ def _unit_in(column: str) -> TimeUnit | None:
     return None if match is None or match[2] is None else _UNITS[(match[2] + " ")[:2].strip()]
 
 
-def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str) -> None:
+def _is_value(name: str) -> bool:
+    """Tells whether the name of a column is a number, or a date."""
+    return re.fullmatch(r"[\d\s.,:+\-TZe]*\d[\d\s.,:+\-TZe]*", name, re.ASCII) is not None
+
+
+def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str, needs_answers: bool) -> None:
     fix = f"name it, like {EXAMPLE}"
     for group in (tuple(TIMES), LENGTHS, (*DELAYS, *WAITS)):
         both = [name for name in group if name in found]
@@ -332,8 +358,13 @@ def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str)
         require(not beside, f"{said} rounds hold all of a session, {beside} too: leave one out")
         return
     has = f"the file has {', '.join(names)}"
+    is_bare = bool(names) and all(_is_value(name) for name in names)
+    require(not is_bare, f"{said} the first line names no columns, {has}: write a line of names over it")
     require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {has}: {fix}")
-    require("gen_length" in found, f"{said} no column is the answers' length gen_length, {has}: {fix}")
+    require(
+        "gen_length" in found or not needs_answers,
+        f"{said} no column is the answers' length gen_length, {has}: {fix}, or give all answers one with --gen-length",
+    )
     is_linked = "session" in found or "parent" in found
     for name in (*DELAYS, *WAITS, "turn", "context_len", "duration_s"):
         require(name not in found or is_linked, f"{said} {name} is between rows of one session: name session too")

@@ -45,6 +45,14 @@ class TraceKnobs(ArrivalKnobs):
     """Sort the file's rows by their times."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class UntoldAnswers:
+    """For systems that take the lengths of answers from their sessions."""
+
+    gen_length: Tokens | None = None
+    """Tokens of the answers that a workload's file tells no length of."""
+
+
 def place_of(workload: str) -> str | None:
     """``module:NAME`` of a workload of one's own, or what an installed package names so; None of a file."""
     return workload if PLACE.fullmatch(workload) else installed("workload").get(workload)

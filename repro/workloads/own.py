@@ -16,7 +16,7 @@ from engines.knobs import Checked, Knob, Range, knobs_of
 from engines.policies.own import Kind, Own, own_knobs
 from repro.files import kept
 from repro.workloads.card import Origin
-from repro.workloads.knobs import RequestKnobs, TraceKnobs, named_after, place_of
+from repro.workloads.knobs import RequestKnobs, TraceKnobs, UntoldAnswers, named_after, place_of
 from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, TracedSession
 from repro.workloads.rows import MOST_SECONDS, MOST_TOKENS
 from repro.workloads.table import MOST_ROWS, Trace, TraceFile
@@ -132,11 +132,13 @@ Traced = TraceFile | OwnWorkload
 def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Traced | None:
     """What a cell serves in place of a data set, if anything; the cell is named after it. ``given`` are all of its knobs."""
     workload = knobs.workload
-    of_file = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
+    of_file: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
     said = {name: value for name, value in of_file.items() if value is not None}
     if workload is None:
         if isinstance(knobs, RequestKnobs) and knobs.dataset_path is not None:
             said.pop("time_unit", None)
+        if isinstance(knobs, UntoldAnswers) and knobs.gen_length is not None:
+            said["gen_length"] = knobs.gen_length
         given_alone = ", ".join(f"{name}={value!r}" for name, value in said.items())
         require(not said, f"{given_alone} has no effect without a workload: leave it out")
         return None
@@ -150,7 +152,14 @@ def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Tr
         f"dataset={dataset!r} has no effect with workload={workload!r}, after which the run is named: leave it out",
     )
     if (own := _own(given)) is None:
-        return TraceFile(where=workload, columns=knobs.columns, time_unit=knobs.time_unit, sort=knobs.sort)
+        return TraceFile(
+            where=workload,
+            columns=knobs.columns,
+            time_unit=knobs.time_unit,
+            sort=knobs.sort,
+            gen_length=given.get("gen_length"),
+        )
+    said |= {"gen_length": given["gen_length"]} if given.get("gen_length") is not None else {}
     of_none = ", ".join(f"{name}={value!r}" for name, value in said.items())
     require(not said, f"{of_none} has no effect with workload={workload!r}, which is no file: leave it out")
     return OwnWorkload(own=own)

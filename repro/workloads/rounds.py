@@ -33,7 +33,8 @@ class TracedSession(NamedTuple):
 
 Chat = tuple[RecordedRound, ...]
 """Turns of one conversation, prompts and answers in tokens."""
-MESSAGES = ("conversation", "conversations", "messages")
+MESSAGES = ("conversation", "conversations", "messages", "turns")
+"""Columns of a whole chat."""
 _ASKING = frozenset({"user", "human", "system", "developer", "tool", "function"})
 _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 
@@ -81,6 +82,8 @@ def chat_of(row: Row) -> Chat:
     messages = row.values[name]
     if not isinstance(messages, list):
         raise row.bad(name, messages, "expected a list of messages")
+    if name == "turns":
+        return _asked_turns(row, messages)
     turns: list[RecordedRound] = []
     prompt: int | None = None
     answer = 0
@@ -96,6 +99,23 @@ def chat_of(row: Row) -> Chat:
     if prompt is not None:
         turns.append(RecordedRound(prompt, answer or None))
     return tuple(turns)
+
+
+def _asked_turns(row: Row, turns: list[object]) -> Chat:
+    """Reads a session as AIPerf has it: what the user says, milliseconds before it, and how long the answer is, if that is told."""
+    rounds: list[RecordedRound] = []
+    for turn in turns:
+        told = Row(row.where, {"text": turn} if isinstance(turn, str) else turn if isinstance(turn, dict) else {})
+        text, several = told.values.get("text"), told.values.get("texts")
+        if text is None and isinstance(several, list) and all(isinstance(each, str) for each in several):
+            text = "\n".join(several)
+        if not isinstance(text, str):
+            raise row.bad("turns", turn, 'expected a text, or {"text": ..., "delay": milliseconds}')
+        if rounds and not told.is_empty("delay"):
+            rounds[-1] = rounds[-1]._replace(delay_s=told.seconds("delay") / 1000)
+        answer = None if told.is_empty("output_length") else told.count("output_length", low=1)
+        rounds.append(RecordedRound(text_tokens(text), answer))
+    return tuple(rounds)
 
 
 def _message(row: Row, name: str, message: object) -> tuple[str, str]:

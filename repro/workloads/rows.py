@@ -118,8 +118,11 @@ class Row(NamedTuple):
 
 
 def _without_commas(value: object) -> str:
-    is_grouped = isinstance(value, str) and _GROUPED.fullmatch(value) is not None
-    return f", written without commas: {str(value).strip().replace(',', '')}" if is_grouped else ""
+    if isinstance(value, str) and _GROUPED.fullmatch(value):
+        return f", written without commas: {value.strip().replace(',', '')}"
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+,\d+\s*", value, re.ASCII):
+        return f", written with a point: {value.strip().replace(',', '.')}"
+    return ""
 
 
 def is_seconds(value: object, most: float) -> bool:
@@ -136,9 +139,18 @@ def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
 
 
 def open_text(path: Path) -> TextIO:
-    """Opens a text file, and unpacks it if it ends in .gz. A file that is not there is the caller's mistake."""
+    """Opens a text file, and unpacks it if it is gzipped, whatever its name. One that is not there is the caller's mistake."""
     file = open_file("file", path)
-    return io.TextIOWrapper(gzip.open(file) if path.suffix == ".gz" else file, encoding=_ENCODING, newline="")
+    is_packed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
+    return io.TextIOWrapper(gzip.open(file) if is_packed else file, encoding=_ENCODING, newline="")
+
+
+def is_parquet(path: Path) -> bool:
+    """Tells whether a file is parquet, by its name or by its first bytes."""
+    if path.suffix == ".parquet":
+        return True
+    with open_file("file", path) as file:
+        return file.peek(4)[:4] == b"PAR1"
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -156,7 +168,9 @@ def first_line(path: Path) -> str:
         try:
             return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
         except UNREADABLE as error:
-            raise UserError(f"{path.name} is not a text file (or a damaged .gz): {error}") from error
+            raise UserError(
+                f"{path.name} is not a text file of UTF-8, or a damaged .gz ({error}): save it as UTF-8, or get it again"
+            ) from error
 
 
 def header_of(path: Path) -> tuple[str, ...]:
@@ -200,11 +214,14 @@ def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
                     raise bad_field(f"{path.name} line {read}", column, None, f"column missing, the file has {has}")
             picked = [(column, header.index(column)) for column in columns]
             reader = csv.reader(lines, delimiter=mark)
-            front = read
+            front, num_named = read, len(header)
+            while num_named and not header[num_named - 1]:
+                num_named -= 1
             for cells in reader:
                 read = front + reader.line_num
                 where = f"{path.name} line {read}"
-                if len(cells) == len(header):
+                # A separator at a line's end, or at the header's, makes no column.
+                if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
                     yield Row(where, {column: cells[index] for column, index in picked})
                 elif any(cell.strip() for cell in cells):
                     field = header[min(len(cells), len(header) - 1)]
@@ -260,6 +277,7 @@ def _first(file: TextIO) -> str:
 
 def array_rows(path: Path) -> Iterator[Row]:
     """Reads the objects of one JSON array, with a piece of the file in memory at a time: ShareGPT's is 673 MB."""
+    number = 0
     with open_text(path) as file:
         try:
             if (start := _first(file)) != "[":
@@ -272,7 +290,10 @@ def array_rows(path: Path) -> Iterator[Row]:
         except UserError:
             raise
         except (ValueError, RecursionError, *UNREADABLE) as error:
-            raise UserError(f"{path.name} cannot be read as JSON ({error}): check that it is the whole file") from error
+            said = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise UserError(
+                f"{path.name} row {number + 1} cannot be read as JSON ({said}): check that it is the whole file"
+            ) from error
 
 
 def _values(file: TextIO) -> Iterator[object]:

@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.columns import DELAYS, FORMATS, NAMES, PER_SECOND, WAITS, Columns, columns_of
+from repro.workloads.columns import DELAYS, NAMES, PER_SECOND, WAITS, Columns, columns_of
 from repro.workloads.knobs import TimeUnit, named_after
 from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_of, counted_rounds, text_tokens
 from repro.workloads.rows import (
@@ -44,6 +44,7 @@ from repro.workloads.rows import (
     first_line,
     header_of,
     is_array,
+    is_parquet,
     json_rows,
     parquet_names,
     parquet_rows,
@@ -62,6 +63,9 @@ MOST_SPAN_S = 10 * 366 * 86400
 EPOCH_S = (10**9, 4_102_444_800)
 """2001 and 2100, as seconds since 1970."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_MOMENT = re.compile(
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d)(?:(:\d\d)(\.\d{1,9})?)?\s?(Z|UTC|GMT|([+-]\d\d)(?::?(\d\d))?)?", re.ASCII
+)
 _NAMED_ROWS = 200
 """The rows of JSON whose keys are looked at: a later one may have more than the first."""
 
@@ -75,6 +79,8 @@ class TraceFile:
     columns: str | None = None
     time_unit: TimeUnit | None = None
     sort: bool = False
+    gen_length: int | None = None
+    """Tokens of the answers that the file tells no length of."""
 
     def trace(self, seed: int) -> Trace:
         """The same of every seed."""
@@ -122,8 +128,8 @@ class Trace:
 def read_trace(file: TraceFile) -> Trace:
     """Raises UserError for a file that is no table of requests or sessions, or whose times cannot be in the unit that they are read in."""
     path = Path(file.where)
-    columns = columns_of(names_in(path), path.name, file.columns, file.time_unit)
-    entries = read_entries(path, columns)
+    columns = columns_of(names_in(path), path.name, file.columns, file.time_unit, needs_answers=file.gen_length is None)
+    entries, num_answered = _answered(read_entries(path, columns, is_answered=file.gen_length is not None), file)
     whole = [each for each in entries if not each.is_empty]
     clock = Clock.of(path.name, columns, whole)
     if file.sort:
@@ -157,6 +163,7 @@ def read_trace(file: TraceFile) -> Trace:
             text
             for text, holds in (
                 (f"{num_empty} rows with an empty cell left out", num_empty),
+                (f"{num_answered} answers of {file.gen_length} tokens, where the file tells none", num_answered),
                 ("rows sorted by their times", file.sort),
                 *((each, True) for each in (*remarks, *more)),
             )
@@ -175,7 +182,7 @@ class Entry(NamedTuple):
     stamp: float | None = None
     is_date: bool = False
     tokens: int = 0
-    answer: int = 0
+    answer: int | None = None
     prefix: int = 0
     prompt: str | None = None
     rounds: tuple[RecordedRound, ...] = ()
@@ -191,12 +198,14 @@ class Entry(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return sum(each.prefill_tokens + (each.decode_tokens or 0) for each in self.rounds) or self.tokens + self.answer
+        return sum(each.prefill_tokens + (each.decode_tokens or 0) for each in self.rounds) or self.tokens + (
+            self.answer or 0
+        )
 
 
 def names_in(path: Path) -> tuple[str, ...]:
     """The names of the file's columns; of JSON the keys of its first objects."""
-    if path.suffix == ".parquet":
+    if is_parquet(path):
         return parquet_names(path)
     if (objects := _objects(path)) is not None:
         names = tuple(dict.fromkeys(name for row in islice(objects, _NAMED_ROWS) for name in row.values))
@@ -214,24 +223,52 @@ def is_objects(path: Path) -> bool:
 def _objects(path: Path) -> Iterator[Row] | None:
     """The rows of a JSON file; None of what is none."""
     if is_objects(path):
-        return array_rows(path) if is_array(path) else json_rows(path)
+        return map(_unwrapped, array_rows(path) if is_array(path) else json_rows(path))
     return None
 
 
-def read_entries(path: Path, columns: Columns) -> list[Entry]:
-    """Every row, in the file's order."""
+def _unwrapped(row: Row) -> Row:
+    """A request that stands in the body of a row, as batch files have it, and AIPerf's payloads."""
+    for name in ("body", "payload"):
+        inner = row.values.get(name)
+        if isinstance(inner, dict) and inner.keys() & {"messages", "prompt", "input"}:
+            return Row(row.where, {**{key: value for key, value in row.values.items() if key != name}, **inner})
+    return row
+
+
+def read_entries(path: Path, columns: Columns, *, is_answered: bool = False) -> list[Entry]:
+    """Every row, in the file's order; rows without an answer's length too, where somebody else says it."""
     wanted = tuple(columns.named.values())
-    rows = parquet_rows(path, *wanted) if path.suffix == ".parquet" else _objects(path) or csv_rows(path, *wanted)
-    entries = [_entry(row, columns) for row in islice(rows, MOST_ROWS + 1)]
+    rows = parquet_rows(path, *wanted) if is_parquet(path) else _objects(path) or csv_rows(path, *wanted)
+    entries = [_entry(row, columns, is_answered) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
     return entries
 
 
-def _entry(row: Row, columns: Columns) -> Entry:
+def _answered(entries: list[Entry], file: TraceFile) -> tuple[list[Entry], int]:
+    """Rows with the length that a user gives the answers without one, and how many these are."""
+    length, found, num = file.gen_length, [], 0
+    if length is None:
+        return entries, 0
+    for entry in entries:
+        bare = [each.decode_tokens is None for each in entry.rounds] or [entry.answer is None and not entry.is_empty]
+        if any(bare):
+            num += sum(bare)
+            rounds = [each if each.decode_tokens else each._replace(decode_tokens=length) for each in entry.rounds]
+            entry = entry._replace(rounds=tuple(rounds), answer=None if rounds else length)
+        found.append(entry)
+    require(
+        num > 0,
+        f"gen_length={length} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
+    )
+    return found, num
+
+
+def _entry(row: Row, columns: Columns, is_answered: bool) -> Entry:
     named = columns.named
     for name, column in named.items():
         if not columns.optional(name) and column in row.values and row.is_empty(column):
-            if name == "prompt" or (name == "gen_length" and "rounds" in named):
+            if name == "prompt" or (name == "gen_length" and (is_answered or "rounds" in named)):
                 continue
             return Entry(row, is_empty=True)
     stamp, is_date = None, False
@@ -248,12 +285,13 @@ def _entry(row: Row, columns: Columns) -> Entry:
         return None
 
     prompt = row.text(named["prompt"]) if "prompt" in named else None
+    is_bare = is_answered and ("gen_length" not in named or row.is_empty(named["gen_length"]))
     length = named.get("prompt_len") or named.get("context_len")
     tokens = text_tokens(prompt) if prompt else 0 if length is None else row.count(length)
     has_prefix = tokens and "prefix_len" in named and not row.is_empty(named["prefix_len"])
     return entry._replace(
         tokens=tokens,
-        answer=row.count(named["gen_length"]),
+        answer=None if is_bare else row.count(named["gen_length"]),
         prefix=row.count(named["prefix_len"]) if has_prefix else 0,
         prompt=prompt,
         delay_s=read({**DELAYS, **WAITS}),
@@ -274,7 +312,12 @@ def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
     column = str(columns.time)
     value = row.required(column)
     is_date = isinstance(value, datetime) or (isinstance(value, str) and _DATE.match(value.strip()) is not None)
-    if isinstance(value, str) and columns.format is FORMATS["azure_csv"] and not row.is_number(column):
+    if (
+        isinstance(value, str)
+        and columns.format is not None
+        and columns.format.digits == "dates"
+        and not row.is_number(column)
+    ):
         is_date = True
     if not is_date:
         return row.moment(column, most=1e19), False
@@ -294,16 +337,17 @@ def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
 def clock_time(row: Row, field: str) -> float:
     """Seconds since 1970 of a date and time; one without a zone is taken as UTC, as differences alone are used."""
     value = row.values[field]
-    match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", value.strip(), re.ASCII)
+    match = _MOMENT.fullmatch(value.strip())
     try:
         if match is None:
             raise ValueError(value)
         # The trace has seven decimals; datetime keeps six.
-        zone = "+00:00" if match[3] in (None, "Z") else match[3]
-        whole = (datetime.fromisoformat(match[1] + zone) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+        zone = "+00:00" if match[5] is None else f"{match[5]}:{match[6] or '00'}"
+        minute = datetime.fromisoformat(f"{match[1]}{match[2] or ':00'}{zone}")
+        whole = (minute - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
     except ValueError as error:
         raise row.bad(field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
-    return whole + float(match[2] or 0)
+    return whole + float(match[3] or 0)
 
 
 # -- times --------------------------------------------------------------------------------------------------
@@ -336,7 +380,8 @@ class Clock:
                 )
             return cls(column=columns.time, said="dates", span_s=_Span.of(stamped).seconds("s"))
         found = _Span.of(stamped)
-        if columns.unit is None:
+        is_odd = columns.format is not None and columns.format.digits == "dates" and not columns.is_said
+        if columns.unit is None or is_odd:
             readings = ", ".join(f"in {unit} {found.told(unit)}" for unit in ("s", "ms", "us"))
             unclear = (
                 f"{file}: the unit of its column {columns.time!r} is not said: {readings}: say which with --time-unit"
@@ -530,7 +575,7 @@ def _sessions(
         if not rounds:
             lengths = [each.tokens for each in own]
             if is_context:
-                before = [0, *(each.tokens + each.answer for each in own[:-1])]
+                before = [0, *(each.tokens + (each.answer or 0) for each in own[:-1])]
                 num_short += sum(each.tokens <= history for each, history in zip(own, before, strict=True))
                 # What is no longer than all before it holds none of it: that was cut, and this is read anew.
                 lengths = [

@@ -196,7 +196,9 @@ def traced_workload(
         )
         ((tokens, answer, _),) = row.rounds
         if answer is None:
-            raise UserError(f"{row.where}: a prompt without an answer, whose tokens are asked for: take the row out")
+            raise UserError(
+                f"{row.where}: a prompt without an answer, whose tokens are asked for: give --gen-length, or take the row out"
+            )
         generation = replace(generation_of(answer), seed=derive_seed(seed, "generation", index))
         room = most - generation.gen_length
         require(

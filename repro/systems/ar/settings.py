@@ -27,7 +27,7 @@ from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
-from repro.workloads.knobs import Rate, TraceKnobs
+from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.own import trace_asked, workload_knobs
 from repro.workloads.sessions.workload import (
     Lengths,
@@ -43,7 +43,7 @@ Objective = Annotated[float, Range(1e-6, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionKnobs(TraceKnobs):
+class SessionKnobs(TraceKnobs, UntoldAnswers):
     """What the sessions are, and what they are held to."""
 
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None

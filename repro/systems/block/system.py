@@ -247,11 +247,10 @@ def _problems(cell: Cell, settings: Settings, task: Task) -> BlockWorkload:
 def _traced(cell: Cell, settings: Settings, file: Traced, *, asks_texts: bool) -> BlockWorkload:
     """A request of each row, whose answer is as long as the row's: the last block is cut to it."""
     knobs = settings.knobs
-    for name in ("gen_length", *(("shared_len",) if asks_texts else ())):
-        require(
-            name not in cell.asked,
-            f"{name}={cell.asked.get(name)!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
-        )
+    require(
+        not asks_texts or "shared_len" not in cell.asked,
+        f"shared_len={cell.asked.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
+    )
     found = traced_workload(
         file,
         arrivals_asked(cell.rate, knobs),

@@ -168,12 +168,8 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
         encode=tokenizer.encode,
     )
     file = trace_asked(cell.dataset, knobs, cell.asked)
-    if file is not None:
-        require(
-            "gen_length" not in cell.asked, f"gen_length={knobs.gen_length} has no effect with a workload: leave it out"
-        )
-        if max(len(each.rounds) for each in file.trace(cell.seed).sessions) == 1:
-            return _traced(cell, knobs, file, context, tokenizer, make)
+    if file is not None and max(len(each.rounds) for each in file.trace(cell.seed).sessions) == 1:
+        return _traced(cell, knobs, file, context, tokenizer, make)
     if file is not None or cell.dataset.lower() in known_session_cards():
         return _sessions(cell, knobs, file, tokenizer, make)
     return _requests(cell, _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset), tokenizer, make)

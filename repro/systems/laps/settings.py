@@ -29,7 +29,7 @@ from repro.systems.platforms import Platform, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
 from repro.workloads.draws import arrivals_asked
-from repro.workloads.knobs import TraceKnobs
+from repro.workloads.knobs import TraceKnobs, UntoldAnswers
 from repro.workloads.own import trace_asked, workload_knobs
 from repro.workloads.sessions.workload import Source
 
@@ -45,7 +45,7 @@ _MaybeClients = Annotated[int, Range(0, 10**5)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceKnobs(TraceKnobs, Checked):
+class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     model: str | None = None
     """A shape by its name."""
     num_instances: int = 1

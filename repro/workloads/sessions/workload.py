@@ -230,7 +230,9 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
         rounds = []
         for prefill, decode, delay_s in each.rounds:
             if decode is None:
-                raise UserError(f"{each.where}: a turn has no answer, whose tokens are served here: take the row out")
+                raise UserError(
+                    f"{each.where}: a turn has no answer, whose tokens are served here: give --gen-length, or take the row out"
+                )
             rounds.append(Round(prefill, decode, (delay_s or 0.0) if mean_s is None else next(drawn)))
         sessions.append(Session(index, arrival_s, tuple(rounds)))
     delays = "" if mean_s is None else f"; delays between rounds drawn, {mean_s:g} s on the mean"

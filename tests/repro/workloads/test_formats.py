@@ -116,6 +116,55 @@ def test_a_data_set_s_file_is_read_by_the_same_columns(tmp_path):
     assert [row.arrival_s for row in parse_trace(path, time_unit="ms")] == [0, 3.027, 6, 9]
 
 
+def test_published_names_in_other_letters_are_names_too(file):
+    row = "2024-05-10 00:00:00+00:00,2162,5\n2024-05-10 00:00:01.5+00:00,2399,6\n"
+    for names in ("timestamp,context_tokens,generated_tokens", "Timestamp,Context Tokens,Generated Tokens"):
+        assert replayed(file(f"{names}\n{row}")) == [0, 1.5]
+    burst = file("timestamp,model,request_tokens,response_tokens\n5,GPT-4,472,18\n45,GPT-4,10,9\n", time_unit="s")
+    assert replayed(burst) == [0, 40]
+    assert rounds(file("Prompt Tokens Count,Output Tokens Count\n10,5\n")) == [(10, 5, None)]
+
+
+def test_a_request_in_the_body_of_a_row_is_read(file):
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x" * 40}], "max_tokens": 20}
+    batch = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": chat}
+    assert rounds(file(lines(batch))) == [(10, 20, None)]
+    assert rounds(file(lines({"custom_id": "r1", "body": {"prompt": "x" * 40, "max_tokens": 7}}))) == [(10, 7, None)]
+    assert rounds(file(lines({"payload": chat}))) == [(10, 20, None)]
+
+
+def test_what_a_chat_says_of_itself_is_no_column_of_sessions(file):
+    chat = [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "y" * 8}]
+    assert rounds(file(lines({"conversation_id": "a", "conversation": chat, "turn": 1}))) == [(10, 2, None)]
+    row = {"conversation_hash": "a", "timestamp": "2023-04-09T00:02:53Z", "conversation": chat, "turn": 1}
+    later = {**row, "timestamp": "2023-04-09T00:02:55Z"}
+    assert replayed(file(lines(row, later))) == [0, 2]
+
+
+def test_turns_of_a_session_come_with_their_delays(file):
+    turns = [{"text": "x" * 40, "output_length": 5}, {"texts": ["y" * 8], "delay": 500, "output_length": 7}]
+    assert rounds(file(lines({"session_id": "s", "turns": turns}))) == [(10, 5, 0.5), (2, 7, None)]
+    bare = lines({"session_id": "s", "turns": ["x" * 40, "y" * 8]})
+    assert rounds(file(bare, gen_length=9)) == [(10, 9, None), (2, 9, None)]
+    with pytest.raises(UserError, match="field 'turns'"):
+        read_trace(file(lines({"turns": [{"image": "x"}]})))
+
+
+def test_answers_without_a_length_have_the_one_that_is_given(file):
+    prompts = lines({"prompt": "x" * 40}, {"prompt": "y" * 8})
+    with pytest.raises(UserError, match="gen_length"):
+        read_trace(file(prompts))
+    trace = file(prompts, gen_length=9)
+    assert rounds(trace) == [(10, 9, None), (2, 9, None)]
+    assert "2 answers of 9 tokens, where the file tells none" in served(trace, None, 0).description
+    some = lines({"prompt": "x" * 40, "output_tokens": 4}, {"prompt": "y" * 8, "output_tokens": None})
+    assert rounds(file(some, gen_length=9)) == [(10, 4, None), (2, 9, None)]
+    asked = lines({"messages": [{"role": "user", "content": "x" * 40}]})
+    assert rounds(file(asked, gen_length=9)) == [(10, 9, None)]
+    with pytest.raises(UserError, match="gen_length=9 has no effect"):
+        read_trace(file(lines({"prompt": "x", "output_tokens": 4}), gen_length=9))
+
+
 # ---- units ------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +205,20 @@ def test_fractions_of_seconds_that_are_not_there_tell_of_milliseconds(file):
         read_trace(file(lines(*rows)))
     slow = [{**row, "timestamp": number} for number, row in enumerate(rows)]
     assert replayed(file(lines(*slow))) == [0, 1, 2, 3, 4]
+
+
+def test_numbers_where_a_format_has_dates_have_no_unit(file):
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,4,5\n500,4,5\n9000,4,5\n"
+    with pytest.raises(UserError, match=r"'TIMESTAMP' is not said.* in ms 3 rows in 9 s"):
+        served(file(text), TRACE, 0)
+    assert replayed(file(text, time_unit="ms")) == [0, 0.5, 9]
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+00", "+0000", "+00:00", " UTC", " +02:00"])
+@pytest.mark.parametrize("second", ["", ":00", ":00.25"])
+def test_dates_as_tools_write_them(zone, second, file):
+    text = f"{HEAD}2024-05-10 00:00{second}{zone},9,5\n2024-05-10T00:01{second}{zone},9,5\n"
+    assert replayed(file(text)) == [0, 60]
 
 
 def test_a_published_unit_is_not_overruled_by_a_name(file):
@@ -290,6 +353,8 @@ def test_sessions_of_another_kind_are_others(file):
         f"\n \n{HEAD}0,100,5\n\n1,100,5\n",
         f"{HEAD}0,100,5\n1,100,5\n".replace(",", ";"),
         f"{HEAD}0,100,5\n1,100,5\n".replace(",", "\t"),
+        f"{HEAD}0,100,5,\n1,100,5,,\n",
+        f"{HEAD.strip()},\n0,100,5\n1,100,5,\n",
         f"{HEAD}0,100,5\n0.5,,5\n0.7,100,\n,100,5\n1,100,5\n",
         lines(
             {"arrival_s": 0, "prompt_len": 100.0, "gen_length": 5},
@@ -301,7 +366,7 @@ def test_sessions_of_another_kind_are_others(file):
 def test_tables_as_people_write_them(text, file):
     trace = read_trace(file(text))
     assert [(each.arrival_s, *each.rounds[0][:2]) for each in trace.sessions] == [(0, 100, 5), (1, 100, 5)]
-    num_empty = text.count(",,") + text.count(",\n") + text.count("\n,") + text.count("null")
+    num_empty = 0 if "5,\n" in text else text.count(",,") + text.count(",\n") + text.count("\n,") + text.count("null")
     assert [each for each in trace.remarks if "empty cell" in each] == [
         f"{num_empty} rows with an empty cell left out" for _ in range(num_empty > 0)
     ]
@@ -319,6 +384,23 @@ def test_numbers_that_are_none(value, file):
 def test_a_number_with_commas_is_named(file):
     with pytest.raises(UserError, match=r"field 'prompt_len' is '1,024'.*: 1024"):
         read_trace(file(f'{HEAD}0,"1,024",5\n'))
+
+
+def test_a_table_that_cannot_be_read_is_told_how_to_be(file, tmp_path):
+    with pytest.raises(UserError, match=r"field 'arrival_s' is '0,5'.*: 0\.5"):
+        read_trace(file(HEAD.replace(",", ";") + "0,5;9;5\n"))
+    with pytest.raises(UserError, match="first line names no columns"):
+        read_trace(file("0.5,100,5\n1.5,101,6\n"))
+    with pytest.raises(UserError, match=r"line 2.*2 cells, the header 3"):
+        read_trace(file(f"{HEAD}0,5\n"))
+    path = tmp_path / "wide.csv"
+    path.write_text(f"{HEAD}0,9,5\n", encoding="utf-16")
+    with pytest.raises(UserError, match="save it as UTF-8"):
+        read_trace(TraceFile(where=str(path)))
+    path = tmp_path / "t.json"
+    path.write_text('[{"prompt_len": 9, "gen_length": 5},\n]')
+    with pytest.raises(UserError, match=r"t.json row 2 cannot be read"):
+        read_trace(TraceFile(where=str(path)))
 
 
 def test_two_columns_of_one_name_are_refused_in_every_format(file, tmp_path):

@@ -257,7 +257,7 @@ def test_records_of_another_make_are_refused(tmp_path, kind, record, message):
 def test_a_list_nested_too_deeply_is_refused(tmp_path):
     path = tmp_path / "deep.json"
     path.write_text("[" * 100_000)
-    with pytest.raises(UserError, match=r"deep\.json cannot be read as JSON"):
+    with pytest.raises(UserError, match=r"deep\.json row 1 cannot be read as JSON"):
         read_sessions(path, "hotpotqa_distractor")
 
 

@@ -79,6 +79,10 @@ def test_the_same_rows_in_every_form(tmp_path):
     columns = dict(zip(names, map(list, zip(*ROWS, strict=True)), strict=True))
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     assert told(TraceFile(where=str(tmp_path / "a.parquet"), columns=MINE)) == ROWS
+    for name in ("a.csv.gz", "a.jsonl.gz", "a.parquet"):
+        copy = tmp_path / f"{name}.bin"
+        copy.write_bytes((tmp_path / name).read_bytes())
+        assert told(TraceFile(where=str(copy), columns=MINE)) == ROWS, name
     moments = [datetime(2024, 5, 10, tzinfo=UTC) + timedelta(seconds=row[0]) for row in ROWS]
     parquet.write_table(pyarrow.table({**columns, "when": moments}), tmp_path / "b.parquet")
     found = told(TraceFile(where=str(tmp_path / "b.parquet"), columns=MINE))
