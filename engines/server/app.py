@@ -209,7 +209,9 @@ class Server:
             if error.status_code == 405
             else f"there is nothing at {request.url.path}: use /v1/completions, /v1/chat/completions or /v1/responses"
         )
-        return await self._say(request, ApiError(error.status_code, message))
+        answer = await self._say(request, ApiError(error.status_code, message))
+        answer.headers.update(error.headers or {})  # which methods there are
+        return answer
 
     async def _note_departure(self, _request: Request, _error: Exception) -> Response:
         """In the middle of its body; nobody gets this answer."""

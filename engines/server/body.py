@@ -173,11 +173,11 @@ class Object(pydantic.BaseModel):
     def unknown(self) -> Iterator[str]:
         """Names of fields that nobody here knows, those of objects within it behind its own name and a dot."""
         yield from self.model_extra or ()
-        for name in type(self).model_fields:
+        for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             for each in value if isinstance(value, list) else (value,):
                 if isinstance(each, Object):
-                    yield from (f"{name}.{inner}" for inner in each.unknown)
+                    yield from (f"{field.alias or name}.{inner}" for inner in each.unknown)
 
 
 # ---- messages ---------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ _OF_OTHER_ROUTES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "return_tokens_as_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
 }
 """Field -> (why it is refused, its values that ask for nothing)."""
+_OF_OBJECTS = {"text.format": "response_format", "text.verbosity": "verbosity", "reasoning.effort": "reasoning_effort"}
+"""Place in an object of the body -> the field of a conversation."""
+_OF_NO_ANSWER = ("reasoning.generate_summary", "reasoning.summary")
 _NOT_KEPT = "no response is kept here and input tells the whole conversation"
 _LOGPROBS = "message.output_text.logprobs"
 _UNFINISHED = ("in_progress", "incomplete")
@@ -99,16 +102,15 @@ class ResponsesBody(ChatBody):
 
 
 def _of_objects(text: Any, reasoning: Any) -> Mapping[str, Any]:
-    """What ``text`` and ``reasoning`` ask for, as fields of a conversation."""
+    """What ``text`` and ``reasoning`` ask for, as fields of a conversation; what is unknown in them keeps its place."""
     found = {}
     for name, given in (("text", text), ("reasoning", reasoning)):
         if given is not None and not isinstance(given, dict):
             raise refused(f"{name}={shown(given)} is wrong, {name} must be an object", name)
-    for name, field in (("format", "response_format"), ("verbosity", "verbosity")):
-        if text and text.get(name) is not None:
-            found[field] = text[name]
-    if reasoning and reasoning.get("effort") is not None:
-        found["reasoning_effort"] = reasoning["effort"]
+        for inner, value in (given or {}).items():
+            place = f"{name}.{inner}"
+            if value is not None and place not in _OF_NO_ANSWER:
+                found[_OF_OBJECTS.get(place, place)] = value
     return found
 
 

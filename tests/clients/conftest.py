@@ -54,9 +54,10 @@ def served(request: pytest.FixtureRequest) -> Served:
 def run_client(tmp_path: Path) -> Callable[..., str]:
     """Runs a program of the clients' environment in a folder of its own and returns what it printed."""
 
-    def run(program: str | Path, *arguments: str) -> str:
+    def run(program: str | Path, *arguments: str, offline: bool = True) -> str:
         path = BIN / program if isinstance(program, str) else program
-        env = {**os.environ, **OFFLINE, "OPENAI_API_KEY": "none", "COLUMNS": "200"}
+        own = OFFLINE if offline else {}
+        env = {**os.environ, **own, "OPENAI_API_KEY": "none", "COLUMNS": "200"}
         done = subprocess.run(
             [path, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=START_S
         )

@@ -94,6 +94,8 @@ def test_aiperf(served, run_client, tmp_path, kind):
         str(tmp_path / "artifacts"),
         "--ui",
         "none",
+        # Told to stay offline it looks for a folder's tokenizer in the hub's cache alone.
+        offline=False,
     )
     (found,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     told = json.loads(found.read_text())

@@ -333,6 +333,7 @@ def test_a_refusal_of_a_conversation(server):
 def test_what_is_not_there_is_refused_in_the_same_form(server, path, method, status):
     said = ask(server.port, path, method=method)
     assert (said.status, list(said.body)) == (status, ["error"])
+    assert ("allow" in {*map(str.lower, said.headers)}) == (status == 405)
 
 
 def test_models_health_page_and_metrics(server):

@@ -201,3 +201,20 @@ def test_what_would_change_the_answer_is_refused_by_its_name(server, field, valu
 def test_nothing_is_kept(server):
     made = ask(server.port, RESPONSES, body(store=True)).body
     assert ask(server.port, f"{RESPONSES}/{made['id']}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"text": {"form": {}}}, "text.form"),
+        ({"reasoning": {"effort": "low", "summary": "auto", "depth": 1}}, "reasoning.depth"),
+        ({"given": [{"role": "user", "content": "hi", "mood": "good"}]}, "input.mood"),
+    ],
+)
+def test_unknown_fields_of_objects_are_told_where_they_stand(server, fields, name):
+    before = metrics(server.port).get(f'repro_unknown_fields_total{{field="{name}"}}', 0)
+    assert ask(server.port, RESPONSES, body(**fields)).status == 200
+    assert metrics(server.port)[f'repro_unknown_fields_total{{field="{name}"}}'] == before + 1
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(unknown_fields="refuse")) as strict:
+        said = ask(strict.port, RESPONSES, body(**fields))
+    assert (said.status, said.body["error"]["param"]) == (400, name)
