@@ -61,7 +61,8 @@ class Range(NamedTuple):
     def refusal(self, value: float) -> str:
         """What is wrong with a number that is not in the range: a clause that follows it."""
         if self.most is not None and self.most <= 1:
-            return f"must be in {'(' if self.least is None else '['}{_short(self.above or 0)}, {_short(self.most)}]"
+            low = f"({_short(self.above or 0)}" if self.least is None else f"[{_short(self.least)}"
+            return f"must be in {low}, {_short(self.most)}]"
         if self.most is not None and self.most <= FEW and self.least is not None:
             return f"must be between {_short(self.least)} and {_short(self.most)}"
         if self.most is not None and value > self.most:

@@ -30,6 +30,11 @@ def export(
 
     require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")
     if out is not None:
+        other = {".csv": "csv", ".parquet": "parquet"}.get(out.suffix.lower(), format)
+        require(
+            other == format,
+            f"out={str(out)!r} is named as {other}, and format={format!r}: give --format {other}, or another name",
+        )
         writable_file("out", out)
     found = folder_of(folder)
     frame = frame_of(found.runs)

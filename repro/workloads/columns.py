@@ -363,7 +363,7 @@ def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str,
     require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {has}: {fix}")
     require(
         "gen_length" in found or not needs_answers,
-        f"{said} no column is the answers' length gen_length, {has}: {fix}, or give all answers one with --gen-length",
+        f"{said} no column is the answers' length gen_length, {has}: {fix}, or give all answers one as gen_length (--gen-length, in repro capacity --knob gen_length=...)",
     )
     is_linked = "session" in found or "parent" in found
     for name in (*DELAYS, *WAITS, "turn", "context_len", "duration_s"):

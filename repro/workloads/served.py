@@ -34,16 +34,22 @@ def served(
     num: int | None = None,
     in_rounds: bool = False,
     keep: Iterable[TracedSession] | None = None,
+    is_sample: bool = False,
 ) -> Served:
     """Sessions in the file's order at its own times where these are replayed, each once; else in random order, and again where there
     are too few. ``num`` of them, or of their rounds if ``in_rounds``; None for as many as the file has. ``keep`` takes the place of
-    the file's. Without ``arrivals`` times are left to who serves them."""
+    the file's. Without ``arrivals`` times are left to who serves them. Options of times that have no effect are refused, but of a sample
+    to plan by, which comes at other times than the run."""
     trace = source.trace(seed)
     is_used = arrivals is not None and arrivals.kind == "trace"
     unit = getattr(source, "time_unit", None)
     require(
-        unit is None or is_used or trace.uses_times,
+        unit is None or is_used or is_sample or trace.uses_times,
         f"time_unit={unit!r} has no effect where a file's times are not used: leave it out, or give --arrivals trace",
+    )
+    require(
+        not getattr(source, "sort", False) or is_used or is_sample or trace.num_rounds > len(trace.sessions),
+        "sort has no effect where a file's times are not used: leave it out, or give --arrivals trace",
     )
     held = trace.sessions if keep is None else tuple(keep)
     is_replayed = arrivals is not None and arrivals.kind == "trace"

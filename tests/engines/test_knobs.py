@@ -104,6 +104,8 @@ def test_a_value_by_itself_is_held_to_what_is_declared():
     check_value(Annotated[int, Range(1, 3)] | None, "jobs", 3)
     with pytest.raises(UserError, match="jobs=4 must be between 1 and 3"):
         check_value(Annotated[int, Range(1, 3)] | None, "jobs", 4)
+    with pytest.raises(UserError, match=r"share=0.0 must be in \[0.005, 0.5\]"):
+        check_value(Annotated[float, Range(0.005, 0.5)], "share", 0.0)
     for kind in (float, Annotated[float, Range(0)]):
         with pytest.raises(UserError, match="wait_s=inf must be a finite number"):
             check_value(kind, "wait_s", math.inf)

@@ -118,7 +118,9 @@ class Ground:
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
         """Sessions of another seed; at another rate than the run's."""
         arrivals = self.workload.arrivals if rate is None else ArrivalConfig(kind="poisson", rate=rate)
-        return sessions_of(replace(self.workload, arrivals=arrivals, seed=OTHER_SEED + turn))
+        return sessions_of(
+            replace(self.workload, arrivals=arrivals, seed=OTHER_SEED + turn, is_sample=rate is not None)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

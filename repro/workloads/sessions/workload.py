@@ -139,6 +139,8 @@ class SessionWorkloadConfig(Checked):
     counted: Lengths | None = None
     delay_mean_s: Delay | None = None
     file: Traced | None = None
+    is_sample: bool = False
+    """Whether policies plan by it, at a rate of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +223,7 @@ def _workload(
 
 def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
     """Makes sessions of a file's rows, as they are: nothing is drawn but a delay that is asked for."""
-    found = served(file, config.arrivals, config.seed, num=config.num_sessions)
+    found = served(file, config.arrivals, config.seed, num=config.num_sessions, is_sample=config.is_sample)
     num = sum(len(each.rounds) for each in found.sessions)
     mean_s = config.delay_mean_s
     drawn = iter(() if mean_s is None else _exponential(mean_s, num, config.seed).tolist())

@@ -65,6 +65,8 @@ def test_the_runs_are_exported(runs, tmp_path):
         (("RUNS", "--out", "/dev/null"), "out='/dev/null' is a device"),
         (("RUNS", "--out", "/dev/stdout"), "out='/dev/stdout' is"),
         (("RUNS", "--out", "RUNS/../grid.yaml/x.csv"), "cannot be written"),
+        (("RUNS", "--format", "parquet", "--out", "x.csv"), "out='x.csv' is named as csv"),
+        (("RUNS", "--out", "x.parquet"), "out='x.parquet' is named as parquet"),
         (("nowhere",), "folder='nowhere' holds no run"),
         (("RUNS/../grid.yaml",), "is not a directory: give a folder that can be read"),
     ],

@@ -243,6 +243,15 @@ def test_times_that_fall_are_refused():
         )
 
 
+def test_a_unit_and_an_order_hold_for_what_is_planned_by_too():
+    Path("late.jsonl").write_text(
+        "".join(json.dumps({"timestamp": t, "prompt_len": 100, "gen_length": 16}) + "\n" for t in (8, 2, 6, 4))
+    )
+    for system in ("ampd", "vllm-sim"):
+        run = bench(system, "late.jsonl", "--arrivals", "trace", "--time-unit", "s", "--sort")
+        assert run.table("requests")["arrival_s"] == [0, 2, 4, 6]
+
+
 def test_sessions_are_for_systems_that_serve_them():
     Path("own.jsonl").write_text('{"arrival_s": 1, "rounds": [[100, 16, 0.5], [50, 16]]}\n' * 24)
     run = bench("vllm-sim", "own.jsonl", "--arrivals", "trace")

@@ -434,6 +434,8 @@ def test_rows_are_sorted_where_that_is_asked_for(file):
     assert [each.rounds[0].prefill_tokens for each in found.sessions] == [2, 4, 1, 3]
     with pytest.raises(UserError, match="sort has no effect"):
         read_trace(file("prompt_len,gen_length\n5,5\n", sort=True))
+    with pytest.raises(UserError, match="sort has no effect"):
+        served(file(text, sort=True), ArrivalConfig(kind="poisson", rate=1.0), 0)
 
 
 def test_names_that_both_say_one_thing_are_not_chosen_between(file):
