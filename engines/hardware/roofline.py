@@ -66,7 +66,7 @@ class Calibration(Checked):
     """What every step takes that hardware does not explain (launches, Python)."""
     fitted_on: tuple[str, ...]
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
-    note: str
+    note: str = ""
 
     @property
     def text(self) -> str:

@@ -56,7 +56,7 @@ def check_results(
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
-    _check_options(again, seed=seed, result_dir=result_dir)
+    _check_options(root, again, seed=seed, result_dir=result_dir)
     is_anew = accept and again is not None
     if accept and not is_anew:
         require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
@@ -80,7 +80,8 @@ def check_results(
         raise typer.Exit(1)
 
 
-def _check_options(again: int | None, **others: int | Path | None) -> None:
+def _check_options(root: Path, again: int | None, **others: int | Path | None) -> None:
+    require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
     for name, value in others.items():
         require(
             value is None or again is not None,
@@ -91,7 +92,6 @@ def _check_options(again: int | None, **others: int | Path | None) -> None:
 def _say_what_is_compared(root: Path, again: int | None) -> None:
     from repro.checks.results import figures as figures_of
 
-    require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
     figures = sum(1 for _ in figures_of(root))
     require(
         figures > 0 or any(root.glob("claims-*.csv")),

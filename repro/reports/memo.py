@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.errors import UserError
 from repro.files import replace_text
 from repro.paths import ACCURACY, CALIBRATION, DATASETS, PAPER, REPO
 from repro.runs.seal import is_whole, sealed
@@ -70,7 +71,7 @@ class Memo:
             "files": {str(path): _digest([path.read_bytes()]) for path in files},
             "said": said,
         }
-        with suppress(OSError):
+        with suppress(OSError, UserError):
             replace_text(self._path, json.dumps(sealed(memo), ensure_ascii=False) + "\n")
 
 

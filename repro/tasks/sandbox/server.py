@@ -345,7 +345,7 @@ def _leave_the_server(ends: Sequence[int], confinement: Confinement) -> range:
         os.dup2(end, descriptor)
     os.closerange(own.stop, _LAST_FD)
     os.chdir(confinement.folder)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "repro"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("repro", "engines")]:
         del sys.modules[name]
     return own
 

@@ -129,7 +129,8 @@ def test_stopping_at_the_end_of_text_changes_no_verdict(sparse):
 def test_accuracy_is_stored(sparse, tmp_path):
     experiment, record = sparse
     store = Store(tmp_path)
-    store.put(pack(experiment, record, {"finished_utc": "now"}))
+    provenance = {"finished_utc": "now", "git": {"commit": None, "dirty": False}, "inputs": {}}
+    store.put(pack(experiment, record, provenance))
     stored = store.load(experiment)
     assert stored.record.requests["correct"] == record.requests["correct"]
     accuracy = stored.summary["accuracy"]
