@@ -91,7 +91,7 @@ def test_other_requests_than_the_run_s_are_refused(measured, mine):
         repro.run("dllm-serve", "osc", seed=1, **asked)
     with pytest.raises(UserError, match="system='llada' is not that of replay"):
         repro.run("llada", "osc", reading="policy", **asked)
-    with pytest.raises(UserError, match="none.gz' does not exist"):
+    with pytest.raises(UserError, match=r"none\.gz' does not exist"):
         replayed(measured, mine, replay=str(mine / "none.gz"))
     with pytest.raises(UserError, match="replay_drawn=true has no effect without a replay"):
         repro.run("dllm-serve", "osc", platform="l40s", result_dir=mine, num_prompts=2, replay_drawn=True)
