@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -337,7 +338,13 @@ def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
             for values in batch.to_pylist():
                 number += 1
                 # A table with an empty cell among numbers has not-a-number there.
-                yield Row(f"{path.name} row {number}", {name: None if v != v else v for name, v in values.items()})
+                yield Row(f"{path.name} row {number}", {name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return float(value)
+    return None if value != value else value
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import get_args
 
@@ -414,6 +415,14 @@ def test_two_columns_of_one_name_are_refused_in_every_format(file, tmp_path):
     parquet.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(UserError, match="'prompt_len' is given twice"):
         read_trace(TraceFile(where=str(tmp_path / "t.parquet")))
+
+
+def test_decimals_of_parquet_are_numbers(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    times = pyarrow.array([Decimal("0.5"), Decimal("2.0")])
+    table = pyarrow.table({"arrival_s": times, "prompt_len": [10, 9], "gen_length": [5, 5]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert replayed(TraceFile(where=str(tmp_path / "t.parquet"))) == [0, 1.5]
 
 
 def test_an_empty_cell_of_parquet_is_one(tmp_path):
