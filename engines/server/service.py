@@ -34,11 +34,11 @@ _STOP_S = 10.0
 _ENVIRONMENT = {
     # Has malloc ask for huge pages: a CPU's step reads all weights, and to find their small ones took a tenth of it.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # oneDNN makes a product anew for every number of rows, and keeps 1,024 of some 0.4 MB; torch keeps as many of its own, which
-    # it looks among first. Steps of a server have hundreds of sizes, so both filled up, and what they let go left holes
+    # oneDNN makes a product anew for every number of rows, and keeps 1,024 of some 0.4 MB; torch keeps as many besides, and asks
+    # oneDNN for each again. Steps of a server have hundreds of sizes, so both filled up, and what they let go left holes
     # between activations.
-    "LRU_CACHE_CAPACITY": "64",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "LRU_CACHE_CAPACITY": "8",
 }
 """Environment of the engine's process, unless the user has set it. Libraries read it once, while they are loaded."""
 
