@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
 
 GIVEN_UP_S = 600.0
-"""Simulated time, besides what users think and prompts and answers take, after which a run is given up: a policy that dispatches
-nothing never ends."""
-_SLOWEST_PROMPT_TOKEN_S = 1e-3
-"""The longest that a token of a prompt takes an instance."""
+"""Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
+ends."""
 _SLOWEST_TOKEN_S = 0.05
 """The longest that a token of an answer takes, where it is decoded."""
 _ON_TORCH = "repro.systems.laps.on_torch"
@@ -115,8 +113,7 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
         answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
         alone_s = each.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
         waits_s = max(waits_s, alone_s / (stream.clients or 1))
-    prompts = sum(turn.prefill_tokens for each in workload.streams for one in each.sessions for turn in one.rounds)
-    return GIVEN_UP_S + waits_s + prompts * _SLOWEST_PROMPT_TOKEN_S
+    return GIVEN_UP_S + waits_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,11 +252,6 @@ def test_a_unit_and_an_order_hold_for_what_is_planned_by_too():
         assert run.table("requests")["arrival_s"] == [0, 2, 4, 6]
 
 
-def test_a_long_file_is_served_to_its_end_by_clients_in_a_closed_loop():
-    Path("long.jsonl").write_text('{"prompt_len": 30000, "gen_length": 1}\n' * 400)
-    assert {*bench("laps", "long.jsonl").table("requests")["status"]} == {"ok"}
-
-
 def test_sessions_are_for_systems_that_serve_them():
     Path("own.jsonl").write_text('{"arrival_s": 1, "rounds": [[100, 16, 0.5], [50, 16]]}\n' * 24)
     run = bench("vllm-sim", "own.jsonl", "--arrivals", "trace")
