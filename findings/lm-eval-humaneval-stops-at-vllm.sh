@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # lm-eval 0.4.13 sends HumanEval's stop texts in two ways, and vLLM 0.32.0 (CPU build) refuses one of them.
 #
-# Guess: local-completions and local-chat-completions send the same stop texts, and vLLM takes them all, as earlier releases did.
-# Seen: local-completions sends all six (the task's five and the end of text), and vLLM answers 400, "at most 4 items".
+# Guess: local-completions and local-chat-completions send the same stop texts, and vLLM takes them all.
+# Seen: local-completions sends all six (the task's five and the end of text), and vLLM answers 400, "at most 4 items",
+#       as long as its VLLM_MAX_STOP_STRINGS has the default.
 #       local-chat-completions sends the first four and says nothing: an answer ends later than the task asks.
 # Who is hurt: HumanEval fails on vLLM over one route; over the other its answers run on past "\nprint".
 #
