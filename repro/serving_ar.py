@@ -193,11 +193,8 @@ class ArModel:
         from engines.models.loader import load_causal, parse_dtype
         from engines.server.ar.engine import ServedAr
         from repro.ar_schedulers import scheduled
-        from repro.prefill.allocator import keep_freed_memory
 
         settings = self.settings
-        if settings.device == "cpu":
-            keep_freed_memory()
         model = load_causal(
             self.config if settings.weights == "random" else settings.model,
             dtype=parse_dtype(self._dtype),

@@ -16,7 +16,6 @@ from engines.laps.step_model import StepModel
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
 from engines.policies.step import Bucket, Chunk, Rung
-from repro.prefill.allocator import keep_freed_memory
 
 SLO_FLOORS = 20
 """The TTFT objective, in steps of one token."""
@@ -123,8 +122,6 @@ def config_of(model: str) -> CausalConfig:
 
 def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> TorchExecutor:
     """With random weights, on which no time depends."""
-    if device == "cpu":
-        keep_freed_memory()
     model = load_causal(config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random")
     return TorchExecutor(
         model,

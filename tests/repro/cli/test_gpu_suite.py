@@ -57,8 +57,6 @@ def run_script(command: Sequence[str], limit_s: float) -> subprocess.CompletedPr
 @pytest.mark.long
 def test_the_small_suite_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "_process", run_script)
-    # For good it would be, and tests that measure memory come after this one.
-    monkeypatch.setattr(instance, "keep_freed_memory", lambda: True)
     # Four scripts measure the same machine, and a profile of fewer sizes has all of its parts.
     monkeypatch.setattr(peaks, "measured_peaks", functools.cache(peaks.measured_peaks))
     monkeypatch.setattr(peaks, "BUDGET_S", 0.05)
