@@ -120,15 +120,13 @@ def load_folder(card: str, folder: Path) -> Tables:
     found: dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]] = {}
     contents = []
     for path in files:
+        content = read_bytes("kernels", path)
         try:
-            content = read_bytes("kernels", path)
             content = gzip.decompress(content) if path.name.endswith(".gz") else content
             head, *lines = content.decode().splitlines()
             about = json.loads(head) | about
             for group, curves in _curves(filter(None, lines)).items():
                 found.setdefault(group, {}).update(curves)
-        except UserError:
-            raise
         except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"kernels={str(path)!r} cannot be read as a kernel table ({type(error).__name__}: {error}): write it as "
