@@ -19,8 +19,8 @@ from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue, RoutingConfig
 from engines.ar.cluster.cluster import StopRule
 from engines.ar.cost import PHYSICAL
 from engines.ar.metrics import Reading
+from engines.ar.sampling import SamplingParams
 from engines.ar.session import ClosedLoop, Round, Session
-from engines.ar.torch.sampling import SamplingParams
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.ar.sampling import Logprobs
+from engines.ar.sampling import GREEDY, Logprobs, SamplingParams
 from engines.ar.torch.attention import DecodeKernels, SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.graphs import CaptureCost, CausalGraphs
 from engines.ar.torch.paged import PagedAttention, Served, probe
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
-from engines.ar.torch.sampling import GREEDY, Draws, LogitRules, SamplingParams, TokenScores, next_tokens, penalize
+from engines.ar.torch.sampling import Draws, LogitRules, TokenScores, next_tokens, penalize
 from engines.errors import UserError, require
 from engines.kernels import host
 from engines.kernels.choice import HostKernels, TritonKernels

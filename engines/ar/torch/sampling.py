@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.ar.sampling import GREEDY, MOST_LOGPROBS, Logprobs, SamplingParams
+from engines.ar.sampling import MOST_LOGPROBS, Logprobs, SamplingParams
 from engines.runtime.noise import gumbel_argmax, row_keys
 from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
-
-__all__ = ["GREEDY", "SamplingParams"]
 
 
 class Draws(NamedTuple):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.causal import executor, generate, prompt, run, start
 
-from engines.ar.torch.sampling import Draws, SamplingParams, draw_keys, next_tokens, nucleus
+from engines.ar.sampling import SamplingParams
+from engines.ar.torch.sampling import Draws, draw_keys, next_tokens, nucleus
 
 
 def draws(n: int, temperature: float, top_p: float, seed: int = 0) -> Draws:
