@@ -34,9 +34,10 @@ class Logprobs(NamedTuple):
         chosen, rank, top_ids, top = zip(*each, strict=True)
         return cls(np.concatenate(chosen), np.concatenate(rank), np.concatenate(top_ids), np.concatenate(top))
 
-    def cut(self, start: int, end: int | None = None) -> Logprobs:
-        """Those of the tokens at [start, end)."""
-        return Logprobs(self.chosen[start:end], self.rank[start:end], self.top_ids[start:end], self.top[start:end])
+    def cut(self, start: int, end: int, most: int) -> Logprobs:
+        """Those of the tokens at [start, end), each with its ``most`` likeliest."""
+        rows = slice(start, end)
+        return Logprobs(self.chosen[rows], self.rank[rows], self.top_ids[rows, :most], self.top[rows, :most])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,7 +294,7 @@ class TorchExecutor:
             if len(tokens) < least:  # repeated up to so many
                 index = np.concatenate((index, np.full(least - len(tokens), row, dtype=np.int64)))
             logits = self.model.logits(hidden.index_select(0, self._staging.ints(index)))[: len(tokens)]
-            parts.append(TokenScores(logits).together(tokens, most))
+            parts.append(TokenScores(logits).of(tokens).cut(0, len(tokens), most))
         return Logprobs.joined(parts)
 
     def _sample(self, logits: Tensor, work: StepWork) -> tuple[Tensor, dict[int, Logprobs]]:
@@ -309,8 +309,10 @@ class TorchExecutor:
         tokens = next_tokens(self._shaped(logits, slots, ends), Draws.of(each, ends, self._staging))
         if scores is None:
             return tokens, {}
-        found = scores.of(tokens.index_select(0, rows), [each[i].logprobs or 0 for i in told])
-        return tokens, dict(zip(slots[told].tolist(), found, strict=True))
+        found = scores.of(tokens.index_select(0, rows))
+        return tokens, {
+            int(slots[i]): found.cut(place, place + 1, each[i].logprobs or 0) for place, i in enumerate(told)
+        }
 
     def _shaped(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
         """Logits [m, V] as the rules of their sequences, whose tokens so far ``ends`` [m] count, leave them."""

@@ -170,22 +170,8 @@ class TokenScores:
         # As many for all: what a row is told must not hang on what others are.
         self._top = self._all.topk(min(MOST_LOGPROBS, logits.shape[1]), dim=-1)
 
-    def of(self, tokens: Tensor, most: Sequence[int]) -> list[Logprobs]:
-        """Scores of the tokens [n] that follow the rows, each alone with its ``most`` likeliest; waits for the device."""
-        found = self._told(tokens)
-        return [
-            Logprobs(
-                found.chosen[i : i + 1], found.rank[i : i + 1], found.top_ids[i : i + 1, :k], found.top[i : i + 1, :k]
-            )
-            for i, k in enumerate(most)
-        ]
-
-    def together(self, tokens: Tensor, most: int) -> Logprobs:
-        """Scores of the tokens [n] that follow the rows, each with its ``most`` likeliest; waits for the device."""
-        found = self._told(tokens)
-        return found._replace(top_ids=found.top_ids[:, :most].copy(), top=found.top[:, :most].copy())
-
-    def _told(self, tokens: Tensor) -> Logprobs:
+    def of(self, tokens: Tensor) -> Logprobs:
+        """Scores of the tokens [n] that follow the rows, each with the likeliest of its place; waits for the device."""
         chosen = self._all.gather(1, tokens.unsqueeze(1))
         rank = (self._all >= chosen).sum(dim=-1)
         top, ids = (each.cpu().numpy() for each in self._top)
