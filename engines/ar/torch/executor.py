@@ -256,8 +256,7 @@ class TorchExecutor:
         attend = self.attention.attend(rows, self.tables, self.pool)
         last = rows.last[work.samples]
         wanted = len(last)
-        if wanted < least:  # repeated up to so many
-            last = np.concatenate((last, np.full(least - wanted, rows.last[0], dtype=np.int64)))
+        last = _at_least(least, last, rows.last[0])
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
         hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
         told = {}
@@ -290,9 +289,7 @@ class TorchExecutor:
         for start in range(0, len(following), share):
             tokens = following[start : start + share]
             row = first + start
-            index = np.arange(row, row + len(tokens))
-            if len(tokens) < least:  # repeated up to so many
-                index = np.concatenate((index, np.full(least - len(tokens), row, dtype=np.int64)))
+            index = _at_least(least, np.arange(row, row + len(tokens)), row)
             logits = self.model.logits(hidden.index_select(0, self._staging.ints(index)))[: len(tokens)]
             parts.append(TokenScores(logits).of(tokens).cut(0, len(tokens), most))
         return Logprobs.joined(parts)
@@ -332,6 +329,11 @@ class TorchExecutor:
             penalties = penalize(shaped.index_select(0, rows), tokens, ends[penalized], params, self._staging)
             shaped.index_copy_(0, rows, penalties)
         return shaped
+
+
+def _at_least(least: int, rows: Ints, row: int) -> Ints:
+    """``rows``, and behind them ``row`` until there are so many."""
+    return np.concatenate((rows, np.full(max(0, least - len(rows)), row, dtype=np.int64)))
 
 
 def _paged_pool(model: CausalModel, tables: BlockTables) -> PoolTensors:
