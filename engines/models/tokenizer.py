@@ -185,23 +185,26 @@ def find_backend(directory: Path) -> Tokenizer | None:
     """As ``load_tokenizer`` reads it; None where the folder has none, or one whose rules are not known here."""
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
-    is_ours = config.get("tokenizer_class") in _QWEN2_CLASSES
-    needed = ("vocab.json", "merges.txt") if is_ours else ("tokenizer.json",)
-    is_there = (directory / "tokenizer.json").is_file() or all((directory / name).is_file() for name in needed)
-    return _backend(directory, config) if is_there else None
+    return _backend(directory, config) if _has_backend(directory, config) else None
+
+
+def _has_backend(directory: Path, config: Mapping[str, Any]) -> bool:
+    if (directory / "tokenizer.json").is_file():
+        return True
+    is_known = config.get("tokenizer_class") in _QWEN2_CLASSES
+    return is_known and all((directory / name).is_file() for name in ("vocab.json", "merges.txt"))
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
     path = directory / "tokenizer.json"
     if path.is_file():
         return read_tokenizer(path)
-    vocab, merges = directory / "vocab.json", directory / "merges.txt"
-    kind = config.get("tokenizer_class")
-    if not (vocab.is_file() and merges.is_file()) or kind not in _QWEN2_CLASSES:
+    if not _has_backend(directory, config):
         raise UserError(
             f"tokenizer directory {directory} lacks tokenizer.json (and is no {' or '.join(_QWEN2_CLASSES)} with vocab.json "
-            f"and merges.txt; tokenizer_class={kind!r}): give a checkpoint folder that has it"
+            f"and merges.txt; tokenizer_class={config.get('tokenizer_class')!r}): give a checkpoint folder that has it"
         )
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
     added = config.get("added_tokens_decoder") or {}
     try:
         return byte_level_bpe(vocab, merges, added)
