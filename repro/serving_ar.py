@@ -141,8 +141,8 @@ class ArModel:
         )
         given["ignores_eos"] = given.pop("ignore_eos", False)
         if "bad_words" in given:
-            require(self._text is not None, "bad_words: the model has no tokenizer: leave them out")
-            assert self._text is not None
+            if self._text is None:
+                raise UserError("bad_words: the model has no tokenizer: leave them out")
             given["bad_words"] = self._text.spellings(given["bad_words"])
         if "logit_bias" in given:
             given["logit_bias"] = tuple(given["logit_bias"].items())
