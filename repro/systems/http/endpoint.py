@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ MOST_TOKENS = 1 << 24
 _BROKEN = frozenset({"abort", "cancelled", "content_filter", "error"})
 """Reasons for which an answer ends that is not whole."""
 _BOM = b"\xef\xbb\xbf"
-_LINE_END = re.compile(rb"\r\n|\r|\n")
 _FIRST_BYTES = 4096
 """How much of a body without events we read, to say what it is."""
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -240,8 +238,8 @@ class Events:
                 self.first += chunk[:_FIRST_BYTES]
             held += chunk
             if b"\n" in chunk or b"\r" in chunk:
-                *lines, rest = _LINE_END.split(held)
-                held = bytearray(rest)
+                lines = held.splitlines()
+                held = bytearray() if chunk.endswith((b"\r", b"\n")) else lines.pop()
                 for line in lines:
                     if event := part.add(line):
                         yield event
