@@ -344,7 +344,8 @@ class _Answer:
             if reason is not None and not isinstance(reason, str):
                 raise ValueError("finish_reason is no text")
             delta = choice.get("delta") or {}
-            text, aside = (delta.get("content") if self.is_chat else choice.get("text")) or "", _aside(delta)
+            text = (delta.get("content") if self.is_chat else choice.get("text")) or ""
+            aside = _aside(delta) if delta else ""
             # The latter is Dynamo's word, of requests of one answer.
             ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
             if text or aside or ids or (gained and reason is None):
@@ -428,11 +429,12 @@ class _Answer:
 def _aside(delta: Mapping[str, Any]) -> str:
     """What a chat's event brings besides the answer's own text: reasoning, a refusal, or a call of a tool. Some servers say the reasoning
     under both of its names."""
-    calls = [each.get("function") or {} for each in delta.get("tool_calls") or ()]
-    calls.append(delta.get("function_call") or {})
     said = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("refusal")]
-    said += [call.get(name) for call in calls for name in ("name", "arguments")]
-    return "".join(each for each in said if each)
+    calls = [each.get("function") for each in delta.get("tool_calls") or ()]
+    for call in (*calls, delta.get("function_call")):
+        if call:
+            said += [call.get("name"), call.get("arguments")]
+    return "".join(filter(None, said))
 
 
 def _no_stream(first: bytes) -> str | None:
