@@ -291,22 +291,25 @@ async def _read(
     """Fill in the reply. ``most`` is how many tokens were asked for, and so pieces: an answer that goes on behind them may have no end.
     With ``needs_count`` an answer whose tokens the endpoint does not tell is an error."""
     events, answer = Events(content, clock), _Answer(reply=reply, is_chat=is_chat)
-    async for event in events:
-        if event.data == b"[DONE]":
-            answer.is_done = True
-            continue
-        said = {} if event.kind == b"error" else _parsed(event)
-        if event.kind == b"error" or said.get("error") or said.get("object") == "error":
-            reply.error = f"in the stream: {_sentence(event.data.decode(errors='replace'))}"
-            return
-        if answer.is_done and said.get("choices"):
-            reply.error = "the stream goes on behind its end, [DONE]"
-            return
-        answer.take(said, event)
-        if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
-            reply.error = f"the answer goes on behind the {most} tokens that were asked for"
-            return
-    reply.closed_s = clock()
+    try:
+        async for event in events:
+            if event.data == b"[DONE]":
+                answer.is_done = True
+                continue
+            said = {} if event.kind == b"error" else _parsed(event)
+            if event.kind == b"error" or said.get("error") or said.get("object") == "error":
+                reply.error = f"in the stream: {_sentence(event.data.decode(errors='replace'))}"
+                return
+            if answer.is_done and said.get("choices"):
+                reply.error = "the stream goes on behind its end, [DONE]"
+                return
+            answer.take(said, event)
+            if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
+                reply.error = f"the answer goes on behind the {most} tokens that were asked for"
+                return
+        reply.closed_s = clock()
+    finally:
+        reply.text, reply.aside = "".join(answer.texts), "".join(answer.asides)
     reply.error = answer.end(events.first, needs_count=needs_count)
 
 
@@ -333,6 +336,9 @@ class _Answer:
     """Events that may be a token without text: neither a piece nor an opening, a reason or usage."""
     counted: int | None = None
     """Tokens of the answer by the usage that came with the last piece or behind it; None where none did."""
+    texts: list[str] = field(default_factory=list)
+    """Of each piece; the reply has them as one when its stream is over, as joining at every piece would copy all before."""
+    asides: list[str] = field(default_factory=list)
 
     def take(self, said: Mapping[str, Any], event: Event) -> None:
         reply, choices = self.reply, said.get("choices") or ()
@@ -365,8 +371,8 @@ class _Answer:
             reply.token_ids += [_count("token_ids", each) for each in ids]
         if not reply.chunks_s:
             reply.first_text = aside + text
-        reply.text += text
-        reply.aside += aside
+        self.texts.append(text)
+        self.asides.append(aside)
         reply.chunks_s.append(event.arrived_s)
         reply.chunk_reads.append(event.read)
         reply.chunk_tokens.append(len(ids) if ids else gained or None)

@@ -214,6 +214,15 @@ def test_what_is_no_answer_is_said(pieces, sentence):
     assert sentence in error(*pieces)
 
 
+@pytest.mark.parametrize(
+    "end", [event({"error": "out of room"}), b"data: {\n\n", b""], ids=["said", "no JSON", "cut off"]
+)
+def test_what_came_before_a_fault_is_told(end):
+    record = record_of(piece("ab", chat=True), piece(None, chat=True, delta={"reasoning": "c"}), end, api="chat")
+    assert record.requests["error"] != [None]
+    assert (record.requests["text_bytes"], record.requests["num_chunks"]) == ([3], [2])
+
+
 def test_errors_of_nothing_are_none():
     assert row(event({"choices": [{"text": "a"}], "error": None}), usage(1, error=None), DONE)["output_len"] == 1
 
