@@ -218,13 +218,15 @@ def read_run(file: Path, name: str = "run") -> StoredRun:
     if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
         raise StoreError(f"{file.name}: schema {stored} -> {SCHEMA_VERSION}")
     cell = Cell.from_written(part_of(parts, CELL))
-    return _whole(StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content))
+    return _whole(StoredRun(cell, file, manifest, part_of(parts, PROVENANCE), content=content), parts)
 
 
-def _whole(run: StoredRun) -> StoredRun:
+def _whole(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
     """The run, once it is known to say all that is asked of one; raises one of ``UNREADABLE`` of a file that was put together by
     others."""
     manifest, provenance = run.manifest, run.provenance
+    # Kept: to read it of the content later would unpack that once more.
+    vars(run)["summary"] = part_of(parts, SUMMARY)
     kinds: tuple[tuple[str, Any, type | tuple[type, ...]], ...] = (
         ("summary", run.summary, dict),
         ("validity", manifest["validity"]["valid"], bool),
@@ -386,7 +388,7 @@ class Store:
         elsewhere = _unlike(manifest.get("machine"), experiment.machine)
         if elsewhere and not self.accept_other_machine:
             return unusable(f"another machine: {elsewhere}")
-        run = _whole(StoredRun(cell, file, manifest, provenance, changed, elsewhere, content))
+        run = _whole(StoredRun(cell, file, manifest, provenance, changed, elsewhere, content), parts)
         return State(run=run, reason=run.why_reused)
 
 

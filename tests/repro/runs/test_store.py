@@ -19,7 +19,7 @@ from engines.errors import RunError
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import SCHEMA_VERSION, RunRecord
-from repro.runs.store import Store, StoredRun, StoreError, encoded, json_line, pack
+from repro.runs.store import Store, StoredRun, StoreError, encoded, json_line, pack, read_run
 from repro.systems.dllm.family import DLLM
 
 
@@ -330,6 +330,16 @@ def test_what_is_read_is_what_was_found_to_be_whole(store):
     assert run.summary is run.summary
     assert run.record is run.record
     assert whole_record(run) == make_record()
+
+
+def test_a_file_is_unpacked_once_for_its_lookup_and_its_numbers(store, monkeypatch):
+    file = save(store, make_record())
+    unpacked = []
+    parts_of = repro.runs.store.parts_of
+    monkeypatch.setattr(repro.runs.store, "parts_of", lambda content: unpacked.append(1) or parts_of(content))
+    looked_up, read = store.load(EXPERIMENT), read_run(file)
+    assert looked_up.summary == read.summary == parts(file)["summary"]
+    assert len(unpacked) == 2
 
 
 # -- tables of simulated runs -----------------------------------------------------------------------------
