@@ -108,9 +108,18 @@ def instructions() -> str | None:
 
 @cache
 def processor_flags() -> frozenset[str]:
+    return frozenset(processor_facts().get("flags", "").split())
+
+
+@cache
+def processor_facts() -> Mapping[str, str]:
+    """What the system first says of a processor, by names in small letters, such as ``model name``; empty where it says nothing."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    found: dict[str, str] = {}
+    for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []:
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip().lower(), value.strip())
+    return found
 
 
 def numeric_variables() -> dict[str, str]:
@@ -139,17 +148,17 @@ def _usual_threads() -> set[int]:
     if given:
         return {given[0]}
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {
-        _text(f"/sys/devices/system/cpu/cpu{each}/topology/thread_siblings_list") or str(each) for each in usable
-    }
-    return {len(usable), len(siblings)}
+    return {len(usable), len(set(map(_siblings, usable)))}
 
 
-def _text(path: str) -> str:
+@cache
+def _siblings(cpu: int) -> str:
+    """The CPUs of its core, as the system lists them."""
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
-        return ""
+        listed = ""
+    return listed.strip() or str(cpu)
 
 
 # -- whether it holds ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 from engines.runtime.machine import machine_memory_bytes
 from repro.paths import REPO
 from repro.runs.clean import REDACTED, clean_command, clean_text, is_secret
-from repro.runs.environment import instructions, numeric_variables, threads_set
+from repro.runs.environment import instructions, numeric_variables, processor_facts, threads_set
 from repro.runs.record import Obtained
 from repro.runs.sitting import Load
 
@@ -160,15 +160,8 @@ def version_of(package: str) -> str | None:
 def _cpu() -> dict[str, Any]:
     """``usable`` are the CPUs that this process may run on now, which a container often limits, and a script may change."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"model": _cpu_model(), "count": os.cpu_count(), "usable": usable}
-
-
-@cache
-def _cpu_model() -> str | None:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
-    return next(named, platform.processor() or None)
+    model = processor_facts().get("model name") or platform.processor() or None
+    return {"model": model, "count": os.cpu_count(), "usable": usable}
 
 
 def _gpu(torch: Any) -> dict[str, Any] | None:

@@ -72,6 +72,17 @@ def test_the_instruction_set_in_force(flags, told, expected, monkeypatch):
     assert machine_identity("cpu")["instructions"] == expected
 
 
+def test_what_the_system_first_says_of_a_processor(tmp_path, monkeypatch):
+    said = "system type : a\n\nProcessor\t: 0\nModel Name\t: One\nflags\t\t: sse4_1 avx\n\nModel Name\t: Two\nflags : sse4_1\n"
+    info = tmp_path / "cpuinfo"
+    info.write_text(said)
+    monkeypatch.setattr(environment, "Path", lambda _: info)
+    facts = environment.processor_facts.__wrapped__()
+    assert (facts["model name"], facts["flags"]) == ("One", "sse4_1 avx")
+    info.unlink()
+    assert environment.processor_facts.__wrapped__() == {}
+
+
 def test_what_onednn_reports_is_what_is_told():
     """A real product: an instruction set above the told one would be one that the environment does not limit."""
     found, told = list(implementations()), instructions()
