@@ -15,7 +15,7 @@ from pathlib import Path
 
 from baselines.servers.asking import NoPage, ask
 from engines.errors import RunError
-from engines.runtime.machine import SETTLED
+from engines.runtime.machine import settled
 
 WARDEN = Path(__file__).with_name("warden.py")
 GRACE_S = 20.0
@@ -25,7 +25,7 @@ _BREAK_S = 5.0
 """From when a process's connections break to its end, at most."""
 _TOLD_LINES = 3
 _OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "OMP_NUM_THREADS")
-"""Variables of this process that would change what a server does, beside those that ``SETTLED`` lists."""
+"""Variables of this process that would change what a server does, beside those that we ``settled``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Address:
 class _Process:
     def __init__(self, command: Command, folder: Path) -> None:
         self.name, self.log = command.name, folder / f"{command.name}.log"
-        ours = {*_OURS, SETTLED, *os.environ.get(SETTLED, "").split(",")}
+        ours = {*_OURS, *settled(os.environ)}
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         with self.log.open("wb") as log:
             self.warden = subprocess.Popen(

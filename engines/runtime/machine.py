@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+from collections.abc import Mapping
 
 SETTLED = "REPRO_SETTLED"
 """The variable that lists those of the environment which we set and no user."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's numbers of two settings."""
+
+
+def settled(environment: Mapping[str, str]) -> set[str]:
+    """Names of the variables that we set and no user, and of the one that lists them; not for the programs of others."""
+    return {SETTLED, *filter(None, environment.get(SETTLED, "").split(","))}
 
 
 def machine_memory_bytes() -> int | None:
@@ -25,6 +30,8 @@ def keep_freed_memory() -> bool:
     glibc gives large blocks back at once, and the system clears every page of them when it is asked again: a tenth of the
     time of a CPU's steps.
     """
+    import ctypes
+
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

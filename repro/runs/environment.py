@@ -7,11 +7,9 @@ otherwise. It reads its variable once, at its first product, and not when torch 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -210,6 +208,9 @@ def implementations() -> Iterator[str]:
 
 def _reported() -> str:
     """oneDNN's lines about a small product. It writes them to the process's standard output, past Python."""
+    import ctypes
+    import tempfile
+
     import torch
 
     if not torch.backends.mkldnn.is_available():

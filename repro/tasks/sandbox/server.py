@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from engines.runtime.machine import SETTLED
+from engines.runtime.machine import settled
 from repro.tasks.sandbox import channel, kernel, landlock, namespaces, seccomp
 from repro.tasks.sandbox import judge as judging
 from repro.tasks.sandbox.folder import MAX_DEPTH, empty, is_too_large
@@ -348,7 +348,7 @@ def _leave_the_server(ends: Sequence[int], confinement: Confinement) -> range:
     os.chdir(confinement.folder)
     for name in [name for name in sys.modules if name.partition(".")[0] in ("repro", "engines")]:
         del sys.modules[name]
-    for name in (SETTLED, *os.environ.get(SETTLED, "").split(",")):
+    for name in settled(os.environ):
         os.environ.pop(name, None)
     return own
 
