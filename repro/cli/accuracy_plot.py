@@ -25,7 +25,8 @@ COSTS = {PER_PROCESSOR: "tokens per\nprocessor second", SPEED: "tokens/s", ROWS:
 def draw(path: Path, curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
     """A column of panels for each task: its accuracy with Wilson's 95 % intervals, and below it what each point costs. Without an
     axis, bars."""
-    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for curve in curves for point in curve.points for name in point.knobs))
+    flat = [_flat(row, names) for row in rows]
     if any(curve.axis is None for curve in curves):
         labelled = [{"label": f"{row['task']}: {row['system']}{row['setting']}", **row} for row in flat]
         return save_plot(path, "Accuracy", labelled, {"accuracy_percent": "solved (%)", SPEED: "throughput (tok/s)"})
@@ -110,8 +111,8 @@ def _look(place: int) -> dict[str, Any]:
     }
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """As a CSV has it: a number a column."""
+def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """As a CSV has it: a number a column. ``names`` are the knobs that tell rows apart."""
     found = dict(row)
     for name in ("accuracy", "accuracy_strict"):
         share = found.pop(name) or {}
@@ -119,7 +120,5 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     for end in ("", "_low", "_high"):
         value = found[f"accuracy{end}"]
         found[f"accuracy_percent{end}"] = None if value is None else 100 * value
-    known = {"task", "system", "model", "platform", "criterion", "strict_criterion", "selection", "cache", "retention"}
-    knobs = [name for name in list(row)[: list(row).index("is_reference")] if name not in known]
-    found["setting"] = "".join(f", {name}={row[name]}" for name in knobs)
+    found["setting"] = "".join(f", {name}={row[name]}" for name in names)
     return found

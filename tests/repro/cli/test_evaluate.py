@@ -109,6 +109,12 @@ def test_other_options_and_seeds_take_several_values(tmp_path):
     with (tmp_path / "l.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["gen_length"], row["is_reference"]) for row in rows] == [("40", "True"), ("48", "False")]
+    selections = ("--selection", "dense", "--selection", "head", "--limit", 2, "--gen-length", 40, "--block-length", 8)
+    done = repro("eval", "--task", "mini-code", *selections, "--result-dir", tmp_path, "--plot", tmp_path / "s.png")
+    assert done.code == 0, done.err
+    with (tmp_path / "s.csv").open(encoding="utf-8", newline="") as file:
+        labels = [row["label"] for row in csv.DictReader(file)]
+    assert [label.partition(", ")[2] for label in labels] == ["selection=dense", "selection=head"]
 
 
 @pytest.mark.usefixtures("no_data")
