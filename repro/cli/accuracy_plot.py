@@ -25,8 +25,7 @@ COSTS = {PER_PROCESSOR: "tokens per\nprocessor second", SPEED: "tokens/s", ROWS:
 def draw(path: Path, curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
     """A column of panels for each task: its accuracy with Wilson's 95 % intervals, and below it what each point costs. Without an
     axis, bars."""
-    names = list(dict.fromkeys(name for curve in curves for point in curve.points for name in point.knobs))
-    flat = [_flat(row, names) for row in rows]
+    flat = [_flat(row, list(curves[0].points[0].knobs)) for row in rows]
     if any(curve.axis is None for curve in curves):
         labelled = [{"label": f"{row['task']}: {row['system']}{row['setting']}", **row} for row in flat]
         return save_plot(path, "Accuracy", labelled, {"accuracy_percent": "solved (%)", SPEED: "throughput (tok/s)"})

@@ -119,8 +119,7 @@ def evaluate(
     if len(cells) == 1 and plot is None:
         _print_one(results[0], json)
     else:
-        names = tuple(dict.fromkeys([*grid.varied, *([axis] if axis is not None else [])]))
-        curves = curves_of(sweep.runs, len(cells), names, axis)
+        curves = curves_of(sweep.runs, len(cells), grid.varied, axis)
         by_key = {run.cell.key: result for run, result in zip(sweep.runs, results, strict=True)}
         rows = [row for curve in curves for row in _curve_rows(curve, by_key)]
         if json:
@@ -205,8 +204,7 @@ def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any
 
 def _print_curves(curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) -> None:
     criteria = dict.fromkeys(f"{row['task']}, {row['criterion']}" for row in rows)
-    names = list(dict.fromkeys(name for curve in curves for point in curve.points for name in point.knobs))
-    texts = [_point_texts(row, names) for row in rows]
+    texts = [_point_texts(row, list(curves[0].points[0].knobs)) for row in rows]
     columns = [name for name in texts[0] if any(text[name] != "-" for text in texts)]
     print_table("; ".join(criteria), columns, [[text[name] for name in columns] for text in texts])
     model = ", ".join(dict.fromkeys(f"{row['model']} ({row['platform']})" for row in rows))

@@ -26,7 +26,7 @@ class Point:
     task: str
     system: str
     knobs: Mapping[str, Scalar]
-    """Those that tell the points apart."""
+    """Those that tell the points apart; of all points the same."""
     runs: tuple[StoredRun, ...]
     is_reference: bool = False
     """Whether nobody asked for it: what the others are held against."""
@@ -124,14 +124,12 @@ def references_of(cells: Sequence[Cell], axis: str | None) -> list[Cell]:
     """Cells that keep every row, where none of those asked for does and points lie over the retention ratio."""
     if axis != RETENTION:
         return []
-    dense = {
-        cell.without(RETENTION): _with(cell, DENSE) for cell in cells if cell.knob_values.get(RETENTION) is not None
-    }
-    return [each for each in dict.fromkeys(dense.values()) if each not in cells]
-
-
-def _with(cell: Cell, ratio: float) -> Cell:
-    return replace(cell, knobs=tuple({**cell.knob_values, RETENTION: ratio}.items()))
+    dense = (
+        replace(cell, knobs=tuple({**cell.knob_values, RETENTION: DENSE}.items()))
+        for cell in cells
+        if cell.knob_values.get(RETENTION) is not None
+    )
+    return [each for each in dict.fromkeys(dense) if each not in cells]
 
 
 def curves_of(runs: Sequence[StoredRun], num_asked: int, names: Sequence[str], axis: str | None) -> list[Curve]:
