@@ -172,7 +172,7 @@ def _curve_rows(curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> list[d
 
 
 def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    from repro.workbench.accuracy import points_apart
+    from repro.runs.statistics import points_apart
 
     first = by_key[point.runs[0].cell.key]
     pair = None if point is curve.reference else point.against(curve.reference)

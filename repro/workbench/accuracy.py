@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from repro.runs.cell import Cell, Scalar
-from repro.runs.statistics import Discordance, Interval, discordance, mean_interval, wilson_interval
+from repro.runs.statistics import Discordance, discordance, mean_interval, wilson_interval
 from repro.runs.store import StoredRun
 
 RETENTION = "retention_ratio"
 DENSE = 1.0
-_Z = 1.959963984540054
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +75,6 @@ def cache_rows(run: StoredRun) -> float | None:
         return None
     used, running = (np.asarray(steps[name], dtype=np.float64) for name in ("kv_rows_used", "num_running"))
     return float((used[running > 0] / running[running > 0]).mean())
-
-
-def points_apart(pair: Discordance) -> Interval:
-    """By how many points the first solves more, with the 95 % interval of a paired difference of shares (Agresti and Min, 2005: half
-    a problem is added to each of the four cells)."""
-    more, fewer, n = pair.only_first + 0.5, pair.only_second + 0.5, pair.n + 2
-    centre, half = (more - fewer) / n, _Z * math.sqrt(more + fewer - (more - fewer) ** 2 / n) / n
-    low, high = 100 * max(-1.0, centre - half), 100 * min(1.0, centre + half)
-    mean = 100 * (pair.only_first - pair.only_second) / pair.n
-    return Interval(mean=mean, half_width=(high - low) / 2, n=pair.n, confidence=0.95, bounds=(low, high))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from support.command import refused, repro
 
 from engines.dllm.serve import DLLM_SERVE
 from repro.cli.evaluate import _cache
-from repro.runs.statistics import Discordance
 from repro.runs.store import read_run
-from repro.workbench.accuracy import axis_of, points_apart
+from repro.workbench.accuracy import axis_of
 
 
 @pytest.mark.usefixtures("no_data")
@@ -128,17 +127,6 @@ def test_what_a_small_model_is_warned_of(tmp_path):
     assert (warning.startswith("warning"), "--model" in warning) == (True, True)
     # Eight examples are too long for it.
     refused(repro(*command), "--num-fewshot", "--knob max_model_len")
-
-
-@pytest.mark.parametrize(
-    ("pair", "low", "high"),
-    [((0, 0, 10), -16.3, 16.3), ((10, 0, 10), 56.7, 100.0), ((5, 5, 100), -6.4, 6.4), ((0, 30, 100), -38.5, -20.4)],
-)
-def test_an_interval_of_a_paired_difference(pair, low, high):
-    more, fewer, n = pair
-    found = points_apart(Discordance(n=n, only_first=more, only_second=fewer))
-    assert found.mean == pytest.approx(100 * (more - fewer) / n)
-    assert (found.low, found.high) == (pytest.approx(low, abs=0.1), pytest.approx(high, abs=0.1))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.runs.statistics import (
+    Discordance,
     Interval,
     decimals,
     discordance,
     mean_interval,
     paired_ratio,
+    points_apart,
     student_t_two_sided,
     wilson_interval,
 )
@@ -49,6 +51,17 @@ def test_mcnemar_is_the_two_sided_coin(first, second):
     extreme = sum(min(sum(coins), n - sum(coins)) <= min(first, second) for coins in product((0, 1), repeat=n))
     assert found.p_value == pytest.approx(extreme / 2**n)
     assert discordance([False] * 4, [False] * 4).p_value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pair", "low", "high"),
+    [((0, 0, 10), -16.3, 16.3), ((10, 0, 10), 56.7, 100.0), ((5, 5, 100), -6.4, 6.4), ((0, 30, 100), -38.5, -20.4)],
+)
+def test_an_interval_of_a_paired_difference(pair, low, high):
+    more, fewer, n = pair
+    found = points_apart(Discordance(n=n, only_first=more, only_second=fewer))
+    assert found.mean == pytest.approx(100 * (more - fewer) / n)
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.1), pytest.approx(high, abs=0.1))
 
 
 # Two-sided 95 % and 99 % points of Student's t, from printed tables.
