@@ -79,6 +79,7 @@ def cleaned(value: Any) -> Any:
 
 
 def _cleaned(value: Any, home: str | None, held: Sequence[str]) -> Any:
+    """``home`` becomes ``~``, and of ``held`` each a few stars."""
     if isinstance(value, str):
         for each in held:
             value = value.replace(each, REDACTED)
@@ -102,8 +103,8 @@ def without_home(text: str, home: str | None) -> str:
 
 def with_home(text: str) -> str:
     """The path that ``~/...`` stands for."""
-    home = _home()
-    return f"{home}{text[1:]}" if home is not None and text.startswith("~/") else text
+    home = _home() if text.startswith("~/") else None
+    return text if home is None else f"{home}{text[1:]}"
 
 
 def _home() -> str | None:
@@ -118,16 +119,6 @@ def _is_kept_secret(name: object, value: object) -> bool:
     return isinstance(name, str) and is_secret(name) and value not in (None, True, False, "", [], {})
 
 
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            name: REDACTED if _is_kept_secret(name, each) else _without_secrets(each) for name, each in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_secrets(each) for each in value]
-    return hidden(value) if isinstance(value, str) else value
-
-
 def _without_json_secrets(text: str) -> str:
     """Whatever stands in it that is JSON, without its secrets; as it is written, where it has none."""
     found, at, decoder = [], 0, json.JSONDecoder()
@@ -138,7 +129,7 @@ def _without_json_secrets(text: str) -> str:
             found.append(text[at : begin + 1])
             at = begin + 1
             continue
-        clean = _without_secrets(value)
+        clean = _cleaned(value, None, ())
         found += [text[at:begin], text[begin:end] if clean == value else json.dumps(clean, ensure_ascii=False)]
         at = end
     return "".join(found) + text[at:]
