@@ -102,11 +102,7 @@ def row_of(run: StoredRun) -> Row:
     machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
     made = {**how, **machine, **numbers_of(run)}
     # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
-    knobs = {
-        f"knob.{name}" if name in asked or name in made else name: value
-        for name, value in cell["knobs"].items()
-        if name in run.cell.asked
-    }
+    knobs = {f"knob.{name}" if name in asked or name in made else name: cell["knobs"][name] for name in run.cell.asked}
     return Row(asked, knobs, made)
 
 
