@@ -32,17 +32,16 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
     check_regular("measured", measured)
     steps = read_steps(measured, model)
     folder = where.parent if out is None else out
-    files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
+    files = []
     if not dry_run:
         writable_folder("out", folder)
-    for file in () if dry_run else files:
+        files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
+    for file in files:
         writable_file("out", file, measured, where)
     found = fit_steps(steps, card, measured.name)
     fitted = found.calibration
     rows = _rows(steps, card, fitted, found.left_out)
-    if dry_run:
-        files = []
-    else:
+    if files:
         save_calibration(fitted, files[0])
         replace_text(files[1], _csv(rows))
     errors = {name: _errors(rows, name) for name in ("error_percent", "left_out_error_percent")}
