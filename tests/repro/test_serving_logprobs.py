@@ -12,6 +12,7 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
+from support.causal import causal_logits
 from support.causal_checkpoints import END, TURN_END, write_causal
 from support.http_client import ask, streaming
 from support.http_server import Running, running_server
@@ -64,15 +65,7 @@ def talk(content: str = "what is it?", **fields: Any) -> dict[str, Any]:
 
 def truth(model: CausalModel, ids: list[int]) -> torch.Tensor:
     """[n, V] log probabilities by plain causal attention over all ids."""
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1)
-
-    with torch.inference_mode():
-        hidden = model.hidden(torch.tensor(ids), model.rotary(torch.arange(len(ids))), attend)
-        return torch.log_softmax(model.logits(hidden), dim=-1)
+    return torch.log_softmax(causal_logits(model, ids), dim=-1)
 
 
 def one(server: Running, asked: dict[str, Any], path: str = COMPLETIONS) -> dict[str, Any]:

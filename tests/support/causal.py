@@ -1,5 +1,6 @@
 """Small causal decoders and an executor for them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,25 @@ from engines.runtime.pool import store_by_index
 from engines.runtime.staging import Staging
 
 VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+"""A small decoder's, by the names of a published config.json."""
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Positions as Llama 3.1 scales them, of a model so small."""
 
 
 def small_config(n_layers: int = 2, vocab_size: int = VOCAB) -> CausalConfig:
@@ -77,6 +97,19 @@ def generate(worker: TorchExecutor, slot: int, context: int, tokens: int) -> lis
     for place in range(context, context + tokens - 1):
         found += run(worker, (slot, place, 1, True))
     return found
+
+
+def causal_logits(model: CausalModel, ids: Sequence[int]) -> torch.Tensor:
+    """[n, V] by torch's own causal attention over the whole sequence."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    with torch.inference_mode():
+        positions = torch.arange(len(ids))
+        return model.logits(model.hidden(torch.tensor(ids), model.rotary(positions), attend))
 
 
 def pooled(worker: TorchExecutor, slot: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,30 +2,13 @@
 
 import pytest
 import torch
+from support.causal import LLAMA3, SIZES
 
 from engines.errors import UserError
 from engines.models.config_fields import LinearScaling, Llama3Scaling, Rope
 from engines.models.decoder import rope_frequencies
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, tiny_causal
-
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 def test_published_layouts_of_the_config_are_read(tmp_path):

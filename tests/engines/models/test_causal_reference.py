@@ -9,24 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.causal import executor, generate, run, start
+from support.causal import SIZES, causal_logits, executor, generate, run, start
 from support.reference_decoder import logits
 
 from engines.models.loader import build_causal, load_causal
 from engines.models.qwen2_config import CausalConfig
 
-RAW: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e4,
-    "tie_word_embeddings": False,
-}
+RAW: dict[str, Any] = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False}
 CASES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
@@ -84,15 +73,7 @@ def test_logits_are_those_of_a_plain_decoder(name, tmp_path):
     tensors = saved(raw, tmp_path)
     model = load_causal(str(tmp_path))
     ids = np.random.default_rng(3).integers(97, size=60)
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(
-            0, 1
-        )
-
-    with torch.inference_mode():
-        found = model.logits(model(torch.from_numpy(ids), torch.arange(len(ids)), attend)).double().numpy()
+    found = causal_logits(model, ids.tolist()).double().numpy()
     expected = logits(raw, tensors, ids)
     assert np.abs(expected).max() > 3
     np.testing.assert_allclose(found, expected, atol=2e-4, rtol=0)

@@ -7,31 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.causal import executor, generate, run, start
+from support.causal import LLAMA3, SIZES, causal_logits, executor, generate, run, start
 
 from engines.errors import UserError
-from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 CONTEXT, ANSWER = 150, 12
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
@@ -87,19 +69,7 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(name, tmp_path):
     assert found == expected[0, CONTEXT:].tolist()
     assert len(set(found)) > 3, "an answer that says nothing"
     assert worker.read(slot, 0, CONTEXT + ANSWER) == expected[0].tolist()
-    torch.testing.assert_close(forward(ours, ids[0]), logits, atol=2e-4, rtol=0)
-
-
-def forward(model: CausalModel, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of one sequence by plain causal attention."""
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1)
-
-    with torch.inference_mode():
-        return model.logits(model.hidden(ids, model.rotary(torch.arange(len(ids))), attend))
+    torch.testing.assert_close(causal_logits(ours, ids[0].tolist()), logits, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-tied", "llama-3.1-rope"])

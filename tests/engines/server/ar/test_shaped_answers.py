@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.causal import VOCAB, executor, paged_executor, prompt, small_model
+from support.causal import VOCAB, causal_logits, executor, paged_executor, prompt, small_model
 
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
@@ -23,19 +23,6 @@ ENDS = (5, 11)
 @pytest.fixture(scope="module")
 def model() -> CausalModel:
     return small_model()
-
-
-def raw_logits(model: CausalModel, ids: Sequence[int]) -> torch.Tensor:
-    """[n, V] by plain causal attention over the whole sequence."""
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1)
-
-    with torch.inference_mode():
-        found = model.hidden(torch.tensor(list(ids)), model.rotary(torch.arange(len(ids))), attend)
-        return model.logits(found)
 
 
 def shaped(
@@ -66,7 +53,7 @@ def expected(model: CausalModel, ids: Sequence[int], asked: ArGeneration) -> lis
     """Greedy ids of a plain loop."""
     answer: list[int] = []
     while len(answer) < (asked.max_tokens or 0):
-        logits = raw_logits(model, [*ids, *answer])[-1].tolist()
+        logits = causal_logits(model, [*ids, *answer])[-1].tolist()
         answer.append(int(np.argmax(shaped(logits, ids, answer, asked))))
         if answer[-1] in ENDS and not asked.ignores_eos:
             break
@@ -168,7 +155,7 @@ def test_drawn_tokens_are_those_the_cuts_leave_alone_and_in_company(model):
         ids, asked = requests[i]
         for n, token in enumerate(together[i].ids):
             logits = np.array(
-                shaped(raw_logits(model, [*ids, *together[i].ids[:n]])[-1].tolist(), ids, together[i].ids[:n], asked)
+                shaped(causal_logits(model, [*ids, *together[i].ids[:n]])[-1].tolist(), ids, together[i].ids[:n], asked)
             )
             assert (logits > logits[token]).sum() < most
 
@@ -197,7 +184,7 @@ def test_logprobs_are_those_of_a_plain_forward_at_every_place(model, sizes, page
     for i, (ids, asked) in requests.items():
         found, everything = answers[i], [*ids, *answers[i].ids]
         assert len(found.ids) == 12
-        truth = torch.log_softmax(raw_logits(model, everything), dim=-1)
+        truth = torch.log_softmax(causal_logits(model, everything), dim=-1)
         places = {"prompt": range(1, len(ids)), "answer": range(len(ids), len(everything))}
         assert (found.prompt is None) == (asked.prompt_logprobs is None)
         assert (not found.parts) == (asked.logprobs is None)
@@ -239,13 +226,13 @@ def test_a_prompt_that_goes_on_from_kept_kv_is_scored_whole(model):
     ask(1, turn, replace(asked, prompt_logprobs=2))
     assert engine.status().counts["reused_tokens"] == 0
     (scored,) = (event for event in told if isinstance(event, PromptScored))
-    assert_scores(scored.logprobs, torch.log_softmax(raw_logits(model, turn), dim=-1), range(1, len(turn)), turn, 2)
+    assert_scores(scored.logprobs, torch.log_softmax(causal_logits(model, turn), dim=-1), range(1, len(turn)), turn, 2)
     turn = [*turn, *told[-1].token_ids, 1]
     ask(2, turn, replace(asked, logprobs=1, repetition_penalty=1.5))
     assert engine.status().counts["reused_tokens"] > 0
     assert list(told[-1].token_ids) == expected(model, turn, replace(asked, repetition_penalty=1.5))
     whole = [*turn, *told[-1].token_ids]
-    truth = torch.log_softmax(raw_logits(model, whole), dim=-1)
+    truth = torch.log_softmax(causal_logits(model, whole), dim=-1)
     assert_scores(told[-1].logprobs, truth, range(len(turn), len(whole)), whole, 1)
 
 
