@@ -302,6 +302,16 @@ def test_causal_and_block_checkpoints_may_have_a_vocabulary_and_merges_alone(tmp
     assert load_causal_text(tmp_path) is None
 
 
+def test_a_bad_word_is_told_behind_a_blank_where_it_takes_as_many_tokens(tmp_path):
+    write_dream_tokenizer(tmp_path, tokenizer_class="Qwen2Tokenizer")
+    text = load_causal_text(tmp_path)
+    hello, blank_hello, a = len(BYTES) + 3, len(BYTES) + 4, BYTES.index("a")
+    assert text.spellings(["hello"]) == text.spellings([" hello"]) == ((hello,), (blank_hello,))
+    assert text.spellings(["a", "hello"]) == ((a,), (hello,), (blank_hello,))
+    with pytest.raises(UserError, match="bad_words"):
+        text.spellings([" "])
+
+
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [

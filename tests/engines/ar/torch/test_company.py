@@ -5,7 +5,9 @@ import pytest
 import torch
 from support.causal import executor, generate, pooled, prompt, run, small_config, small_model, small_qwen3, start
 
+from engines.ar.sampling import SamplingParams
 from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.rows import StepWork
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.step import Bucket, Rung
@@ -36,6 +38,21 @@ def test_every_chunk_size_gives_the_same_tokens_and_kv(worker):
             torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0, msg=f"chunks of {size}")
         worker.close_slot(slot)
     worker.close_slot(whole)
+
+
+def test_few_rows_that_give_logits_are_computed_among_others(worker, monkeypatch):
+    """A row's numbers are the same in any company of at least ``min_rows``."""
+    seen, logits = [], worker.model.logits
+    monkeypatch.setattr(worker.model, "min_rows", 7)
+    monkeypatch.setattr(worker.model, "logits", lambda hidden: seen.append(len(hidden)) or logits(hidden))
+    slot = worker.open(SamplingParams(prompt_logprobs=0, prompt_tokens=3))
+    worker.write(slot, 0, prompt(3))
+    worker.tables.grow(np.array([slot]), np.array([16]))
+    step = worker.run(StepWork.of([(slot, 0, 3, True)]))
+    assert len(step.prompt_logprobs[slot].chosen) == 2
+    run(worker, (slot, 3, 1, True))
+    assert seen == [7, 7, 7], "rows of the prompt, its last row, a decode"
+    worker.close_slot(slot)
 
 
 LENGTHS = (1, 2, 5, 17, 31, 64, 64, 100)

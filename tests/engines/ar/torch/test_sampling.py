@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.causal import executor, generate, prompt, run, start
 
 from engines.ar.sampling import SamplingParams
-from engines.ar.torch.sampling import Draws, draw_keys, next_tokens, nucleus
+from engines.ar.torch.sampling import Draws, TokenScores, draw_keys, next_tokens, nucleus
 
 
 def draws(n: int, temperature: float, top_p: float, seed: int = 0) -> Draws:
@@ -80,3 +80,9 @@ def test_other_seeds_give_other_answers():
         worker.tables.grow(np.array([slot]), np.array([32]))
         answers.add(tuple(generate(worker, slot, 8, 8)))
     assert len(answers) == 4
+
+
+def test_equally_likely_tokens_are_told_by_their_ids():
+    found = TokenScores(torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0] * 5])).of(torch.tensor([2, 4]))
+    assert found.top_ids.tolist() == [[1, 2, 4, 3, 0], [0, 1, 2, 3, 4]]
+    assert found.rank.tolist() == [3, 5]
