@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError, require
@@ -29,6 +29,8 @@ ID_BYTES = 8
 """Bytes of a token id in its slot."""
 CPU_KV_BYTES = 1 << 30
 """K/V on a CPU, where nothing else is said."""
+_MOST_WORDS = 64
+"""Lists of bad words whose tokens are kept."""
 CUDA_SHARE = 0.9
 """Share of a card's memory, where no limit is given."""
 
@@ -141,9 +143,7 @@ class ArModel:
         )
         given["ignores_eos"] = given.pop("ignore_eos", False)
         if "bad_words" in given:
-            if self._text is None:
-                raise UserError("bad_words: the model has no tokenizer: leave them out")
-            given["bad_words"] = self._text.spellings(given["bad_words"])
+            given["bad_words"] = _spellings(self, given["bad_words"])
         if "logit_bias" in given:
             given["logit_bias"] = tuple(given["logit_bias"].items())
         own = {name: getattr(self.settings, name) for name in ("temperature", "top_p")}
@@ -272,3 +272,12 @@ class ArModel:
     def _cpu_kv_tokens(self) -> int:
         limit = self.settings.memory_limit
         return (CPU_KV_BYTES if limit is None else limit - self._weight_bytes) // self._token_bytes
+
+
+@lru_cache(maxsize=_MOST_WORDS)
+def _spellings(model: ArModel, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Tokens of the bad words of one request, whose answers all have them, are looked up once."""
+    text = model._text
+    if text is None:
+        raise UserError("bad_words: the model has no tokenizer: leave them out")
+    return text.spellings(words)

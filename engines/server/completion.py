@@ -138,18 +138,19 @@ class Completion:
             if piece.text or piece.token_ids or piece.finish_reason is not None:
                 word = partial(self._part, choice, piece, event.logprobs, is_first=is_first)
                 is_long = is_first and len(self._scored.get(choice, ())) > LONG_PROMPT
-                yield await self._worked(word) if is_long else word()
+                yield await self._worked(word, self._served.slow_work) if is_long else word()
 
     async def prompt_logprobs(self, choice: int) -> list[Any] | None:
         """The field of that name, once the choice has begun; None where it was not asked for."""
         if self._asked.num_prompt_logprobs is None:
             return None
         ids, scores = self.prompt_of(choice), self._scored[choice]
-        return await self._worked(lambda: prompt_logprobs(ids, scores, self._served.codec.speller))
+        word = partial(prompt_logprobs, ids, scores, self._served.codec.speller)
+        return await self._worked(word, self._served.slow_work)
 
-    async def _worked(self, make: Callable[[], T]) -> T:
-        """What is made of long lists, behind others of the kind and not on the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._served.slow_work, make)
+    async def _worked(self, make: Callable[[], T], lane: Executor) -> T:
+        """What takes long, behind others of ``lane`` and not on the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(lane, make)
 
     def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> Part:
         asked = self._asked
@@ -201,7 +202,12 @@ class Completion:
                 "n",
             )
         size = self._check_texts()
-        self._generations()
+        lane = served.work if size < LARGE_TEXT else served.slow_work
+        check = partial(self._generations, 1)
+        if asked.bad_words:  # whose tokens are looked up
+            await self._worked(check, lane)
+        else:
+            check()
         try:
             # Before anything is tokenized: what cannot be queued must not cost much.
             served.service.reserve(left)
@@ -210,7 +216,7 @@ class Completion:
         except Unavailable as error:
             raise unavailable(str(error)) from None
         try:
-            checked = await self._encode(served.work if size < LARGE_TEXT else served.slow_work)
+            checked = await self._worked(self._encoded, lane)
             self._prompts = [prompt_ids for prompt_ids, _ in checked]
             stops = self._stops
             wants_tokens = asked.stream or bool(stops.texts or stops.token_ids or stops.min_tokens)
@@ -237,8 +243,8 @@ class Completion:
             are_shown=asked.include_stop_str_in_output,
         )
 
-    def _generations(self, room: int | None = None) -> list[object]:
-        """Settings of the ``n`` answers to a prompt, which differ in their seed; ``room`` is what their prompt leaves them.
+    def _generations(self, num: int, room: int | None = None) -> list[object]:
+        """Settings of ``num`` answers to a prompt, which differ in their seed; ``room`` is what their prompt leaves them.
 
         Raises ApiError for what no prompt makes right.
         """
@@ -258,9 +264,7 @@ class Completion:
                 f"max_tokens",
                 "min_tokens",
             )
-        return of_users(
-            lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(asked.n)]
-        )
+        return of_users(lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(num)])
 
     @cached_property
     def _seed(self) -> int:
@@ -269,7 +273,7 @@ class Completion:
         return secrets.randbelow(_SEEDS) if seed is None or seed == -1 else seed
 
     def _check_texts(self) -> int:
-        """Bytes of the prompts' text. Raises for a text that is too long whatever its tokens are."""
+        """Bytes of what is tokenized. Raises for a prompt that is too long whatever its tokens are."""
         asked, most = self._asked, self._most_bytes
         if isinstance(asked, ChatBody):
             name, sizes = "messages", [sum(_num_bytes(each["content"]) for each in asked.turns)]
@@ -284,14 +288,14 @@ class Completion:
                     f"times max_model_len={self._served.model.max_model_len}: shorten it",
                     name,
                 )
-        return sum(sizes)
+        return sum(sizes) + sum(map(_num_bytes, asked.bad_words))
 
     @property
     def _most_bytes(self) -> int:
         """The longest text that can fit, whatever its tokens are."""
         return self._served.model.max_model_len * self._served.codec.longest_token
 
-    async def _encode(self, work: Executor) -> list[tuple[tuple[int, ...], list[object]]]:
+    def _encoded(self) -> list[tuple[tuple[int, ...], list[object]]]:
         """Ids of the prompts, checked, each with the settings of its answers."""
         codec, model, asked = self._served.codec, self._served.model, self._asked
         most = self._most_prompt_tokens()
@@ -307,7 +311,7 @@ class Completion:
         def one(given: str | tuple[int, ...]) -> tuple[tuple[int, ...], list[object]]:
             prompt_ids = cut(encode(given) if isinstance(given, str) else given)
             room = model.room(len(prompt_ids))
-            generations = self._generations(room if room > 0 else None)
+            generations = self._generations(asked.n, room if room > 0 else None)
             model.check_prompt(prompt_ids, generations[0])
             return prompt_ids, generations
 
@@ -322,7 +326,7 @@ class Completion:
                 return [one(codec.encode_chat(asked.turns, form, add_special=asked.add_special_tokens, keep=keep))]
             return [one(each) for each in asked.prompt]
 
-        return await asyncio.get_running_loop().run_in_executor(work, partial(of_users, run))
+        return of_users(run)
 
     def _most_prompt_tokens(self) -> int | None:
         """What a prompt is cut down to, where that is asked for; -1 leaves a token for the answer."""

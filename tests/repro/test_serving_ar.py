@@ -30,7 +30,7 @@ from engines.errors import UserError
 from engines.laps.on_time import OnTime, OnTimeConfig
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.models.causal_text import load_causal_text
+from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
 from engines.policies.task import OpenQueue
@@ -317,6 +317,17 @@ REFUSALS = [
     (body(top_k=-2), "top_k=-2"),
     (body("\ud800"), "half a character"),
 ]
+
+
+def test_answers_to_one_request_look_its_bad_words_up_once(folder, monkeypatch):
+    asked = []
+    spellings = CausalText.spellings
+    monkeypatch.setattr(CausalText, "spellings", lambda text, words: asked.append(words) or spellings(text, words))
+    model = ArModel.of(settings(folder, gen_length=7), "once")
+    made = [model.generation({"bad_words": ["no", "never"], "seed": seed}) for seed in range(3)]
+    assert asked == [("no", "never")]
+    assert len({each.bad_words for each in made}) == 1
+    assert model.generation({"bad_words": ["never"], "seed": 0}).bad_words != made[0].bad_words
 
 
 @pytest.mark.parametrize(("asked", "sentence"), REFUSALS)

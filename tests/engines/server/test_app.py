@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -588,3 +589,21 @@ def test_streams_that_are_closed_at_once_leave_nothing(tmp_path):
         server.wait_until_idle()
         assert server.call(lambda: (server.service.num_waiting, server.service.status.pool_used)) == (0, 0)
         assert server.call(lambda: server.server.num_answering) == 0
+
+
+def test_bad_words_are_looked_up_beside_the_event_loop(server, monkeypatch):
+    threads = []
+    make = EchoModel.generation
+
+    def generation(self: EchoModel, asked: Any) -> Any:
+        threads.append(threading.current_thread())
+        return make(self, asked)
+
+    monkeypatch.setattr(EchoModel, "generation", generation)
+    assert ask(server.port, COMPLETIONS, body(n=3, bad_words=["no"])).status == 200
+    assert len(threads) == 4, "one is checked before a place is taken in the queue"
+    assert len(set(threads)) == 1
+    assert ask(server.port, COMPLETIONS, body()).status == 200
+    loop, lane = threads[4:]
+    assert loop not in threads[:4]
+    assert lane is threads[0]
