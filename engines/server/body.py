@@ -169,15 +169,20 @@ class Object(pydantic.BaseModel):
                 raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
         return left
 
+    @classmethod
+    def name_of(cls, field: str) -> str:
+        """What requests call it, which differs between routes."""
+        return cls.model_fields[field].alias or field
+
     @property
     def unknown(self) -> Iterator[str]:
         """Names of fields that nobody here knows, those of objects within it behind its own name and a dot."""
         yield from self.model_extra or ()
-        for name, field in type(self).model_fields.items():
+        for name in type(self).model_fields:
             value = getattr(self, name)
             for each in value if isinstance(value, list) else (value,):
                 if isinstance(each, Object):
-                    yield from (f"{field.alias or name}.{inner}" for inner in each.unknown)
+                    yield from (f"{self.name_of(name)}.{inner}" for inner in each.unknown)
 
 
 # ---- messages ---------------------------------------------------------------------------------
@@ -364,7 +369,8 @@ class _Body(_Sampling):
             sentence = f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer"
             raise refused(f"{sentence}: give one of them", "max_tokens")
         if self.length is not None and self.min_tokens > self.length:
-            raise refused(f"min_tokens={self.min_tokens} is more than max_tokens={self.length}: lower it", "min_tokens")
+            most = f"{self.name_of('max_tokens')}={self.length}"
+            raise refused(f"min_tokens={self.min_tokens} is more than {most}: lower it", "min_tokens")
         if self.prompt_logprobs is not None and self.stream:
             raise refused(
                 f"prompt_logprobs={self.prompt_logprobs} are not told in a stream: leave it out, or stream",

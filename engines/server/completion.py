@@ -249,19 +249,17 @@ class Completion:
         Raises ApiError for what no prompt makes right.
         """
         model, asked, given = self._served.model, self._asked, self._asked.generation
+        name = asked.name_of("max_tokens")
         # An echo alone takes one token, which says where its prompt ends.
         length = model.default_tokens if asked.length is None else max(1, asked.length)
         if length > model.max_model_len:
-            raise refused(
-                f"max_tokens={length} is more than max_model_len={model.max_model_len}: ask for fewer", "max_tokens"
-            )
+            raise refused(f"{name}={length} is more than max_model_len={model.max_model_len}: ask for fewer", name)
         # The context cuts an answer short, as in vLLM.
         if (room := model.room(1) if room is None else room) < length:
             given["max_tokens"] = length = room
         if asked.min_tokens > length:
             raise refused(
-                f"min_tokens={asked.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise "
-                f"max_tokens",
+                f"min_tokens={asked.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise {name}",
                 "min_tokens",
             )
         return of_users(lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(num)])
@@ -276,7 +274,7 @@ class Completion:
         """Bytes of what is tokenized. Raises for a prompt that is too long whatever its tokens are."""
         asked, most = self._asked, self._most_bytes
         if isinstance(asked, ChatBody):
-            name, sizes = "messages", [sum(_num_bytes(each["content"]) for each in asked.turns)]
+            name, sizes = asked.name_of("messages"), [sum(_num_bytes(each["content"]) for each in asked.turns)]
         else:
             name, sizes = "prompt", [_num_bytes(each) for each in asked.prompt if isinstance(each, str)]
             if asked.truncate_prompt_tokens is not None:

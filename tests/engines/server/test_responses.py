@@ -198,6 +198,22 @@ def test_what_would_change_the_answer_is_refused_by_its_name(server, field, valu
     assert (said.status, said.body["error"]["param"]) == (400, field)
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "named"),
+    [
+        ({"max_output_tokens": 513}, "max_output_tokens", "max_output_tokens=513"),
+        ({"max_output_tokens": 4, "min_tokens": 5}, "min_tokens", "max_output_tokens=4"),
+        ({"min_tokens": 17}, "min_tokens", "raise max_output_tokens"),
+        ({"given": "a" * 2049}, "input", "2049 bytes"),
+    ],
+)
+def test_a_refusal_has_the_names_of_this_route(server, fields, field, named):
+    error = ask(server.port, RESPONSES, body(**fields)).body["error"]
+    assert error["param"] == field
+    assert named in error["message"]
+    assert "max_tokens" not in error["message"]
+
+
 def test_nothing_is_kept(server):
     made = ask(server.port, RESPONSES, body(store=True)).body
     assert ask(server.port, f"{RESPONSES}/{made['id']}").status == 404
