@@ -15,6 +15,7 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
 from engines.ar.sampling import MOST_LOGPROBS
+from engines.models.chat import PromptForm
 from engines.server.errors import ApiError, refused
 from engines.server.protocol import Kind
 from engines.strict_json import RepeatedKeyError, unique
@@ -236,6 +237,61 @@ class _Message(Object):
         return found
 
 
+Messages = Annotated[
+    list[_Message],
+    FailFast(),
+    Field(
+        min_length=1,
+        description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
+    ),
+]
+
+
+class Conversation(Object):
+    """Messages, and how they become a prompt."""
+
+    messages: Messages
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the header of an assistant's message."""
+    continue_final_message: bool = False
+    """Whether the answer goes on within the last message."""
+    chat_template_kwargs: Annotated[
+        dict[str, Any], Field(description="an object of the chat template's own variables")
+    ] = {}
+
+    @model_validator(mode="after")
+    def _has_one_template(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refused(
+                "continue_final_message and add_generation_prompt are both true, the latter unless it is given: an answer goes on "
+                "within the last message or begins one, set add_generation_prompt=false",
+                "continue_final_message",
+            )
+        taken = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})
+        if taken:
+            raise refused(
+                f"chat_template_kwargs has {taken[0]!r}, which is no variable of a request's: leave it out",
+                "chat_template_kwargs",
+            )
+        return self
+
+    @property
+    def turns(self) -> Sequence[Mapping[str, str]]:
+        return [each.turn for each in self.messages]
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template beside the conversation."""
+        return self.chat_template_kwargs
+
+    @property
+    def form(self) -> PromptForm:
+        return PromptForm(self.add_generation_prompt, self.continue_final_message, self.variables)
+
+
+# ---- bodies -----------------------------------------------------------------------------------
+
+
 class _StreamOptions(Object):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -247,9 +303,6 @@ class _StreamOptions(Object):
         if isinstance(fields, dict) and fields.get("include_obfuscation") is False:
             return {name: value for name, value in fields.items() if name != "include_obfuscation"}
         return fields
-
-
-# ---- bodies -----------------------------------------------------------------------------------
 
 
 def _unless(neutral: Any) -> AfterValidator:
@@ -461,27 +514,9 @@ class CompletionBody(_Body):
         return super().generation | ({"max_tokens": 1} if self.length == 0 else {})
 
 
-Messages = Annotated[
-    list[_Message],
-    FailFast(),
-    Field(
-        min_length=1,
-        description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
-    ),
-]
-
-
-class ChatBody(_Body):
-    messages: Messages
-    add_generation_prompt: bool = True
-    """Whether the prompt ends with the header of an assistant's message."""
-    continue_final_message: bool = False
-    """Whether the answer goes on within the last message."""
+class ChatBody(Conversation, _Body):
     logprobs: bool = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] = 0
-    chat_template_kwargs: Annotated[
-        dict[str, Any], Field(description="an object of the chat template's own variables")
-    ] = {}
     documents: Annotated[list[dict[str, Any]] | None, Field(description="a list of objects")] = None
     reasoning_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
@@ -506,29 +541,8 @@ class ChatBody(_Body):
         is_echoed = self.echo and not self.stream
         return self.top_logprobs if self.prompt_logprobs is None and is_echoed else self.prompt_logprobs
 
-    @model_validator(mode="after")
-    def _has_one_template(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise refused(
-                "continue_final_message and add_generation_prompt are both true, the latter unless it is given: an answer goes on "
-                "within the last message or begins one, set add_generation_prompt=false",
-                "continue_final_message",
-            )
-        taken = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})
-        if taken:
-            raise refused(
-                f"chat_template_kwargs has {taken[0]!r}, which is no variable of a request's: leave it out",
-                "chat_template_kwargs",
-            )
-        return self
-
-    @property
-    def turns(self) -> Sequence[Mapping[str, str]]:
-        return [each.turn for each in self.messages]
-
     @property
     def variables(self) -> Mapping[str, Any]:
-        """Variables of the chat template beside the conversation."""
         found = dict(self.chat_template_kwargs)
         if self.documents is not None:
             found["documents"] = self.documents

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
-from engines.models.chat import PromptForm
 from engines.server.answer import Answer, Piece, Stops
 from engines.server.body import MOST_CHOICES, Asked, ChatBody, CompletionBody
 from engines.server.codec import Codec
@@ -320,8 +319,8 @@ class Completion:
 
         def run() -> list[tuple[tuple[int, ...], list[object]]]:
             if isinstance(asked, ChatBody):
-                form = PromptForm(asked.add_generation_prompt, asked.continue_final_message, asked.variables)
-                return [one(codec.encode_chat(asked.turns, form, add_special=asked.add_special_tokens, keep=keep))]
+                special = asked.add_special_tokens
+                return [one(codec.encode_chat(asked.turns, asked.form, add_special=special, keep=keep))]
             return [one(each) for each in asked.prompt]
 
         return of_users(run)

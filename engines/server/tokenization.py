@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import FailFast, Field, model_validator
 
 from engines.errors import UserError
-from engines.models.chat import PromptForm
-from engines.server.body import Messages, Object, Whole
+from engines.server.body import Conversation, Messages, Object, Whole
 from engines.server.completion import Served
 from engines.server.errors import refused
 
@@ -17,7 +16,7 @@ _MOST_ID = 2**32 - 1
 """Tokenizers have ids of 32 bits."""
 
 
-class TokenizeBody(Object):
+class TokenizeBody(Conversation):
     """Either ``prompt`` or ``messages``."""
 
     not_supported: ClassVar = {
@@ -32,25 +31,11 @@ class TokenizeBody(Object):
     add_special_tokens: bool | None = None
     """None adds to a prompt what ``/v1/completions`` adds, and nothing to a conversation."""
     return_token_strs: bool = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: Annotated[
-        dict[str, Any], Field(description="an object of the chat template's own variables")
-    ] = {}
 
     @model_validator(mode="after")
     def _is_of_one_form(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise refused("prompt and messages are two forms of one request: give one of them", "prompt")
-        if (
-            self.continue_final_message
-            and self.add_generation_prompt
-            and "add_generation_prompt" in self.model_fields_set
-        ):
-            raise refused(
-                "continue_final_message and add_generation_prompt are both true: set one of them false",
-                "continue_final_message",
-            )
         return self
 
     @property
@@ -65,13 +50,7 @@ class TokenizeBody(Object):
         if self.prompt is not None:
             ids = codec.encode(self.prompt, add_special=self.add_special_tokens)
         else:
-            form = PromptForm(
-                self.add_generation_prompt and not self.continue_final_message,
-                self.continue_final_message,
-                self.chat_template_kwargs,
-            )
-            turns = [each.turn for each in self.messages]
-            ids = codec.encode_chat(turns, form, add_special=self.add_special_tokens)
+            ids = codec.encode_chat(self.turns, self.form, add_special=self.add_special_tokens)
         names = [codec.backend.id_to_token(i) for i in ids] if self.return_token_strs and codec.backend else None
         return {
             "count": len(ids),

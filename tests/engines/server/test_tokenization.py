@@ -77,6 +77,8 @@ def test_special_tokens_are_text_of_ids_and_unknown_ids_none(server, codec):
         ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),
         ("/tokenize", {"messages": USER, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
+        ("/tokenize", {"messages": USER, "continue_final_message": True}, 400, "continue_final_message"),
+        ("/tokenize", {"messages": USER, "chat_template_kwargs": {"tools": []}}, 400, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
