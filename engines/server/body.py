@@ -276,6 +276,11 @@ class Conversation(Object):
         return self
 
     @property
+    def role(self) -> str:
+        """Whose turn the answer is."""
+        return "assistant" if self.add_generation_prompt else self.messages[-1].role
+
+    @property
     def turns(self) -> Sequence[Mapping[str, str]]:
         return [each.turn for each in self.messages]
 

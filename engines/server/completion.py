@@ -158,9 +158,9 @@ class Completion:
         if found is not None:
             scores += [*scores_of(found)][: len(ids)]
         if isinstance(asked, ChatBody) and asked.echo and is_first:
-            *_, last = asked.turns
-            if last["role"] == ("assistant" if asked.add_generation_prompt else last["role"]):
-                piece = piece._replace(text=last["content"] + piece.text)
+            last = asked.messages[-1]
+            if last.role == asked.role:
+                piece = piece._replace(text=last.turn["content"] + piece.text)
         if isinstance(asked, CompletionBody) and asked.echo and is_first:
             prompt, most = self.prompt_of(choice), asked.logprobs or 0
             told = [score and score._replace(top=score.top[:most]) for score in self._scored.get(choice, ())]

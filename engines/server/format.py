@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from engines.server.answer import Piece
+from engines.server.body import Asked, ChatBody
 from engines.server.completion import Usage
 from engines.server.errors import ApiError
 
@@ -40,25 +41,17 @@ class Choice(NamedTuple):
 
 
 class Format:
-    """Words one request's answers as vLLM does. ``has_ids`` tells the ids of prompts and answers; so does ``has_echo`` those of a
-    completion's prompt in a stream. ``role`` is whose turn a conversation's answer is; ``request_id`` is a part of the
-    answer's id."""
+    """Words the answers to one request as vLLM does."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        is_chat: bool,
-        has_ids: bool,
-        has_echo: bool = False,
-        role: str = "assistant",
-        request_id: str | None = None,
-    ) -> None:
-        self._is_chat, self._has_ids, self._has_echo, self._role = is_chat, has_ids, has_echo, role
+    def __init__(self, model: str, asked: Asked) -> None:
+        self._role = asked.role if isinstance(asked, ChatBody) else None
+        """Whose turn a conversation's answer is."""
+        self._is_chat = self._role is not None
+        self._has_ids, self._has_echo = asked.return_token_ids, asked.echo
         self._begun: set[int] = set()
         """Choices whose prompt was told."""
         self._head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id or token_hex(16)}",
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{asked.request_id or token_hex(16)}",
             "created": int(time.time()),
             "model": model,
         }

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from engines.server.answer import Piece
-from engines.server.body import Asked, ChatBody
+from engines.server.body import Asked
 from engines.server.completion import Completion, Part, Served, Usage
 from engines.server.errors import ApiError, too_late
 from engines.server.format import Choice, Format
@@ -133,17 +133,7 @@ class Reply:
 def _format_of(asked: Asked, model: str) -> Format | ResponseFormat:
     if isinstance(asked, ResponsesBody):
         return ResponseFormat(model, asked)
-    is_chat, role = isinstance(asked, ChatBody), "assistant"
-    if isinstance(asked, ChatBody) and not asked.add_generation_prompt:
-        role = asked.messages[-1].role
-    return Format(
-        model,
-        is_chat=is_chat,
-        has_ids=asked.return_token_ids,
-        has_echo=asked.echo,
-        role=role,
-        request_id=asked.request_id,
-    )
+    return Format(model, asked)
 
 
 class _Response:
