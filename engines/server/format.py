@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from engines.server.answer import Piece
 from engines.server.body import Asked, ChatBody
-from engines.server.completion import Usage
+from engines.server.completion import Part, Usage
 from engines.server.errors import ApiError
 
 _DONE = b"data: [DONE]\n\n"
@@ -89,15 +89,9 @@ class Format:
         said = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
         return self._chunk([said], counted, prompt_token_ids=self._told(prompt_ids))
 
-    def part(
-        self,
-        index: int,
-        piece: Piece,
-        prompt_ids: Sequence[int],
-        logprobs: Mapping[str, Any] | None,
-        counted: Usage | None,
-    ) -> bytes:
+    def part(self, part: Part, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
         """A chunk; ``counted`` is what the answer has come to, where each is to say."""
+        index, piece, logprobs = part
         said: dict[str, Any] = {"index": index}
         said |= {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
         said |= {"logprobs": logprobs, "finish_reason": piece.finish_reason}

@@ -108,12 +108,12 @@ class Reply:
         for choice in range(self._asked.num_choices):
             if opening := self._format.opening(choice, prompt_of(choice), counted(choice)):
                 await response.write(opening)
-        async for choice, piece, logprobs in completion.parts():
+        async for part in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.note_first_piece(self._ttft_s)
-            if part := self._format.part(choice, piece, prompt_of(choice), logprobs, counted(choice)):
-                await response.write(part)
+            if content := self._format.part(part, prompt_of(part.choice), counted(part.choice)):
+                await response.write(content)
         await response.end(self._format.ending(completion.usage, is_told=options.include_usage))
 
     def _note(self, completion: Completion) -> None:

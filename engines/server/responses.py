@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from engines.server.answer import FinishReason, Piece
+from engines.server.answer import FinishReason
 from engines.server.body import ChatBody, Count, Messages, is_among, shown
-from engines.server.completion import Usage
+from engines.server.completion import Part, Usage
 from engines.server.errors import ApiError, refused
 from engines.server.format import Choice, event
 
@@ -132,6 +132,8 @@ class ResponseFormat:
         self._model, self._asked = model, asked
         self._id = f"resp_{asked.request_id or token_hex(16)}"
         self._item_id = f"msg_{token_hex(16)}"
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        """Of the text in the response."""
         self._created_at = int(time.time())
         self._num_events = 0
         self._reason: FinishReason | None = None
@@ -145,39 +147,30 @@ class ResponseFormat:
         return self._response(choice.answer.finish_reason, counted)
 
     def opening(self, index: int, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
-        response, item, place = self._response(None, None), self._item("in_progress"), {"item_id": self._item_id}
+        response, item = self._response(None, None), self._item("in_progress")
         return (
             self._event("response.created", response=response)
             + self._event("response.in_progress", response=response)
             + self._event("response.output_item.added", output_index=0, item=item | {"content": []})
-            + self._event("response.content_part.added", **place, output_index=0, content_index=0, part=self._part)
+            + self._event("response.content_part.added", **self._place, part=self._part)
         )
 
-    def part(
-        self,
-        index: int,
-        piece: Piece,
-        prompt_ids: Sequence[int],
-        logprobs: Mapping[str, Any] | None,
-        counted: Usage | None,
-    ) -> bytes:
-        self._reason = piece.finish_reason
-        found = _content(logprobs)
-        self._texts.append(piece.text)
+    def part(self, part: Part, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+        text, found = part.piece.text, _content(part.logprobs)
+        self._reason = part.piece.finish_reason
+        self._texts.append(text)
         self._logprobs += found
-        if not piece.text and not found:
+        if not text and not found:
             return b""
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        return self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)
+        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=found)
 
     def ending(self, counted: Usage, *, is_told: bool) -> bytes:
         """Usage is always told here."""
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         status = _status(self._reason)
         response = self._response(self._reason, counted)
         return (
-            self._event("response.output_text.done", **place, text="".join(self._texts), logprobs=self._logprobs)
-            + self._event("response.content_part.done", **place, part=self._part)
+            self._event("response.output_text.done", **self._place, text="".join(self._texts), logprobs=self._logprobs)
+            + self._event("response.content_part.done", **self._place, part=self._part)
             + self._event("response.output_item.done", output_index=0, item=self._item(status))
             + self._event(f"response.{status}", response=response)
         )
