@@ -142,14 +142,17 @@ Ids = list[Annotated[Whole, Field(ge=0)]]
 Count = Annotated[Whole, Field(ge=1, le=2**31)]
 
 
+Unsupported = tuple[str, tuple[Any, ...]]
+"""Why a field is refused, and its values that ask for nothing."""
+
+
 class Object(pydantic.BaseModel):
     """A JSON object; a field that is null was not given. Unknown fields are kept, to be counted."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
     ignored: ClassVar[frozenset[str]] = frozenset()
     """Fields without influence on the answer."""
-    not_supported: ClassVar[Mapping[str, tuple[str, tuple[Any, ...]]]] = {}
-    """Field -> (why it is refused, its values that ask for nothing)."""
+    not_supported: ClassVar[Mapping[str, Unsupported]] = {}
     _of_the_engine: ClassVar[frozenset[str]] = frozenset()
     """Fields that say how the engine generates."""
 
@@ -164,10 +167,7 @@ class Object(pydantic.BaseModel):
             )
         left = {name: value for name, value in fields.items() if value is not None and name not in cls.ignored}
         for name in (left.keys() & cls.not_supported.keys()) - cls.model_fields.keys():
-            reason, neutral = cls.not_supported[name]
-            value = left.pop(name)
-            if not is_among(value, neutral):
-                raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
+            check_asks_for_nothing(name, left.pop(name), cls.not_supported[name])
         return left
 
     @classmethod
@@ -632,9 +632,12 @@ def _no_number(name: str) -> Any:
     raise refused(f"the body has a number that cannot be read ({name} is no JSON): send finite numbers")
 
 
-def is_among(value: Any, values: Sequence[Any]) -> bool:
-    """In JSON 0 and false are two things."""
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
+def check_asks_for_nothing(name: str, value: Any, kind: Unsupported) -> None:
+    """Raise ApiError where it asks for something."""
+    reason, neutral = kind
+    # In JSON 0 and false are two things.
+    if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+        raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
 
 
 def shown(value: Any) -> str:

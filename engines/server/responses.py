@@ -13,12 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from engines.server.answer import FinishReason
-from engines.server.body import ChatBody, Count, Messages, is_among, shown
+from engines.server.body import ChatBody, Count, Messages, Unsupported, check_asks_for_nothing, shown
 from engines.server.completion import Part, Usage
 from engines.server.errors import ApiError, refused
 from engines.server.format import Choice, event
 
-_OF_OTHER_ROUTES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+_OF_OTHER_ROUTES: Mapping[str, Unsupported] = {
     "echo": ("an answer does not begin with its prompt here", (False,)),
     "logprobs": ("include has 'message.output_text.logprobs' for them here", (False,)),
     "max_completion_tokens": ("the length of an answer is max_output_tokens here", ()),
@@ -29,7 +29,6 @@ _OF_OTHER_ROUTES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "return_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
     "return_tokens_as_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
 }
-"""Field -> (why it is refused, its values that ask for nothing)."""
 _OF_OBJECTS = {"text.format": "response_format", "text.verbosity": "verbosity", "reasoning.effort": "reasoning_effort"}
 """Place in an object of the body -> the field of a conversation."""
 _OF_NO_ANSWER = ("reasoning.generate_summary", "reasoning.summary")
@@ -77,10 +76,8 @@ class ResponsesBody(ChatBody):
         if not isinstance(fields, dict):
             return fields
         found = {name: value for name, value in fields.items() if value is not None}
-        for name, (reason, neutral) in _OF_OTHER_ROUTES.items():
-            value = found.pop(name, None)
-            if value is not None and not is_among(value, neutral):
-                raise refused(f"{name}={shown(value)} is not supported, {reason}: leave it out", name)
+        for name in found.keys() & _OF_OTHER_ROUTES.keys():
+            check_asks_for_nothing(name, found.pop(name), _OF_OTHER_ROUTES[name])
         found |= _of_objects(found.pop("text", None), found.pop("reasoning", None))
         given = found.get("input")
         if isinstance(given, str):
