@@ -115,14 +115,18 @@ def _whole(given: Any) -> Any:
 
 
 def _are_ids(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(type(_whole(each)) is int for each in given)
+    """Long lists are looked through by no loop of Python's, unless they have numbers as 8.0."""
+    if not isinstance(given, list):
+        return False
+    kinds = {*map(type, given)}
+    return kinds == {int} or (float in kinds and all(type(_whole(each)) is int for each in given))
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
     if isinstance(given, str):
         return given
     if _are_ids(given):
-        return tuple(map(_whole, given))
+        return tuple(map(int, given))
     raise ValueError
 
 

@@ -48,6 +48,8 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
         (body([[1], []]), "prompt[1]=[] is wrong"),
         (body(["a"] * 129), "is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
         (body([True]), "prompt[0]=True is wrong"),
+        (body([2.0, 1.5]), "prompt[0]=2.0 is wrong"),
+        (body([[2.0, True]]), "prompt[0]=[2.0, True] is wrong"),
         (body(max_tokens=0), "max_tokens=0 must be at least 1"),
         (body(max_tokens=1.5), "max_tokens=1.5 must be a whole number"),
         (body(max_tokens=True), "max_tokens=True must be a whole number"),
