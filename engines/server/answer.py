@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from engines.server.codec import Codec
 
 FinishReason = Literal["stop", "length"]
-_INCOMPLETE = "�"
+INCOMPLETE = "�"
 """What bytes that are no whole character decode to."""
 _MOST_HALVES = 16
 """Tokens at the end of an answer that are looked through for a whole character."""
@@ -110,12 +110,12 @@ class Answer:
 
     def _whole_end(self, text: str, ids: Sequence[int], before: int) -> int:
         """Where the text of the last token that ended a whole character ends; ``before`` ids were looked through before."""
-        if not text.endswith(_INCOMPLETE):
+        if not text.endswith(INCOMPLETE):
             self._num_whole = len(text)
         else:
             for end in range(len(ids) - 1, max(before, len(ids) - _MOST_HALVES), -1):
                 earlier = self._decode(ids[:end])
-                if not earlier.endswith(_INCOMPLETE):
+                if not earlier.endswith(INCOMPLETE):
                     self._num_whole = len(earlier)
                     break
         return self._num_whole
@@ -135,12 +135,12 @@ class Answer:
             start = text.find(stop, max(told, behind - len(stop) + 1))
             if start >= 0 and (found is None or start + len(stop) < found[0] + len(found[1])):
                 found = start, stop
-        self._num_searched = len(text.rstrip(_INCOMPLETE))
+        self._num_searched = len(text.rstrip(INCOMPLETE))
         return found
 
     def _safe_end(self, text: str) -> int:
         """How far the text is what it will be: before bytes of half a character, or the beginning of a stop text."""
-        end = len(text.rstrip(_INCOMPLETE))
+        end = len(text.rstrip(INCOMPLETE))
         if not self._stops.are_shown:
             for start in range(max(self._num_told, end - self._longest + 1), end):
                 tail = text[start:end]
@@ -155,7 +155,7 @@ class Answer:
         while low < high:
             middle = (low + high) // 2
             text = self._decode(self._ids[:middle])
-            if (text if self._shows_halves else text.rstrip(_INCOMPLETE)).startswith(stop, start):
+            if (text if self._shows_halves else text.rstrip(INCOMPLETE)).startswith(stop, start):
                 high = middle
             else:
                 low = middle + 1
@@ -184,7 +184,7 @@ class _GrowingText:
     def of(self, ids: Sequence[int]) -> str:
         found = self._decode(ids[self._start :])
         text = self._settled + found[self._overlap :]
-        if len(ids) - self._end >= WINDOW and not text.endswith(_INCOMPLETE):
+        if len(ids) - self._end >= WINDOW and not text.endswith(INCOMPLETE):
             own = self._decode(ids[self._end :])
             if own:
                 self._settled, self._start, self._end, self._overlap = text, self._end, len(ids), len(own)

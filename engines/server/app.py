@@ -1,4 +1,4 @@
-"""The routes: OpenAI's under ``/v1``, and health, readiness, metrics and a status page beside them."""
+"""The routes: OpenAI's under ``/v1``, and tokens, health, readiness, metrics and a status page beside them."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ MOST_STOPS, LONGEST_STOP = 1000, 1024
 MOST_BAD_WORDS = 128
 _MOST_FIELDS = 100
 """Fields of one object, the unknown ones among them."""
-_SEEDS = 2**63
-"""Seeds are whole numbers of 64 bits, as in vLLM."""
+SEEDS = 2**63
+"""Seeds are whole numbers from its negative to below it, as in vLLM."""
 
 # ---- fields that are not heeded ---------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class _Sampling(Object):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     # vLLM's clients send 0 or -1 for all tokens.
     top_k: Annotated[Whole, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
-    seed: Annotated[Whole, Field(ge=-_SEEDS, le=_SEEDS - 1)] | None = None
+    seed: Annotated[Whole, Field(ge=-SEEDS, le=SEEDS - 1)] | None = None
     """-1 is none."""
     min_p: Annotated[float, Field(ge=0, le=1), _unless(0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0), _unless(1)] | None = None
@@ -395,16 +395,14 @@ class _Body(_Sampling):
         BeforeValidator(_as_list),
     ] = []
     stop_token_ids: Annotated[
-        list[Annotated[Whole, Field(ge=0)]],
-        FailFast(),
-        Field(max_length=MOST_STOPS, description=f"a list of up to {MOST_STOPS:,} token ids"),
+        Ids, FailFast(), Field(max_length=MOST_STOPS, description=f"a list of up to {MOST_STOPS:,} token ids")
     ] = []
     include_stop_str_in_output: bool = False
     """Whether the stop, a text or a token, is part of the answer's text."""
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     """Whether a prompt gets the special tokens that its tokenizer adds; None is for the route to say."""
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=_SEEDS - 1)] | None = None
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=SEEDS - 1)] | None = None
     truncation_side: Annotated[Literal["left", "right"], Field(description="'left' or 'right', which is cut off")] = (
         "left"
     )
@@ -435,7 +433,7 @@ class _Body(_Sampling):
             raise refused(f"min_tokens={self.min_tokens} is more than {most}: lower it", "min_tokens")
         if self.prompt_logprobs is not None and self.stream:
             raise refused(
-                f"prompt_logprobs={self.prompt_logprobs} are not told in a stream: leave it out, or stream",
+                f"prompt_logprobs={self.prompt_logprobs} are not told in a stream: leave out one of the two",
                 "prompt_logprobs",
             )
         return self

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
 from engines.server.answer import Answer, Piece, Stops
-from engines.server.body import MOST_CHOICES, Asked, ChatBody, CompletionBody
+from engines.server.body import MOST_CHOICES, SEEDS, Asked, ChatBody, CompletionBody
 from engines.server.codec import Codec
 from engines.server.errors import ApiError, queue_full, refused, unavailable
 from engines.server.logprobs import Score, ScoredTokens, prompt_logprobs, scores_of
@@ -32,8 +32,6 @@ from engines.server.service import EngineProcess, Overloaded, Unavailable
 
 T = TypeVar("T")
 
-_SEEDS = 2**63
-"""Seeds of an engine are those below it; a negative one is another from there."""
 LONG_PROMPT = 1 << 10
 """Tokens from which a prompt's scores are worded behind those of others."""
 LARGE_TEXT = 1 << 15
@@ -261,13 +259,14 @@ class Completion:
                 f"min_tokens={asked.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise {name}",
                 "min_tokens",
             )
-        return of_users(lambda: [model.generation({**given, "seed": (self._seed + i) % _SEEDS}) for i in range(num)])
+        # An engine's seeds are not negative.
+        return of_users(lambda: [model.generation({**given, "seed": (self._seed + i) % SEEDS}) for i in range(num)])
 
     @cached_property
     def _seed(self) -> int:
         """Drawn anew for every request, as OpenAI's is, where none was asked for; -1 asks for none, as in vLLM."""
         seed = self._asked.seed
-        return secrets.randbelow(_SEEDS) if seed is None or seed == -1 else seed
+        return secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed
 
     def _check_texts(self) -> int:
         """Bytes of what is tokenized. Raises for a prompt that is too long whatever its tokens are."""

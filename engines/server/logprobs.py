@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from engines.ar.sampling import Logprobs
 from engines.models.tokenizer import Speller
+from engines.server.answer import INCOMPLETE
 
 _LEAST = -9999.0
 """JSON has no minus infinity; OpenAI's servers say this."""
-_INCOMPLETE = "\ufffd"
 _MOST_PENDING = 3
 """Tokens that may hold bytes of a character before the one with its last."""
 
@@ -44,12 +44,12 @@ class TokenTexts:
     def of(self, token: int) -> str:
         """The text that a token would add."""
         alone = self._speller.behind((token,))
-        if _INCOMPLETE in alone:
+        if INCOMPLETE in alone:
             for start in reversed(range(len(self._pending))):
                 text = self._speller.behind((*self._pending[start:], token))
-                if not text.endswith(_INCOMPLETE):
+                if not text.endswith(INCOMPLETE):
                     return text
-        return "" if alone.endswith(_INCOMPLETE) else alone
+        return "" if alone.endswith(INCOMPLETE) else alone
 
     def add(self, token: int) -> None:
         """It is next."""

@@ -188,9 +188,9 @@ class ServedModel(Protocol):
         ...
 
     def generation(self, asked: Mapping[str, Any]) -> Any:
-        """The engine's settings of a request from ``max_tokens``, ``min_tokens``, ``stop_token_ids``, ``ignore_eos``,
-        ``temperature``, ``top_p``, ``top_k``, ``seed`` and ``options``, each only where it was asked for. Raise UserError for
-        what it cannot be.
+        """The engine's settings of a request. ``asked`` has the fields of its body that say how tokens are chosen or told, such as
+        ``max_tokens``, ``seed``, ``logprobs`` and those of ``options``, each only where it was asked for. Raise UserError for what
+        it cannot be.
 
         The server cuts an answer at its end and cancels it: an engine that runs on behind one wastes work and no more.
         """

@@ -29,7 +29,7 @@ class ServerSettings(Checked):
     drain_timeout: Seconds = 60.0
     """Seconds for requests to end after SIGTERM; those that are left then fail."""
     api_key: str | None = None
-    """Asked for as a bearer token under /v1; None asks for none."""
+    """Asked for as a bearer token under /v1 and of /tokenize and /detokenize; None asks for none."""
     unknown_fields: Literal["count", "refuse"] = "count"
     """count or refuse fields of requests that are unknown: those counted have no effect and stand in /metrics."""
     allow_origin: tuple[str, ...] = ()

@@ -82,7 +82,10 @@ LISTENING = Knobs(_listening)
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        envvar="REPRO_API_KEY", help="Asked of every request under /v1.", show_envvar=True, rich_help_panel=opt.SERVER
+        envvar="REPRO_API_KEY",
+        help="Asked of every request under /v1, and of /tokenize and /detokenize.",
+        show_envvar=True,
+        rich_help_panel=opt.SERVER,
     ),
 ]
 AllowOrigin = Annotated[
@@ -108,10 +111,8 @@ def serve(
     from engines.server.run import run
     from engines.server.settings import ServerSettings
 
-    settings, name = (
-        ServerSettings(**listening, api_key=api_key, allow_origin=tuple(allow_origin or ())),
-        asked.served_model_name,
-    )
+    settings = ServerSettings(**listening, api_key=api_key, allow_origin=tuple(allow_origin or ()))
+    name = asked.served_model_name
     require(
         name is None or name.strip() != "",
         f"served_model_name={name!r} is empty: give the name that requests call the model, or leave it out",
