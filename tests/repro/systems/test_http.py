@@ -22,7 +22,7 @@ from repro.runs.drivers.http import Exchange, Reply
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.http.endpoint import Endpoint
-from repro.systems.http.family import HTTP
+from repro.systems.http.family import HTTP, warnings
 from repro.systems.http.knobs import resolve
 from repro.systems.http.log import CHUNKS, tables_of
 from repro.systems.http.server_metrics import Page, fetch
@@ -64,6 +64,15 @@ def steady(num: int = 12, gap_s: float = 1.0) -> list[Exchange]:
     return [
         exchange(i * gap_s, [i * gap_s + 0.25 + 0.125 * k for k in range(10)], 10, session_id=i) for i in range(num)
     ]
+
+
+@pytest.mark.parametrize("num", [3, 4])
+def test_four_pieces_of_one_read_are_no_chance(num):
+    pieces = 1000
+    reads = [0] * num + list(range(1, pieces - num + 1))
+    answer = exchange(0.0, [0.1 + 0.01 * k for k in reads], pieces, reply={"chunk_reads": reads})
+    told = [each for each in warnings(record_of([answer])) if "bunched" in each]
+    assert len(told) == (num == 4)
 
 
 def test_golden_times():

@@ -1,7 +1,9 @@
 """Streams as servers write them: what is an answer, when it began and ended, and what counted its tokens."""
 
+import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from support.mock_openai import MockOpenAI, mock_server
 
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
+from repro.systems.http import endpoint
 from repro.systems.http.family import HTTP
 from repro.systems.http.log import CHUNKS
 
@@ -105,6 +108,44 @@ def test_events_are_read_as_the_standard_has_them(what, is_whole):
     assert found["text_bytes"] == (5 if what == "several lines of data" else 2), "a character of three bytes is whole"
 
 
+class Reads:
+    """A body, as reads of the network divide it."""
+
+    def __init__(self, reads: Sequence[bytes]) -> None:
+        self._reads = reads
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for each in self._reads:
+            yield each
+
+
+async def events_of(*reads: bytes) -> list[endpoint.Event]:
+    content: Any = Reads(reads)
+    return [each async for each in endpoint.Events(content, count().__next__)]
+
+
+@pytest.mark.parametrize("what", EVENTS)
+def test_events_are_the_same_wherever_reads_divide_them(what):
+    async def compare() -> None:
+        body = EVENTS[what]
+        whole = [each[:2] for each in await events_of(body)]
+        assert len(whole) >= 4
+        assert [each[:2] for each in await events_of(*(body[i : i + 1] for i in range(len(body))))] == whole
+        for i in range(1, len(body)):
+            assert [each[:2] for each in await events_of(body[:i], body[i:])] == whole, body[i - 20 : i]
+
+    asyncio.run(compare())
+
+
+def test_lines_of_one_event_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(endpoint, "LONGEST_LINE", 64)
+    line = b"data: " + b"x" * 20 + b"\n"
+    (event,) = asyncio.run(events_of(line, line, line, b"\n"))
+    assert len(event.data) == 62
+    with pytest.raises(ValueError, match="more than 64 bytes"):
+        asyncio.run(events_of(line, line, line, line, b"\n"))
+
+
 def test_lines_of_one_event_are_not_two_events():
     said = error(piece("a").strip() + b"\n" + piece("b", "stop") + DONE)
     assert "several lines of data" in said
@@ -156,6 +197,8 @@ def test_the_answer_ends_with_its_last_content_and_what_is_late_is_told():
     repeated = row(piece("a", "stop"), piece("b", "stop"), 2 * SOON, piece("", "stop"), usage(2), DONE)
     assert repeated["finish_lag_s"] == 0.0
     assert repeated["usage_lag_s"] > 0.0
+    early = row(piece("a", "stop"), piece("b"), 2 * SOON, piece("", "stop"), usage(2), DONE)
+    assert early["finish_lag_s"] > 0.0, "a reason before the last content is none"
 
 
 OPENINGS = {
@@ -263,6 +306,18 @@ def test_several_tokens_in_a_piece(pieces, by, first_by):
     assert (summary["itl_s"]["n"], summary["icl_s"]["n"]) == (0, 3)
     assert ("share of the text" in warnings(record)) is (first_by == "text")
     assert ("no count of tokens (usage)" in warnings(record)) is (by != "usage")
+
+
+def test_each_later_piece_has_a_token():
+    """However much of the text is in the first."""
+    found = row(piece("a" * 97), piece("b"), piece("c", "length"), usage(8), DONE)
+    assert (found["first_tokens"], found["first_by"]) == (6, "text")
+
+
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_more_tokens_than_bytes_are_told(tokens):
+    found = record_of(piece("a"), piece("bc", "length"), usage(tokens), DONE)
+    assert ("fewer bytes of text than tokens" in warnings(found)) is (tokens > 3)
 
 
 def test_usage_that_came_before_the_last_content_counts_nothing():
