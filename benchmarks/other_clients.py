@@ -25,6 +25,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
+from repro.systems.http.family import times_per_token
 from repro.systems.http.log import CHUNKS
 
 sys.path.append(str(REPO / "tests"))
@@ -235,17 +236,16 @@ def ours(url: str, tokenizer: Path, folder: Path, num: int) -> list[Reading]:
     record = prepare(cell).run()
     rows, chunks = record.requests, record.tables[CHUNKS]
     found = []
-    for number in range(num):
+    for number, per_token in enumerate((1e3 * times_per_token(record)).tolist()):
         row = {name: values[number] for name, values in rows.items()}
         stamps = [at for owner, at in zip(chunks["request_id"], chunks["arrived_s"], strict=True) if owner == number]
         if row["error"] is not None:
             found.append(FAILED)
             continue
-        begun_s, later = row["arrival_s"] + row["submit_lag_s"], row["output_len"] - row["first_tokens"]
-        per_token = 1e3 * (row["finished_s"] - row["first_output_s"]) / later if later else None
+        begun_s = row["arrival_s"] + row["submit_lag_s"]
         gap = 1e3 * float(np.diff(stamps).max())
         ttft, latency = (1e3 * (row[name] - begun_s) for name in ("first_output_s", "finished_s"))
-        found.append(Reading(ttft, latency, per_token, gap, row["output_len"]))
+        found.append(Reading(ttft, latency, None if np.isnan(per_token) else per_token, gap, row["output_len"]))
     return found
 
 

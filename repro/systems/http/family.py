@@ -57,10 +57,10 @@ def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
     "one token, an answer in one piece, or a first piece whose tokens nothing shows",
 )
 def tpot_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(_times_per_token(record))
+    return _of_known(times_per_token(record))
 
 
-def _times_per_token(record: RunRecord) -> Floats:
+def times_per_token(record: RunRecord) -> Floats:
     """[requests] (E2EL - TTFT) / tokens behind the first piece; NaN where there are none, or nobody knows how many."""
     later = column(record, "output_len") - column(record, "first_tokens")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -166,7 +166,7 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     times = {
         "ttft": column(record, "first_output_s") - arrival,
         "e2el": column(record, "finished_s") - arrival,
-        "tpot": _times_per_token(record),
+        "tpot": times_per_token(record),
     }
     good = is_ok(record)
     for name, limit in limits.items():
