@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
-
-from repro.paths import REPO
+from support.clients import VLLM
 
 REQUESTS, LENGTH = 8, 16
 PROMPT, ANSWER = 'repro_tokens_total{kind="prompt"}', 'repro_tokens_total{kind="completion"}'
@@ -110,12 +107,11 @@ def test_aiperf(served, run_client, tmp_path, kind):
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_vllm_bench_serve(served, run_client, tmp_path, backend):
-    vllm = Path(os.environ.get("REPRO_VLLM", REPO / ".venv-vllm" / "bin" / "vllm"))
-    if not vllm.is_file():
+    if not VLLM.is_file():
         pytest.skip("vLLM is not installed: repro install vllm")
     route = "/v1/chat/completions" if backend == "openai-chat" else "/v1/completions"
     run_client(
-        vllm,
+        VLLM,
         "bench",
         "serve",
         "--backend",

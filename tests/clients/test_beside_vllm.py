@@ -12,17 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.clients import Served, serving
-
-from repro.paths import REPO
+from support.clients import VLLM, Served, serving
 
 pytest.importorskip("llama_models", reason="llama-models is not installed")
 
 from support.beside import asked, compared, model_of
-from support.client_bodies import KINDS
+from support.client_bodies import BODIES
 from support.llama_checkpoint import write_llama
 
-VLLM = Path(os.environ.get("REPRO_VLLM", REPO / ".venv-vllm" / "bin" / "vllm"))
 pytestmark = pytest.mark.skipif(not VLLM.is_file(), reason="vLLM is not installed: repro install vllm")
 
 START_S = 600
@@ -93,9 +90,6 @@ def theirs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         finally:
             process.terminate()
             process.wait(timeout=START_S)
-
-
-BODIES = {f"{kind}: {name}": each for kind, bodies in KINDS.items() for name, each in bodies.items()}
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -1,6 +1,6 @@
 """Asks two servers of one checkpoint the same bodies and says where they differ.
 
-``python beside.py OURS THEIRS [--json FILE]``: both are addresses such as http://127.0.0.1:8000. Compared are the status, texts, token ids,
+``python beside.py OURS THEIRS [--only WORDS] [--json FILE]``: both are addresses such as http://127.0.0.1:8000. Compared are the status, texts, token ids,
 finish and stop reasons, log-probabilities, usage, and of a stream each chunk in turn.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.client_bodies import KINDS, Body
+from support.client_bodies import BODIES, Body
 
 TIMEOUT_S = 300
 CLOSE = 1e-3
@@ -121,20 +121,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ours")
     parser.add_argument("theirs")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="bodies whose name has these words")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     models = model_of(options.ours), model_of(options.theirs)
     found: dict[str, list[str]] = {}
-    for kind, bodies in KINDS.items():
-        for name, (route, body) in bodies.items():
-            if options.only not in f"{kind}: {name}":
-                continue
-            pair = [
-                asked(address, route, body, model)
-                for address, model in zip((options.ours, options.theirs), models, strict=True)
-            ]
-            found[f"{kind}: {name}"] = compared(*pair)
+    for name, (route, body) in BODIES.items():
+        if options.only in name:
+            addresses = zip((options.ours, options.theirs), models, strict=True)
+            found[name] = compared(*(asked(address, route, body, model) for address, model in addresses))
     for name, problems in found.items():
         if problems:
             print(f"{name}\n" + "\n".join(f"    {each}" for each in problems[:4]))

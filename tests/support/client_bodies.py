@@ -283,7 +283,7 @@ REFUSED = {
     "null n": completion(n=None),
 }
 
-KINDS = {
+_KINDS = {
     "plain": PLAIN,
     "streams": STREAMS,
     "stops": STOPS,
@@ -292,3 +292,4 @@ KINDS = {
     "sampling": SAMPLING,
     "refused": REFUSED,
 }
+BODIES = {f"{kind}: {name}": asked for kind, bodies in _KINDS.items() for name, asked in bodies.items()}

@@ -15,6 +15,8 @@ import pytest
 from repro.paths import REPO
 
 START_S = 300
+VLLM = Path(os.environ.get("REPRO_VLLM", REPO / ".venv-vllm" / "bin" / "vllm"))
+"""What ``repro install vllm`` makes; it may be missing."""
 
 
 @dataclass
