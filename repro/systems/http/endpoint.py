@@ -247,7 +247,7 @@ class Events:
                 raise ValueError(f"an event of more than {LONGEST_LINE} bytes")
             if num_bytes > LONGEST_ANSWER:
                 raise ValueError(f"the answer is longer than {LONGEST_ANSWER} bytes")
-        for line in (held, b""):
+        for line in (held, bytearray()):
             if event := part.add(line):
                 yield event
 
