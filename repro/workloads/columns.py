@@ -9,6 +9,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from engines.errors import UserError, require
@@ -178,6 +179,14 @@ _TIME = re.compile(
 _UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "us": "us", "ns": "ns", "na": "ns"}
 
 
+class Delay(NamedTuple):
+    column: str
+    per_second: int
+    """Of its unit."""
+    is_wait: bool
+    """Whether it comes before the row's own request, and not behind its answer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """The columns that are read of a file, and the unit of its times."""
@@ -198,17 +207,32 @@ class Columns:
     def __contains__(self, name: str) -> bool:
         return name in self.named
 
-    def optional(self, name: str) -> bool:
-        return name in OPTIONAL or (name in TIMES and self.has_rounds)
+    def needs(self, name: str, *, is_answered: bool) -> bool:
+        """Whether a row that has nothing there is left out. Calls that failed have no prompt, and others may have the answer's length."""
+        if name == "prompt" or (name in TIMES and self.has_rounds):
+            return False
+        if name == "gen_length" and (is_answered or "rounds" in self.named):
+            return False
+        return name not in OPTIONAL
+
+    @property
+    def has_dates(self) -> bool:
+        """Whether the format's times are dates."""
+        return self.format is not None and self.format.digits == "dates"
 
     @property
     def has_rounds(self) -> bool:
         """Whether several rows make a session."""
         return "session" in self.named or "parent" in self.named
 
-    @property
-    def has_delays(self) -> bool:
-        return any(name in self.named for name in (*DELAYS, *WAITS))
+    @cached_property
+    def delay(self) -> Delay | None:
+        """The column of delays, if there is one."""
+        for units, is_wait in ((DELAYS, False), (WAITS, True)):
+            for name, per_second in units.items():
+                if name in self.named:
+                    return Delay(self.named[name], per_second, is_wait)
+        return None
 
 
 def columns_as(kind: FormatName, names: Sequence[str], file: str, unit: TimeUnit | None) -> Columns:

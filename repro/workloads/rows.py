@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeGuard
 
 from engines.errors import UserError
 from engines.strict_json import DECODER, RepeatedKeyError
@@ -33,6 +33,7 @@ _ENCODING = "utf-8-sig"
 _CHUNK = 1 << 20
 _LONGEST_LINE = 64 << 20
 """Characters."""
+_WHOLE = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
 _GROUPED = re.compile(r"\s*\d{1,3}(,\d{3})+(\.\d+)?\s*", re.ASCII)
 _SEPARATORS = (",", ";", "\t")
@@ -61,6 +62,9 @@ class Row(NamedTuple):
         value = self.values.get(field)
         return value is None or (isinstance(value, str) and not value.strip())
 
+    def has(self, field: str | None) -> TypeGuard[str]:
+        return field is not None and not self.is_empty(field)
+
     def count(self, field: str, low: int = 0) -> int:
         """Reads a whole number, which may be written as 100.0."""
         value, number = self.required(field), self._number(field)
@@ -88,9 +92,11 @@ class Row(NamedTuple):
         """None of what is no finite number as people write them: 1_0 and 0x10 are Python's own ways."""
         value = self.values[field]
         if isinstance(value, str):
+            if _WHOLE.fullmatch(value):
+                return int(value)
             if _NUMBER.fullmatch(value) is None:
                 return None
-            value = int(value) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value, re.ASCII) else float(value)
+            value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             return None
         return value if isinstance(value, int) or abs(value) < 1e300 else None
@@ -214,13 +220,13 @@ def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
                     has = ", ".join(header) or "none"
                     raise bad_field(f"{path.name} line {read}", column, None, f"column missing, the file has {has}")
             picked = [(column, header.index(column)) for column in columns]
-            reader = csv.reader(lines, delimiter=mark)
+            name, reader = path.name, csv.reader(lines, delimiter=mark)
             front, num_named = read, len(header)
             while num_named and not header[num_named - 1]:
                 num_named -= 1
             for cells in reader:
                 read = front + reader.line_num
-                where = f"{path.name} line {read}"
+                where = f"{name} line {read}"
                 # A separator at a line's end, or at the header's, makes no column.
                 if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
                     yield Row(where, {column: cells[index] for column, index in picked})

@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -33,7 +34,7 @@ from typing import Literal, NamedTuple
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.columns import DELAYS, NAMES, PER_SECOND, WAITS, Columns, columns_of
+from repro.workloads.columns import NAMES, PER_SECOND, Columns, columns_of
 from repro.workloads.knobs import TimeUnit, named_after
 from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_of, counted_rounds, text_tokens
 from repro.workloads.rows import (
@@ -145,7 +146,7 @@ def read_trace(file: TraceFile) -> Trace:
         f"{path.name} has no row with a prompt and an answer ({len(entries)} read): check that it is the whole file",
     )
     usable = [own for own in usable if own]
-    is_derived = columns.time is not None and not columns.has_delays and any(len(own) > 1 for own in usable)
+    is_derived = columns.time is not None and columns.delay is None and any(len(own) > 1 for own in usable)
     sessions, more = _sessions(usable, columns, clock, is_derived=is_derived)
     num_empty = len(entries) - len(whole)
     return Trace(
@@ -240,7 +241,8 @@ def read_entries(path: Path, columns: Columns, *, is_answered: bool = False) -> 
     """Every row, in the file's order; rows without an answer's length too, where somebody else says it."""
     wanted = tuple(columns.named.values())
     rows = parquet_rows(path, *wanted) if is_parquet(path) else _objects(path) or csv_rows(path, *wanted)
-    entries = [_entry(row, columns, is_answered) for row in islice(rows, MOST_ROWS + 1)]
+    needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=is_answered)]
+    entries = [_entry(row, columns, needed, is_answered) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
     return entries
 
@@ -264,38 +266,31 @@ def _answered(entries: list[Entry], file: TraceFile) -> tuple[list[Entry], int]:
     return found, num
 
 
-def _entry(row: Row, columns: Columns, is_answered: bool) -> Entry:
-    named = columns.named
-    for name, column in named.items():
-        if not columns.optional(name) and column in row.values and row.is_empty(column):
-            if name == "prompt" or (name == "gen_length" and (is_answered or "rounds" in named)):
-                continue
+def _entry(row: Row, columns: Columns, needed: Sequence[str], is_answered: bool) -> Entry:
+    for column in needed:
+        if column in row.values and row.is_empty(column):
             return Entry(row, is_empty=True)
-    stamp, is_date = None, False
+    named, stamp, is_date = columns.named, None, False
     if columns.time is not None and not (columns.has_rounds and row.is_empty(columns.time)):
         stamp, is_date = _stamp(row, columns)
-    entry = Entry(row, stamp, is_date)
     if "rounds" in named:
-        return entry._replace(rounds=_rounds_of(row, named))
-
-    def read(names: Mapping[str, int]) -> float | None:
-        for name, per_second in names.items():
-            if name in named and not row.is_empty(named[name]):
-                return row.seconds(named[name]) / per_second
-        return None
-
+        return Entry(row, stamp, is_date, rounds=_rounds_of(row, named))
     prompt = row.text(named["prompt"]) if "prompt" in named else None
-    is_bare = is_answered and ("gen_length" not in named or row.is_empty(named["gen_length"]))
     length = named.get("prompt_len") or named.get("context_len")
     tokens = text_tokens(prompt) if prompt else 0 if length is None else row.count(length)
-    has_prefix = tokens and "prefix_len" in named and not row.is_empty(named["prefix_len"])
-    return entry._replace(
-        tokens=tokens,
-        answer=None if is_bare else row.count(named["gen_length"]),
-        prefix=row.count(named["prefix_len"]) if has_prefix else 0,
+    is_bare = is_answered and not row.has(named.get("gen_length"))
+    answer = None if is_bare else row.count(named["gen_length"])
+    prefix, delay, duration = named.get("prefix_len"), columns.delay, named.get("duration_s")
+    return Entry(
+        row,
+        stamp,
+        is_date,
+        tokens,
+        answer,
+        prefix=row.count(prefix) if tokens and row.has(prefix) else 0,
         prompt=prompt,
-        delay_s=read({**DELAYS, **WAITS}),
-        duration_s=read({"duration_s": 1}) or 0.0,
+        delay_s=row.seconds(delay.column) / delay.per_second if delay and row.has(delay.column) else None,
+        duration_s=row.seconds(duration) if row.has(duration) else 0.0,
     )
 
 
@@ -311,14 +306,9 @@ def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
 def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
     column = str(columns.time)
     value = row.required(column)
-    is_date = isinstance(value, datetime) or (isinstance(value, str) and _DATE.match(value.strip()) is not None)
-    if (
-        isinstance(value, str)
-        and columns.format is not None
-        and columns.format.digits == "dates"
-        and not row.is_number(column)
-    ):
-        is_date = True
+    is_date = isinstance(value, datetime)
+    if isinstance(value, str):
+        is_date = bool(_DATE.match(value.strip())) or (columns.has_dates and not row.is_number(column))
     if not is_date:
         return row.moment(column, most=1e19), False
     if columns.unit not in (None, "s") or columns.is_said_by_option:
@@ -372,16 +362,15 @@ class Clock:
         stamped = [each for each in entries if each.stamp is not None]
         if columns.time is None or not stamped:
             return cls()
+        found = _Span.of(stamped)
         if any(each.is_date for each in stamped):
             other = next((each for each in stamped if not each.is_date), None)
             if other is not None:
                 raise other.row.bad(
                     columns.time, other.row.values[columns.time], "other rows have a date and time: write one"
                 )
-            return cls(column=columns.time, said="dates", span_s=_Span.of(stamped).seconds("s"))
-        found = _Span.of(stamped)
-        is_odd = columns.format is not None and columns.format.digits == "dates" and not columns.is_said
-        if columns.unit is None or is_odd:
+            return cls(column=columns.time, said="dates", span_s=found.seconds("s"))
+        if columns.unit is None or (columns.has_dates and not columns.is_said):
             readings = ", ".join(f"in {unit} {found.told(unit)}" for unit in ("s", "ms", "us"))
             unclear = (
                 f"{file}: the unit of its column {columns.time!r} is not said: {readings}: say which with --time-unit"
@@ -390,8 +379,7 @@ class Clock:
         if (problem := found.problem(columns)) is not None:
             fitting = [f"--time-unit {unit} ({found.told(unit)})" for unit in found.fitting(columns.unit)]
             fix = f"{' or '.join(fitting)} would fit" if fitting else "check the column"
-            first = found.first.bad(columns.time, found.first.values[columns.time], f"{problem}: {fix}")
-            raise first
+            raise found.last.bad(columns.time, found.last.values[columns.time], f"{problem}: {fix}")
         per_second = PER_SECOND[columns.unit]
         is_long = found.low > 10**11
         return cls(
@@ -416,30 +404,34 @@ class Clock:
 class _Span:
     """From the first to the last of a file's times, as they are written."""
 
-    first: Row
-    num: int
+    entries: Sequence[Entry]
+    stamps: Sequence[float]
     low: float
     high: float
-    tokens: int
-    broken: Row | None
-    """The first row whose time is no whole number."""
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> _Span:
+        """All of the entries have a stamp."""
         stamps = [each.stamp for each in entries if each.stamp is not None]
-        broken = next(
-            (each.row for each, stamp in zip(entries, stamps, strict=True) if stamp != math.floor(stamp)), None
-        )
-        low, high = min(stamps), max(stamps)
-        place = stamps.index(high)
-        return cls(
-            first=entries[place].row,
-            num=len(stamps),
-            low=low,
-            high=high,
-            tokens=sum(each.num_tokens for each in entries),
-            broken=broken,
-        )
+        return cls(entries=entries, stamps=stamps, low=min(stamps), high=max(stamps))
+
+    @property
+    def num(self) -> int:
+        return len(self.stamps)
+
+    @property
+    def last(self) -> Row:
+        return self.entries[self.stamps.index(self.high)].row
+
+    @cached_property
+    def tokens(self) -> int:
+        return sum(each.num_tokens for each in self.entries)
+
+    @cached_property
+    def broken(self) -> Row | None:
+        """The first row whose time is no whole number."""
+        pairs = zip(self.entries, self.stamps, strict=True)
+        return next((each.row for each, stamp in pairs if stamp != math.floor(stamp)), None)
 
     def seconds(self, unit: TimeUnit) -> float:
         return (self.high - self.low) / PER_SECOND[unit]
@@ -496,11 +488,12 @@ def _grouped(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entr
     """Rows of one session, wherever they stand; others alone."""
     if "parent" in columns:
         return _linked(entries, columns)
+    session = columns.named.get("session")
+    if session is None:
+        return [[each] for each in entries], []
     groups: dict[object, list[Entry]] = {}
     for number, entry in enumerate(entries):
-        key: object = ("row", number)
-        if "session" in columns and not entry.row.is_empty(columns.named["session"]):
-            key = _key(entry.row, columns.named["session"])
+        key = _key(entry.row, session) if entry.row.has(session) else ("row", number)
         groups.setdefault(key, []).append(entry)
     if "turn" in columns:
         return [_by_turn(own, columns.named["turn"]) for own in groups.values()], []
@@ -598,7 +591,7 @@ def _sessions(
         f"delays follow from the rows' times: seconds {gap}": is_derived,
         "times of later rounds not used: they come by their delays": has_several
         and columns.time
-        and columns.has_delays,
+        and columns.delay is not None,
         "texts of sessions of several rounds not used": has_several and "prompt" in columns,
     }
     return tuple(found), [text for text, holds in said.items() if holds]
@@ -608,7 +601,7 @@ def _delays(own: Sequence[Entry], columns: Columns, clock: Clock | None) -> list
     """Seconds from each row's answer to the next."""
     if clock is None:
         told = [each.delay_s for each in own]
-        return [*told[1:], None] if any(name in columns for name in WAITS) else told
+        return [*told[1:], None] if columns.delay is not None and columns.delay.is_wait else told
     found: list[float | None] = []
     for one, other in pairwise(own):
         times = clock.seconds(one), clock.seconds(other)
