@@ -171,9 +171,21 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 def first_line(path: Path) -> str:
     """Reads the first line that is not blank, without the line's end and the blanks that are no tabs around it."""
+    with _beginning(path) as file:
+        return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
+
+
+def is_json(path: Path) -> bool:
+    """Tells whether a file begins an object or a list."""
+    with _beginning(path) as file:
+        return _first(file) in ("{", "[")
+
+
+@contextmanager
+def _beginning(path: Path) -> Iterator[TextIO]:
     with open_text(path) as file:
         try:
-            return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
+            yield file
         except UNREADABLE as error:
             raise UserError(
                 f"{path.name} is not a text file of UTF-8, or a damaged .gz ({error}): save it as UTF-8, or get it again"
@@ -265,7 +277,12 @@ def _json_row(where: str, text: str) -> Row:
     return Row(where, record)
 
 
-def is_array(path: Path) -> bool:
+def object_rows(path: Path) -> Iterator[Row]:
+    """Reads the objects of JSON lines, or of one JSON array."""
+    return array_rows(path) if _is_array(path) else json_rows(path)
+
+
+def _is_array(path: Path) -> bool:
     """Tells whether a file begins a list; what cannot be read is the reader's to refuse."""
     with open_text(path) as file:
         try:

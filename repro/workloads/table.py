@@ -40,13 +40,11 @@ from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_
 from repro.workloads.rows import (
     MOST_SECONDS,
     Row,
-    array_rows,
     csv_rows,
-    first_line,
     header_of,
-    is_array,
+    is_json,
     is_parquet,
-    json_rows,
+    object_rows,
     parquet_names,
     parquet_rows,
 )
@@ -208,24 +206,16 @@ def names_in(path: Path) -> tuple[str, ...]:
     """The names of the file's columns; of JSON the keys of its first objects."""
     if is_parquet(path):
         return parquet_names(path)
-    if (objects := _objects(path)) is not None:
-        names = tuple(dict.fromkeys(name for row in islice(objects, _NAMED_ROWS) for name in row.values))
+    if is_json(path):
+        names = tuple(dict.fromkeys(name for row in islice(_objects(path), _NAMED_ROWS) for name in row.values))
     else:
         names = header_of(path)
     require(bool(names), f"{path.name} is empty: give a file with a row for each request")
     return names
 
 
-def is_objects(path: Path) -> bool:
-    """Whether a file that is not parquet holds JSON."""
-    return is_array(path) or first_line(path).lstrip().startswith("{")
-
-
-def _objects(path: Path) -> Iterator[Row] | None:
-    """The rows of a JSON file; None of what is none."""
-    if is_objects(path):
-        return map(_unwrapped, array_rows(path) if is_array(path) else json_rows(path))
-    return None
+def _objects(path: Path) -> Iterator[Row]:
+    return map(_unwrapped, object_rows(path))
 
 
 def _unwrapped(row: Row) -> Row:
@@ -240,7 +230,10 @@ def _unwrapped(row: Row) -> Row:
 def read_entries(path: Path, columns: Columns, *, is_answered: bool = False) -> list[Entry]:
     """Every row, in the file's order; rows without an answer's length too, where somebody else says it."""
     wanted = tuple(columns.named.values())
-    rows = parquet_rows(path, *wanted) if is_parquet(path) else _objects(path) or csv_rows(path, *wanted)
+    if is_parquet(path):
+        rows = parquet_rows(path, *wanted)
+    else:
+        rows = _objects(path) if is_json(path) else csv_rows(path, *wanted)
     needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=is_answered)]
     entries = [_entry(row, columns, needed, is_answered) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")

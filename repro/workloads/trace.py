@@ -20,8 +20,8 @@ from typing import Literal, get_args
 from engines.errors import UserError, require
 from repro.workloads.columns import FORMATS, FormatName, columns_as
 from repro.workloads.knobs import TimeUnit
-from repro.workloads.rows import Row, csv_rows, first_line, json_rows
-from repro.workloads.table import Clock, is_objects, names_in, read_entries
+from repro.workloads.rows import Row, csv_rows, first_line, is_json, json_rows
+from repro.workloads.table import Clock, names_in, read_entries
 
 TraceFormat = Literal[FormatName, "trace_jsonl"]
 FileFormat = Literal[TraceFormat, "prompts_jsonl", "lengths_csv"]
@@ -97,7 +97,7 @@ def detect_format(path: Path) -> TraceFormat:
     for kind, known in FORMATS.items():
         if known.fits(names) and "prompt_len" in known.columns:
             return kind
-    if is_objects(path):
+    if is_json(path):
         return "trace_jsonl"
     raise Row(f"{path.name} line 1", {}).bad(
         "header", first_line(path), f"not a known trace, use one of {', '.join(get_args(TraceFormat))}"

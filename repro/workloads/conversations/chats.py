@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engines.errors import UserError
 from repro.workloads.rounds import MESSAGES, Chat, chat_of
-from repro.workloads.rows import Row, array_rows, is_array, json_rows, parquet_rows
+from repro.workloads.rows import Row, object_rows, parquet_rows
 
 MOST_CONVERSATIONS = 20_000
 """Read of a data set: more add minutes and no information."""
@@ -36,4 +36,4 @@ def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[C
 def _rows(path: Path) -> Iterator[Row]:
     if path.suffix == ".parquet":
         return parquet_rows(path, *MESSAGES)
-    return array_rows(path) if is_array(path) else json_rows(path)
+    return object_rows(path)
