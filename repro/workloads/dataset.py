@@ -157,7 +157,7 @@ class PromptSource:
     origin: Origin
     rows: tuple[PromptRow, ...] | None
     num_dropped: int = 0
-    """Rows left out because the prompt is empty (failed calls, in BurstGPT)."""
+    """Rows left out because the prompt is empty (failed calls, in BurstGPT), or another cell of a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)

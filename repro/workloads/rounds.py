@@ -73,10 +73,11 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
-def chat_of(row: Row) -> Chat:
-    if "rounds" in row.values:
+def chat_of(row: Row, column: str | None = None) -> Chat:
+    """Reads the messages of ``column``; where the row has none, of the first column that has a chat."""
+    name = next((name for name in (column, "rounds", *MESSAGES) if name in row.values), None)
+    if name == "rounds":
         return counted_rounds(row, with_delays=False)
-    name = next((name for name in MESSAGES if name in row.values), None)
     if name is None:
         raise row.bad("conversation", None, "expected conversation, conversations or rounds, or messages")
     messages = row.values[name]

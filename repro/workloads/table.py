@@ -288,10 +288,11 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], is_answered: bool)
 
 
 def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
-    if named["rounds"] not in MESSAGES:
-        return counted_rounds(Row(row.where, {"rounds": row.required(named["rounds"])}), with_delays=True)
-    turns, answer = chat_of(row), named.get("gen_length")
-    if turns and turns[-1].decode_tokens is None and answer is not None and not row.is_empty(answer):
+    column, answer = named["rounds"], named.get("gen_length")
+    if column not in MESSAGES:
+        return counted_rounds(Row(row.where, {"rounds": row.required(column)}), with_delays=True)
+    turns = chat_of(row, column)
+    if turns and turns[-1].decode_tokens is None and row.has(answer):
         return (*turns[:-1], turns[-1]._replace(decode_tokens=row.count(answer, low=1)))
     return turns
 

@@ -7,13 +7,14 @@
 | prompts_jsonl  | one object a line, the prompt in a named column        | that column                                     |
 | lengths_csv    | a table of lengths, in tokens or characters            | one named column                                |
 
-A row with an empty prompt (a failed call, in BurstGPT) is parsed, and left to the caller.
+A row with an empty prompt (a failed call, in BurstGPT) is parsed, and left to the caller; one with an empty cell has an empty prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -79,7 +80,9 @@ def parse_trace(
 
 def _recorded(path: Path, kind: FormatName, time_unit: TimeUnit | None) -> Iterator[PromptRow]:
     columns = columns_as(kind, names_in(path), path.name, time_unit)
-    entries = [entry for entry in read_entries(path, columns) if not entry.is_empty]
+    entries = read_entries(path, columns)
+    if all(entry.is_empty for entry in entries):
+        return
     clock = Clock.of(path.name, columns, entries)
     require(clock.unclear is None, clock.unclear or "")
     for entry in entries:
@@ -88,15 +91,13 @@ def _recorded(path: Path, kind: FormatName, time_unit: TimeUnit | None) -> Itera
 
 def detect_format(path: Path) -> TraceFormat:
     names = names_in(path)
+    lengths = {"prompt_len", "context_len"}
+    whole = (kind for kind, known in FORMATS.items() if known.fits(names) and lengths & known.columns.keys())
+    # A file that lacks another column is told so.
     nearly: tuple[FormatName, ...] = ("burstgpt_csv", "azure_csv", "mooncake_jsonl")
-    for kind in nearly:
-        # A file that lacks another column is told so.
-        if FORMATS[kind].columns["prompt_len"] in names:
-            whole = (each for each, known in FORMATS.items() if known.fits(names) and "prompt" not in known.columns)
-            return next(whole, kind)
-    for kind, known in FORMATS.items():
-        if known.fits(names) and "prompt_len" in known.columns:
-            return kind
+    lacking = (kind for kind in nearly if FORMATS[kind].columns["prompt_len"] in names)
+    if (found := next(chain(whole, lacking), None)) is not None:
+        return found
     if is_json(path):
         return "trace_jsonl"
     raise Row(f"{path.name} line 1", {}).bad(

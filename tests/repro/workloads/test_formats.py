@@ -98,6 +98,28 @@ def test_rows_of_any_chat_are_read(file):
     assert rounds(file(lines({"prompt": "x" * 40, "output_tokens": 7}))) == [(10, 7, None)]
 
 
+def test_the_chat_is_read_that_is_named(file):
+    one, other = ([{"role": "user", "content": letter * 40}] for letter in "xy")
+    row = {"conversation": [*one, *one], "messages": other, "rounds": [[7, 7]], "output_length": 3}
+    trace = file(lines(row), columns="rounds=messages,gen_length=output_length")
+    assert rounds(trace) == [(10, 3, None)]
+
+
+def test_a_row_with_an_empty_cell_is_counted_of_a_data_set_too(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("Timestamp,Request tokens,Response tokens\n1,5,5\n2,,5\n,7,5\n4,7,7\n")
+    source = open_source(load_card("burst"), "local", dataset_path=str(path))
+    assert [row.prompt_len for row in source.rows or ()] == [5, 7]
+    assert source.num_dropped == 2
+
+
+def test_a_data_set_s_chat_that_counts_tokens_is_no_trace_without_times(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(lines({"messages": [{"role": "user", "content": "Hi"}], "input_length": 30, "output_length": 7}))
+    with pytest.raises(UserError, match="field 'timestamp'"):
+        parse_trace(path)
+
+
 def test_every_format_can_be_a_data_set_s(tmp_path):
     assert {*get_args(FormatName)} == {*FORMATS}
     path = tmp_path / "t.jsonl"
