@@ -111,12 +111,14 @@ def _drawn(workload: OwnWorkload, seed: int) -> Trace:
         "random.Random(seed)",
     )
     names = ("rounds", "arrival_s", "prompt")
+    columns = {name: name for name in names if any(getattr(each, name) is not None for each in sessions)}
     return Trace(
         name=named_after(workload.where),
         origin=Origin(source="local", location=_told(workload.own), revision=None),
         sessions=sessions,
-        columns={name: name for name in names if any(getattr(each, name) is not None for each in sessions)},
+        columns=columns,
         noun="workload",
+        time=columns.get("arrival_s"),
     )
 
 

@@ -13,7 +13,7 @@ from repro.workloads.draws import ArrivalConfig, arrival_times, shuffled
 from repro.workloads.own import Traced
 from repro.workloads.rounds import TracedSession, repeats
 from repro.workloads.rows import bad_field
-from repro.workloads.table import Trace
+from repro.workloads.table import Trace, TraceFile
 
 MOST_SERVED = 10**5
 
@@ -41,18 +41,12 @@ def served(
     the file's. Without ``arrivals`` times are left to who serves them. Options of times that have no effect are refused, but of a sample
     to plan by, which comes at other times than the run."""
     trace = source.trace(seed)
-    is_used = arrivals is not None and arrivals.kind == "trace"
-    unit = getattr(source, "time_unit", None)
-    require(
-        unit is None or is_used or is_sample or trace.uses_times,
-        f"time_unit={unit!r} has no effect where a file's times are not used: leave it out, or give --arrivals trace",
-    )
-    require(
-        not getattr(source, "sort", False) or is_used or is_sample or trace.num_rounds > len(trace.sessions),
-        "sort has no effect where a file's times are not used: leave it out, or give --arrivals trace",
-    )
-    held = trace.sessions if keep is None else tuple(keep)
     is_replayed = arrivals is not None and arrivals.kind == "trace"
+    if isinstance(source, TraceFile) and not is_replayed and not is_sample:
+        fix = "has no effect where a file's times are not used: leave it out, or give --arrivals trace"
+        require(source.time_unit is None or trace.uses_times, f"time_unit={source.time_unit!r} {fix}")
+        require(not source.sort or trace.num_rounds > len(trace.sessions), f"sort {fix}")
+    held = trace.sessions if keep is None else tuple(keep)
     has = sum(len(each.rounds) for each in held) if in_rounds else len(held)
     require(
         not is_replayed or num is None or num <= has,
@@ -95,8 +89,6 @@ def _stamps(trace: Trace, held: tuple[TracedSession, ...]) -> np.ndarray:
     """The file's own times, which may not fall: a file that is not sorted may be two, or have another unit halfway."""
     column = trace.time
     require(trace.unclear is None, trace.unclear or "")
-    if column is None and "arrival_s" in trace.columns:
-        column = "arrival_s"
     if column is None and trace.noun == "workload":
         raise UserError(
             f"arrivals='trace': {trace.origin.location} yields no arrival_s: give its sessions one, or use other arrivals"
@@ -139,7 +131,6 @@ def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float])
     if trace.num_dropped:
         said.append(f"{trace.num_dropped} rows without a prompt or an answer left out")
     said += trace.remarks
-    is_stamped = trace.time is not None or "arrival_s" in trace.columns
     if arrivals is not None and arrivals.kind == "trace":
         how = f"as {trace.how}" if arrivals.rate is None else f"stretched to {arrivals.rate:g} a second"
         if arrivals.time_scale not in (None, 1):
@@ -150,6 +141,6 @@ def _described(trace: Trace, arrivals: ArrivalConfig | None, times: list[float])
         begin = f" begin in {times[-1]:g} s" if trace.uses_times else f" in {times[-1]:g} s"
         rows = f", all rows in {trace.span_s:g} s" if trace.uses_times and trace.span_s is not None else ""
         said.append(f"times {how}, {len(times)}{begin}{rate}{unit}{rows}")
-    elif is_stamped:
+    elif trace.time is not None:
         said.append(f"times of the {trace.noun} not used")
     return "; ".join(said)

@@ -100,8 +100,8 @@ def build_workload(
         f"length_scale={config.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
     )
     card = load_card(config.dataset)
-    of_file = {"dataset_path": config.dataset_path, "time_unit": config.time_unit}
-    source = open_source(card, config.source, data_dir=data_dir, **of_file)  # type: ignore[arg-type]
+    path, unit = config.dataset_path, config.time_unit
+    source = open_source(card, config.source, dataset_path=path, data_dir=data_dir, time_unit=unit)
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(config.arrivals, source)
     trace_s = None
