@@ -24,7 +24,7 @@ SET_HERE: Mapping[str, str] = {
     "num_prompts": "is for --num-prompts to set, or the search: leave it out",
     **dict.fromkeys(("slo_ttft_s", "slo_itl_s"), "is for --slo to set: leave it out"),
     **dict.fromkeys(("workload", "dataset_path", "dataset_source"), "is for --workload to set: leave it out"),
-    "columns": "is for --columns to set: leave it out",
+    **{name: f"is for --{name.replace('_', '-')} to set: leave it out" for name in ("columns", "time_unit", "sort")},
 }
 """Knobs that the question or the search sets, or that would make its rates others, and what is said of each."""
 

@@ -204,6 +204,8 @@ def test_what_aiconfigurator_allows(prefill, decode, limit_s, expected):
         (("--knob", "workload=other.csv"), "workload=other.csv"),
         (("--knob", "dataset_path=other.csv"), "dataset_path=other.csv"),
         (("--knob", "columns=a=b"), "columns=a=b"),
+        (("--knob", "time_unit=s", "--time-unit", "ms"), "time_unit=s"),
+        (("--knob", "sort=true"), "is for --sort to set"),
         (("--model", ""), "--model"),
         (("--system", "nosuch"), "system='nosuch' is unknown"),
         (("--system", "dllm-serve"), "system='dllm-serve' is no simulated cluster: use ampd"),
