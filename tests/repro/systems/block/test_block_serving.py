@@ -13,9 +13,10 @@ from support.block_models import write_block
 from support.http_client import ask, metrics, streaming
 from support.http_server import running_server
 
+from engines.errors import UserError
 from repro.cli.serve import Asked, _served_model
 from repro.serving import DllmModel
-from repro.systems.block.asked import answer_alone
+from repro.systems.block.asked import answer_alone, check_prompt
 from repro.systems.block.served import BlockModel
 from repro.systems.block.settings import settings_of_requests
 from repro.systems.block.text import answer_of, text_of
@@ -131,6 +132,16 @@ def test_the_context_cuts_a_diffusion_model_s_answer_short(either):
     said = ask(either.port, COMPLETIONS, {"prompt": prompt, "max_tokens": 64, "ignore_eos": True}).body
     assert (said["usage"]["completion_tokens"], said["choices"][0]["finish_reason"]) == (40, "length")
     assert most["default_max_tokens"] >= 1
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 239])
+def test_the_room_behind_a_prompt_is_the_longest_answer_that_it_may_have(tokens):
+    """Positions that are no whole number of blocks: the last of them are of no use."""
+    model = BlockModel.of(platform="cpu-tiny", knobs={"max_model_len": 251}, name=None)
+    room = model.room(tokens)
+    check_prompt(model.settings, [5] * tokens, room)
+    with pytest.raises(UserError, match="max_model_len=251"):
+        check_prompt(model.settings, [5] * tokens, room + 1)
 
 
 def test_a_conversation_is_a_story(server):
