@@ -139,6 +139,9 @@ def test_a_conversation_is_rendered_in_the_form_it_is_asked_in():
     assert chatml.render(turns, PromptForm(add_generation_prompt=False)).endswith("b <|im_end|>\n")
     with pytest.raises(UserError, match="continue_final_message"):
         template("dream", "nothing").render(turns, PromptForm(continue_final_message=True))
+    shortened = template("dream", "{{ messages[-1].content[-30:] }}")
+    with pytest.raises(UserError, match="continue_final_message"):
+        shortened.render(said(("assistant", "long")), PromptForm(continue_final_message=True))
 
 
 def test_a_developer_is_the_system_of_a_template_that_knows_none():
