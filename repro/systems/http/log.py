@@ -75,13 +75,13 @@ def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] 
 
 
 def _row(number: int, exchange: Exchange) -> dict[str, object]:
-    reply, ask = exchange.reply, exchange.ask
-    is_ok = exchange.error is None and reply is not None
-    stamps = [] if reply is None else reply.chunks_s
+    reply, ask = exchange.reply or Reply(), exchange.ask
+    is_ok = exchange.error is None and exchange.reply is not None
+    stamps, counted = reply.chunks_s, reply.prompt_tokens
+    least, most = (None, None) if ask is None else prompt_bounds(ask)
     queue_s = None
     if exchange.sent_s is not None and exchange.queued_s is not None:
         queue_s = exchange.sent_s - exchange.queued_s
-    counted = None if reply is None else reply.prompt_tokens
     return {
         "request_id": number,
         "arrival_s": exchange.due_s,
@@ -91,28 +91,28 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
         "finished_s": exchange.ended_s if is_ok else None,
         # The endpoint's count where it tells one: a chat template adds to the client's.
         "prompt_len": counted if counted is not None else 0 if ask is None else ask.prompt_len,
-        "output_len": reply.completion_tokens if is_ok and reply is not None else None,
+        "output_len": reply.completion_tokens if is_ok else None,
         "status": "ok" if is_ok else "failed",
         "error": exchange.error,
         "session_id": exchange.session_id,
         "turn": exchange.turn,
         "client_queue_s": queue_s,
         "asked_tokens": None if ask is None else ask.asked_tokens,
-        "least_prompt": None if ask is None else prompt_bounds(ask)[0],
-        "most_prompt": None if ask is None else prompt_bounds(ask)[1],
-        "num_ids": None if reply is None or reply.token_ids is None else len(reply.token_ids),
-        "text_bytes": None if reply is None else len((reply.text + reply.aside).encode()),
-        "finish_reason": None if reply is None or reply.finish_reason is None else str(reply.finish_reason)[:40],
+        "least_prompt": least,
+        "most_prompt": most,
+        "num_ids": None if reply.token_ids is None else len(reply.token_ids),
+        "text_bytes": None if exchange.reply is None else len((reply.text + reply.aside).encode()),
+        "finish_reason": None if reply.finish_reason is None else str(reply.finish_reason)[:40],
         "num_chunks": len(stamps),
-        "cached_tokens": None if reply is None else reply.cached_tokens,
-        "counted_by": None if reply is None else reply.counted_by,
-        "first_tokens": None if reply is None else reply.first_tokens,
-        "first_by": None if reply is None else reply.first_by,
-        "is_single": reply is not None and reply.are_single,
-        "finish_lag_s": _lag(exchange, None if reply is None else reply.finish_s),
-        "usage_lag_s": _lag(exchange, None if reply is None else reply.usage_s),
-        "close_lag_s": _lag(exchange, None if reply is None else reply.closed_s),
-        "was_resent": reply is not None and reply.was_resent,
+        "cached_tokens": reply.cached_tokens,
+        "counted_by": reply.counted_by,
+        "first_tokens": reply.first_tokens,
+        "first_by": reply.first_by,
+        "is_single": reply.are_single,
+        "finish_lag_s": _lag(exchange, reply.finish_s),
+        "usage_lag_s": _lag(exchange, reply.usage_s),
+        "close_lag_s": _lag(exchange, reply.closed_s),
+        "was_resent": reply.was_resent,
     }
 
 
