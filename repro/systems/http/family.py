@@ -90,19 +90,15 @@ def _gaps(record: RunRecord, of: Mask) -> Floats:
 @metric("share", "pieces in one network read with the piece before / pieces with one before", "answers in one piece")
 def bunched_share(record: RunRecord) -> float | None:
     """Their gaps are 0, and say how the pieces came and not how they were made."""
-    gaps, bunched = _gaps(record, is_ok(record)).size, sum(map(len, _bunches(record)))
-    return bunched / gaps if gaps else None
+    gaps = _gaps(record, is_ok(record)).size
+    return int(np.count_nonzero(_bunched(record))) / gaps if gaps else None
 
 
-def _bunches(record: RunRecord) -> list[list[int]]:
-    """Rows of pieces that came with the piece before them, those of one read together; of ok requests."""
-    ok, table, found = is_ok(record), record.tables[CHUNKS], list[list[int]]()
-    for row, (owner, is_bunched) in enumerate(zip(table["request_id"], table["is_bunched"], strict=True)):
-        if is_bunched and ok[owner]:
-            if not (found and found[-1][-1] == row - 1):
-                found.append([])
-            found[-1].append(row)
-    return found
+def _bunched(record: RunRecord) -> Mask:
+    """[pieces] which of them came with the piece before them, of ok requests."""
+    table = record.tables[CHUNKS]
+    owner = np.asarray(table["request_id"], dtype=np.int64)
+    return np.asarray(table["is_bunched"], dtype=bool) & is_ok(record)[owner]
 
 
 @metric("s", "distribution of the event with the reason for its end - end of the answer", "no reason came")
@@ -334,10 +330,11 @@ def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
 
 
 def _bunched_pieces(record: RunRecord) -> Iterator[str]:
-    bunches, share = _bunches(record), bunched_share.compute(record) or 0.0
-    longest = 1 + max(map(len, bunches), default=0)
+    rows, share = np.flatnonzero(_bunched(record)), bunched_share.compute(record) or 0.0
+    # The first piece of a read is not marked, so that pieces of two reads are never side by side.
+    longest = 1 + max(map(len, np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)))
     if longest >= BUNCH or share > MAX_BUNCHED:
-        owners = {record.tables[CHUNKS]["request_id"][rows[0]] for rows in bunches}
+        owners = {record.tables[CHUNKS]["request_id"][row] for row in rows.tolist()}
         yield (
             f"{share:.3g} of the pieces, in {len(owners)} answers, came bunched, in one network read with the piece before them (up to "
             f"{longest} at once): gaps between pieces (icl, itl) say how they were delivered, not how they were made"

@@ -66,13 +66,39 @@ def steady(num: int = 12, gap_s: float = 1.0) -> list[Exchange]:
     ]
 
 
-@pytest.mark.parametrize("num", [3, 4])
-def test_four_pieces_of_one_read_are_no_chance(num):
+@pytest.mark.parametrize(
+    ("first", "error", "is_told"),
+    [
+        ((0, 0, 0, 0), None, True),
+        ((0, 0, 0), None, False),
+        ((0, 0, 0, 1, 1, 1), None, False),
+        ((0, 0, 0, 0), "the stream broke off", False),
+    ],
+)
+def test_four_pieces_of_one_read_are_no_chance(first, error, is_told):
     pieces = 1000
-    reads = [0] * num + list(range(1, pieces - num + 1))
-    answer = exchange(0.0, [0.1 + 0.01 * k for k in reads], pieces, reply={"chunk_reads": reads})
-    told = [each for each in warnings(record_of([answer])) if "bunched" in each]
-    assert len(told) == (num == 4)
+    reads = [*first, *range(first[-1] + 1, first[-1] + 1 + pieces - len(first))]
+    answer = exchange(0.0, [0.1 + 0.01 * k for k in reads], pieces, error=error, reply={"chunk_reads": reads})
+    record = record_of([answer])
+    assert any("bunched" in each for each in warnings(record)) is is_told
+    assert (HTTP.summarize(record)["bunched_share"] is None) is (error is not None)
+
+
+def test_of_what_was_not_sent_nothing_is_told():
+    record = record_of([*steady(), Exchange(session_id=99, turn=1, due_s=20.0, error="not sent")])
+    told = {name: values[-1] for name, values in record.requests.items() if values[-1] is not None}
+    assert told == {
+        "request_id": 12,
+        "arrival_s": 20.0,
+        "prompt_len": 0,
+        "status": "failed",
+        "error": "not sent",
+        "session_id": 99,
+        "turn": 1,
+        "num_chunks": 0,
+        "is_single": False,
+        "was_resent": False,
+    }
 
 
 def test_golden_times():
