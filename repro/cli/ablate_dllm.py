@@ -128,17 +128,19 @@ def _cells(variant: Variant, view: View, name: str, rate: float | None, componen
 
 
 def _row(runs: Runs, base: Runs) -> Row:
+    from repro.runs.statistics import mean_interval
     from repro.runs.store import over_repeats
 
-    speeds = _by_seed(runs, lambda run: run.summary["throughput_tok_s"])
-    throughput, per_processor_s = over_repeats(runs, "throughput_tok_s"), _by_seed(runs, _per_processor_s)
+    throughput = over_repeats(runs, "throughput_tok_s")
+    speeds, first = (_by_seed(each, lambda run: run.summary["throughput_tok_s"]) for each in (runs, base))
+    per_processor_s, first_s = (_by_seed(each, lambda run: run.tokens_per_processor_s) for each in (runs, base))
     return {
         "throughput_tok_s": throughput.mean,
         "throughput_half_width": throughput.half_width,
         "throughput_by_seed": speeds,
-        **_against(speeds, _by_seed(base, lambda run: run.summary["throughput_tok_s"]), "relative", "difference"),
-        "tokens_per_processor_s": sum(per_processor_s.values()) / len(per_processor_s) if per_processor_s else None,
-        **_against(per_processor_s, _by_seed(base, _per_processor_s), "relative_processor", "difference_processor"),
+        **_against(speeds, first, "relative", "difference"),
+        "tokens_per_processor_s": mean_interval(list(per_processor_s.values())).mean,
+        **_against(per_processor_s, first_s, "relative_processor", "difference_processor"),
         "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean,
         "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
         "std_latency_s": over_repeats(runs, "e2el_s", "std").mean,
@@ -146,10 +148,6 @@ def _row(runs: Runs, base: Runs) -> Row:
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
         "accuracy": over_repeats(runs, "accuracy", "value").mean,
     }
-
-
-def _per_processor_s(run: StoredRun) -> float | None:
-    return run.tokens_per_processor_s
 
 
 def _by_seed(runs: Runs, of: Callable[[StoredRun], float | None]) -> dict[int, float]:
