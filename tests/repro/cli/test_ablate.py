@@ -2,13 +2,17 @@ import csv
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.command import repro
 from typer.testing import CliRunner
 
+from repro.cli import ablate_cluster, ablate_dllm, ablate_prefill
 from repro.cli.main import app
+from repro.cli.plots import _arms
 from repro.cli.study import difference
+from repro.runs.family import Validity
 from repro.runs.statistics import mean_interval
 
 WHERE = ["--platform", "rtx4090", "--dataset", "livebench"]
@@ -77,10 +81,39 @@ def test_variants_are_held_against_the_first_seed_by_seed(tmp_path):
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0.7, 1.9, "no difference shown"), (1.1, 1.9, "faster"), (0.2, 0.9, "slower"), (1, 1.2, "no difference shown")],
+    [
+        *((0.7, 1.9, "no difference shown"), (1.1, 1.9, "faster"), (0.2, 0.9, "slower")),
+        *((1, 1.2, "no difference shown"), (0.8, 1, "no difference shown")),
+    ],
 )
 def test_an_interval_that_holds_one_shows_no_difference(low, high, expected):
     assert difference(low, high, 1, ("slower", "faster")) == expected
+
+
+def ended(attainment: float, violations: float) -> SimpleNamespace:
+    """Of a run as much as its row is made of."""
+    parts = dict.fromkeys(("ttft_all_s", "ttft_short_s", "ttft_long_s", "rps", "graph_share"))
+    parts |= dict.fromkeys(("ttft_initial_s", "ttft_incremental_s", "itl_s", "local_share"))
+    summary = {**parts, "slo_attainment": attainment, "slo_violations": violations}
+    return SimpleNamespace(summary=summary, validity=Validity(valid=True, reasons=()), facts={"deployment": ""})
+
+
+@pytest.mark.parametrize("row", [ablate_cluster._row, ablate_prefill._row])
+def test_more_that_meet_their_objective_is_better(row):
+    worse, better = ([ended(share, 1 - share) for share in shares] for shares in ((0.5, 0.6, 0.7), (0.6, 0.72, 0.8)))
+    assert [row(better, worse)["difference"], row(worse, better)["difference"]] == ["better", "worse"]
+
+
+@pytest.mark.parametrize(("half", "text"), [(4.0, "10.0 ± 4.0"), (12.0, "10.0 (8.0 to 12.0)"), (None, "10.0")])
+def test_an_interval_that_holds_nothing_is_the_slowest_and_the_fastest(half, text):
+    row = {"throughput_tok_s": 10.0, "throughput_half_width": half, "throughput_by_seed": {0: 12.0, 1: 8.0}}
+    assert ablate_dllm._speed(row) == text
+
+
+def test_arms_of_an_interval_reach_its_ends():
+    assert _arms({"x": 1.5, "x_low": 1.25, "x_high": 2.0}, "x") == (0.25, 0.5)
+    assert _arms({"x": 1.5, "x_half": 2.0}, "x") == (1.5, 2.0)
+    assert _arms({"x": 1.5}, "x") == (0, 0)
 
 
 def test_one_repeat_has_no_interval_and_says_so(tmp_path):

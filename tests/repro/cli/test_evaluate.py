@@ -69,6 +69,8 @@ def test_accuracy_against_retention_in_one_command(tmp_path):
         assert row["tokens_per_processor_s"] > 0
     least, most, whole = found["points"]
     assert least["cache_rows"] < most["cache_rows"] < whole["cache_rows"]
+    lengths = runs[-1].record.requests["prompt_len"]
+    assert whole["cache_rows"] <= max(lengths) + 40, "a request holds no more rows than its tokens"
     lost = sum(not each for each in runs[0].record.requests["correct"])
     assert (least["only_this"], least["only_reference"], least["added_points"]) == (0, lost, -100 * lost / 3)
     assert least["added_low"] <= least["added_points"] <= least["added_high"]

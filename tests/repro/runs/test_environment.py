@@ -197,6 +197,8 @@ def test_a_machine_that_says_nothing_of_its_environment_is_held_to_be_alike():
     old = {name: here[name] for name in ("cpu", "cores", "threads", "torch")}
     assert unlike([old, here]) == {}
     assert unlike([{**old, "cores": -1}, here]) == {"cores": ["-1", str(here["cores"])]}
+    # Every machine tells its cores: one that does not is another.
+    assert unlike([{"cpu": "one"}, {"cpu": "one", "cores": 2}]) == {"cores": ["None", "2"]}
 
 
 def test_settling_twice_keeps_what_was_first(monkeypatch):
