@@ -103,6 +103,17 @@ def test_torch_that_computed_before_is_refused_a_measured_run_and_no_simulated_o
     check_settled()
 
 
+def test_amx_that_is_allowed_too_late_is_refused_as_it_is_not_used(amx, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+    monkeypatch.setattr(environment, "_at_start", ("AVX512_CORE_FP16", False))
+    monkeypatch.setattr(environment, "implementations", lambda: iter(["AVX512_CORE_BF16"]))
+    check_settled()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
+    with pytest.raises(UserError, match="ONEDNN_MAX_CPU_ISA=DEFAULT came too late"):
+        check_settled()
+
+
 def test_torch_that_comes_later_is_asked_nothing(amx, monkeypatch):
     monkeypatch.setattr(environment, "_at_start", (environment.limit(), False))
     monkeypatch.setattr(environment, "implementations", lambda: pytest.fail("oneDNN was asked"))
