@@ -312,20 +312,20 @@ class TorchExecutor:
         }
 
     def _shaped(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
-        """Logits [m, V] as the rules of their sequences, whose tokens so far ``ends`` [m] count, leave them."""
-        ruled = [i for i, slot in enumerate(slots.tolist()) if slot in self._rules]
+        """Logits [m, V], which may be written to, as the rules of their sequences leave them; ``ends`` [m] counts the tokens so
+        far."""
+        ruled = {i: self._rules[slot] for i, slot in enumerate(slots.tolist()) if slot in self._rules}
         if not ruled:
             return logits
-        rules = [self._rules[int(slots[i])] for i in ruled]
         shaped = logits.float()
-        for i, each in zip(ruled, rules, strict=True):
-            each.apply(shaped[i], self._tokens[int(slots[i]), : int(ends[i])], self._staging)
-        penalized = [i for i, each in zip(ruled, rules, strict=True) if each.params.penalizes]
+        for i, rules in ruled.items():
+            rules.apply(shaped[i], self._tokens[int(slots[i]), : int(ends[i])], self._staging)
+        penalized = [i for i, rules in ruled.items() if rules.params.penalizes]
         if penalized:
             rows, store = self._staging.send(np.array(penalized, dtype=np.int64), slots[penalized])
             most = int(ends[penalized].max())
             tokens = self._tokens[:, :most].index_select(0, store)
-            params = [self._rules[int(slots[i])].params for i in penalized]
+            params = [ruled[i].params for i in penalized]
             penalties = penalize(shaped.index_select(0, rows), tokens, ends[penalized], params, self._staging)
             shaped.index_copy_(0, rows, penalties)
         return shaped

@@ -149,11 +149,7 @@ def penalize(logits: Tensor, tokens: Tensor, ends: Ints, each: Sequence[Sampling
     place = torch.arange(tokens.shape[1], device=tokens.device)
     is_there = place < stops.unsqueeze(1)
     is_answer = is_there & (place >= prompts.unsqueeze(1))
-    counts = torch.zeros((2, *logits.shape), dtype=torch.float32, device=logits.device)
-    seen, answered = (
-        counts[0].scatter_add_(1, tokens, is_there.float()),
-        counts[1].scatter_add_(1, tokens, is_answer.float()),
-    )
+    seen, answered = (torch.zeros_like(logits).scatter_add_(1, tokens, each.float()) for each in (is_there, is_answer))
     factors = np.array([(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in each]).T
     repetition, frequency, presence = (staging.floats(column).float().unsqueeze(1) for column in factors)
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
