@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from engines.errors import UserError, require
 from engines.models.chat import USUAL_FORM, ChatTemplate, PromptForm, load_chat_template, parse_messages
 from engines.models.checkpoint import read_json
-from engines.models.tokenizer import NO_ID, Speller, encoded, find_backend, longest_token, token_content, without_token
+from engines.models.tokenizer import NO_ID, Speller, TextTokenizer, find_backend, longest_token, token_content
 
 _ANY_FAMILY = "dream"
 """``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
@@ -48,9 +48,7 @@ class CausalText:
 
     def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
         """``add_special`` None adds the special tokens; ``keep`` as in ``encoded``."""
-        special = add_special is not False
-        ids = encoded(self.backend, text, add_special=special, keep=keep)
-        return tuple(encoded(self._maskless, text, add_special=special, keep=keep) if self.mask_id in ids else ids)
+        return tuple(self._tokenizer.encode(text, add_special=add_special is not False, keep=keep))
 
     def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids of each word as it begins a text and, where that takes as many tokens and begins with another, as it stands
@@ -85,8 +83,10 @@ class CausalText:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special)
 
     @cached_property
-    def _maskless(self) -> Tokenizer:
-        return without_token(self.backend, self.mask_id)
+    def _tokenizer(self) -> TextTokenizer:
+        """Has what the mask spells be text."""
+        end = NO_ID if self.eos_id is None else self.eos_id
+        return TextTokenizer(backend=self.backend, mask_token_id=self.mask_id, eos_token_id=end)
 
 
 def load_causal_text(directory: Path) -> CausalText | None:
