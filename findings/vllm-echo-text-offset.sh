@@ -72,7 +72,7 @@ text = answer(prompt="Hello", echo=True, logprobs=0)
 ids = answer(prompt=[256, *text_ids] if (text_ids := answer(prompt="Hello", return_token_ids=True)["prompt_token_ids"][1:]) else [], echo=True, logprobs=0)
 for name, choice in (("prompt as text", text), ("the same as ids", ids)):
     print(f"{name}: text {choice['text']!r}, tokens {choice['logprobs']['tokens']}, text_offset {choice['logprobs']['text_offset']}, fit {fits(choice)}")
-sys.exit(not (not any(fits(text)[1:-1]) and all(fits(ids))))
+sys.exit(not (len(fits(text)) == len(fits(ids)) == 7 and not any(fits(text)[1:-1]) and all(fits(ids))))
 PY
 "$work/venv/bin/python" -c 'import vllm; print("vLLM", vllm.__version__)' 2>/dev/null
 "$work/venv/bin/python" "$work/ask.py" "$port"
