@@ -607,3 +607,14 @@ def test_bad_words_are_looked_up_beside_the_event_loop(server, monkeypatch):
     loop, lane = threads[4:]
     assert loop not in threads[:4]
     assert lane is threads[0]
+
+
+def test_as_many_answers_as_the_queue_has_places_are_taken():
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(max_queue=2)) as server:
+        assert len(ask(server.port, COMPLETIONS, body(n=2)).body["choices"]) == 2
+        error = ask(server.port, COMPLETIONS, body(n=3)).body["error"]
+        assert (error["param"], "more than 2" in error["message"]) == ("n", True)
+
+
+def test_a_prompt_may_be_cut_down_to_all_that_fits(server):
+    assert ask(server.port, COMPLETIONS, body(truncate_prompt_tokens=512)).status == 200

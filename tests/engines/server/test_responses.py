@@ -17,6 +17,10 @@ from support.http_client import ask, metrics, streaming
 from support.http_server import Running, running_server
 from support.served_echo import RAISE, ByteCodec, EchoModel, answer_of
 
+from engines.server.answer import Piece
+from engines.server.body import Schema
+from engines.server.completion import Part
+from engines.server.responses import ResponseFormat, ResponsesBody
 from engines.server.settings import ServerSettings
 
 RESPONSES = "/v1/responses"
@@ -212,6 +216,24 @@ def test_a_refusal_has_the_names_of_this_route(server, fields, field, named):
     assert error["param"] == field
     assert named in error["message"]
     assert "max_tokens" not in error["message"]
+
+
+def test_a_conversation_that_is_too_long_loses_its_beginning_where_it_may(server):
+    prompt = f"user:{'a' * 600}\n"
+    said = ask(server.port, RESPONSES, body("a" * 600, truncation="auto")).body
+    assert said["output"][0]["content"][0]["text"] == text_of(prompt[-511:], 1)
+    assert (said["truncation"], said["usage"]["input_tokens"]) == ("auto", 511)
+    assert ask(server.port, RESPONSES, body("a" * 600)).status == 400
+
+
+def test_log_probabilities_of_half_a_character_are_told_without_its_text():
+    schema = Schema(ResponsesBody, "m", {})
+    told = ResponseFormat("m", schema.read(b'{"input": "hi", "stream": true, "top_logprobs": 1}'))
+    scores = {"content": [{"token": "", "logprob": -1.0, "bytes": [], "top_logprobs": []}]}
+    event = told.part(Part(0, Piece("", (7,)), scores), (), None)
+    assert b'"delta":""' in event
+    assert b'"logprob":-1.0' in event
+    assert told.part(Part(0, Piece("", (8,))), (), None) == b""
 
 
 def test_nothing_is_kept(server):
