@@ -60,6 +60,13 @@ def test_a_long_answer_told_token_by_token_is_its_text(ids, size):
     assert joined(words) == Words().decode(ids)
 
 
+@pytest.mark.parametrize("before", range(WINDOW - 2, WINDOW + 1))
+def test_a_character_across_the_end_of_a_window_is_whole(before):
+    text = "a" * before + "😀" * 2 * WINDOW
+    ids = list(text.encode())
+    assert joined(pieces_of(Answer(BYTES), ids, range(len(ids)))) == text
+
+
 def test_an_answer_costs_its_length_and_not_the_square_of_it():
     codec = Counting()
     ids = list("é€ab".encode()) * 500
