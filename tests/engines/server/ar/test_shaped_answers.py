@@ -282,3 +282,13 @@ def test_what_cannot_be_is_refused_by_its_name(fields):
 def test_ids_that_the_vocabulary_lacks_are_refused_by_their_field(fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         ArGeneration(**fields).check_ids(VOCAB)
+
+
+def test_an_end_beyond_the_vocabulary_ends_nothing(model):
+    batching = Chunked(max_num_batched_tokens=16, max_num_seqs=6)
+    engine = ServedAr(executor(model), batching, OpenQueue(), end_ids=frozenset({VOCAB}), budget=16)
+    engine.submit(Submission(0, (1, 2), ArGeneration(max_tokens=4, min_tokens=3), False))
+    events: list[Any] = []
+    while engine.has_work:
+        events += engine.step()
+    assert len(events[-1].token_ids) == 4
