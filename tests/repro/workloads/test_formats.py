@@ -98,6 +98,29 @@ def test_rows_of_any_chat_are_read(file):
     assert rounds(file(lines({"prompt": "x" * 40, "output_tokens": 7}))) == [(10, 7, None)]
 
 
+def test_a_prefix_is_in_front_of_a_session_s_first_prompt_alone(file):
+    head = "arrival_time_us,session_id,round_index,input_tokens,output_tokens,prefix_length\n"
+    assert [each[0] for each in rounds(file(f"{head}0,s,0,10,5,100\n9,s,1,20,5,100\n"))] == [110, 20]
+
+
+def test_a_later_round_needs_no_time(file):
+    text = "arrival_s,session,prompt_len,gen_length,delay_s\n0,a,5,5,1\n,a,6,5,\n2,b,7,5,\n"
+    assert [len(each.rounds) for each in read_trace(file(text)).sessions] == [2, 1]
+    assert replayed(file(text)) == [0, 2]
+
+
+def test_a_sample_to_plan_by_may_leave_a_file_s_times(file):
+    trace = file("timestamp,prompt_len,gen_length\n9,5,5\n0,6,5\n", time_unit="ms", sort=True)
+    assert len(served(trace, None, 0, is_sample=True).sessions) == 2
+    with pytest.raises(UserError, match="time_unit"):
+        served(trace, None, 0)
+
+
+def test_a_time_that_cannot_be_is_named_by_the_row_it_is_in(file):
+    with pytest.raises(UserError, match=r"line 3: field 'arrival_s' is '9000000000"):
+        read_trace(file(f"{HEAD}5,5,5\n9000000000,5,5\n6,5,5\n"))
+
+
 def test_the_chat_is_read_that_is_named(file):
     one, other = ([{"role": "user", "content": letter * 40}] for letter in "xy")
     row = {"conversation": [*one, *one], "messages": other, "rounds": [[7, 7]], "output_length": 3}
@@ -339,8 +362,9 @@ def test_a_row_follows_its_parent_and_adds_to_what_came_before(file):
     trace = read_trace(file(lines(*BAILIAN, branch)))
     assert [each.rounds[0].prefill_tokens for each in trace.sessions] == [521, 50, 700]
     assert any("begin a session of their own" in each for each in trace.remarks)
-    short = {**BAILIAN[2], "input_length": 400}
-    assert read_trace(file(lines(*BAILIAN[:2], short))).sessions[0].rounds[1].prefill_tokens == 400
+    for tokens in (400, 521 + 132):
+        short = {**BAILIAN[2], "input_length": tokens}
+        assert read_trace(file(lines(*BAILIAN[:2], short))).sessions[0].rounds[1].prefill_tokens == tokens
     with pytest.raises(UserError, match="field 'parent_chat_id'"):
         read_trace(file(lines(*BAILIAN[1:], BAILIAN[0])))
     with pytest.raises(UserError, match="field 'chat_id'"):
