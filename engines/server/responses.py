@@ -130,7 +130,7 @@ class ResponseFormat:
         self._id = f"resp_{asked.request_id or token_hex(16)}"
         self._item_id = f"msg_{token_hex(16)}"
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        """Of the text in the response."""
+        """The place of the text in the response, which every event about it names."""
         self._created_at = int(time.time())
         self._num_events = 0
         self._reason: FinishReason | None = None

@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 
 
 _Z = 1.959963984540054
-"""Of a normal variate the 95 % nearest to its mean lie within so many standard deviations."""
+"""Standard deviations on either side of a normal mean that hold 95 % of its values."""
 
 
 def wilson_interval(successes: int, n: int, z: float = _Z) -> tuple[float, float]:

@@ -182,7 +182,7 @@ _UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "
 class Delay(NamedTuple):
     column: str
     per_second: int
-    """Of its unit."""
+    """How many of the column's unit make one second."""
     is_wait: bool
     """Whether it comes before the row's own request, and not behind its answer."""
 

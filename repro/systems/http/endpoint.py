@@ -337,7 +337,7 @@ class _Answer:
     counted: int | None = None
     """Tokens of the answer by the usage that came with the last piece or behind it; None where none did."""
     texts: list[str] = field(default_factory=list)
-    """Of each piece; the reply has them as one when its stream is over, as joining at every piece would copy all before."""
+    """The text of each piece, joined once when the stream is over: joining at every piece would copy all before it."""
     asides: list[str] = field(default_factory=list)
 
     def take(self, said: Mapping[str, Any], event: Event) -> None:
