@@ -1,0 +1,437 @@
+"""Workloads of every data set, family and file format: the checksums of their requests stored in ``workloads.json``.
+
+A changed checksum means that stored runs were made of other requests. One that is meant to change is stored anew by
+``python tests/properties/test_same_workloads.py``.
+"""
+
+import gzip
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+from support.cells import a_cell
+from support.own import Dialogues
+
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError
+from engines.models.checkpoint import TINY_DIR
+from engines.models.tokenizer import load_tokenizer
+from repro.runs.experiment import prepare
+from repro.systems.http.endpoint import Endpoint
+from repro.systems.http.knobs import HttpKnobs
+from repro.systems.http.workload import workload_of as http_workload
+from repro.systems.laps.turns import PrefillWorkloadConfig, Stream, draw_workload
+from repro.workloads.card import Origin, checksum
+from repro.workloads.conversations.workload import ConversationConfig, draw_conversations, known_conversation_cards
+from repro.workloads.dataset import known_datasets
+from repro.workloads.draws import ArrivalConfig
+from repro.workloads.knobs import TraceKnobs
+from repro.workloads.own import Traced, trace_asked
+from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.table import TraceFile
+from repro.workloads.workload import WorkloadConfig, build_workload, fixed_workload, traced_workload
+
+STORED = Path(__file__).with_name("workloads.json")
+SEEDS = (0, 7)
+ARRIVALS = (
+    ArrivalConfig(kind="poisson", rate=2.0),
+    ArrivalConfig(kind="gamma", rate=0.5, burstiness=0.4),
+    ArrivalConfig(kind="constant", rate=3.0),
+    ArrivalConfig(kind="burst"),
+)
+TRACE = ArrivalConfig(kind="trace")
+GENERATION = GenerationConfig(gen_length=64, block_length=32, steps=64)
+encode = load_tokenizer(TINY_DIR).encode
+
+Sums = Iterator[tuple[str, str]]
+"""Names of workloads with their checksums."""
+
+
+def jsonl(*rows: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def csv(header: str, *rows: str) -> str:
+    return "\n".join([header, *rows, ""])
+
+
+WORDS = "Please explain how a heat pump works, and what it costs in a year. "
+CHAT = [
+    {"role": "user", "content": WORDS},
+    {"role": "assistant", "content": "It moves heat. " * 5},
+    {"role": "user", "content": "为什么？请再说一遍。"},
+]
+ROUNDS = [[100, 7, 2.5], [30, 3]]
+FILES: Mapping[str, str] = {
+    "azure.csv": csv(
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:46.6805900,374,44",
+        "2023-11-16 18:15:50.9951690,396,109",
+        "2023-11-16 18:15:51.2224670,879,55",
+    ),
+    "burstgpt.csv": csv(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "5,ChatGPT,472,18,490,Conversation log",
+        "45,ChatGPT,0,0,0,API log",
+        "",
+        "118,GPT-4,1087,230,1317,Conversation log",
+        "125,ChatGPT,417,276,693,Conversation log",
+    ),
+    "burstgpt-sessions.csv": csv(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "5,s,3.5,GPT-4,472,18,490,C",
+        "9,t,1.5,GPT-4,80,9,89,C",
+        "45,,1,GPT-4,10,9,19,API log",
+        "60.5,s,2,GPT-4,600,30,630,C",
+        "90,s,2,GPT-4,90,30,120,C",
+    ),
+    "mooncake.jsonl": jsonl(
+        {"timestamp": 0, "input_length": 675, "output_length": 500, "hash_ids": [0, 1]},
+        {"timestamp": 3027, "input_length": 232, "output_length": 490, "hash_ids": [0, 2]},
+        {"timestamp": 9000, "input_length": 700, "output_length": 9, "hash_ids": [0, 4]},
+    ),
+    "bailian.jsonl": jsonl(
+        *(
+            {
+                "chat_id": chat,
+                "parent_chat_id": parent,
+                "timestamp": stamp,
+                "input_length": tokens,
+                "output_length": answer,
+                "turn": 1,
+                "type": "text",
+            }
+            for chat, parent, stamp, tokens, answer in (
+                (159, -1, 61.114, 521, 132),
+                (161, -1, 61.364, 50, 13),
+                (160, 159, 92.5, 800, 80),
+                (170, 159, 95.25, 900, 70),
+            )
+        )
+    ),
+    "blis.csv": csv(
+        "arrival_time_us,session_id,round_index,input_tokens,output_tokens,prefix_length",
+        "0,s,0,10,5,100",
+        "900000,s,1,20,5,100",
+        "1250000,t,0,30,6,0",
+    ),
+    "vidur.csv": csv("arrived_at,num_prefill_tokens,num_decode_tokens", "1.5e-05,9,5", "2.0,90,15"),
+    "servegen.csv": csv("request_id,timestamp,input_tokens,output_tokens", "0,0.5,10,20", "1,1.2,15,25"),
+    "aiperf-sessions.jsonl": jsonl(
+        {"session_id": "a", "timestamp": 1000, "input_length": 30, "output_length": 4},
+        {"session_id": "a", "delay": 2000, "input_length": 31, "output_length": 5},
+        {"session_id": "b", "timestamp": 1500, "input_length": 32, "output_length": 6},
+    ),
+    "aiperf-text-input.jsonl": jsonl(
+        {"timestamp": 0, "text_input": WORDS, "output_length": 4},
+        {"timestamp": 500, "text_input": "Hi there", "output_length": 9},
+    ),
+    "aiperf-text.jsonl": jsonl(
+        {"timestamp": 0, "text": WORDS, "output_length": 4}, {"timestamp": 500, "text": "Hi there", "output_length": 9}
+    ),
+    "aiperf-messages.jsonl": jsonl({"timestamp": 0, "messages": CHAT, "output_length": 20}),
+    "aiperf-turns.jsonl": jsonl(
+        {
+            "session_id": "a",
+            "turns": [{"text": WORDS, "output_length": 7}, {"text": "And then?", "delay": 500, "output_length": 8}],
+        },
+        {"turns": ["Hello"], "output_length": 11},
+    ),
+    "openai-batch.jsonl": jsonl({"custom_id": "a", "body": {"messages": CHAT, "max_tokens": 30}}),
+    "trace.jsonl": jsonl(
+        {"arrival_s": 0.0, "prompt_len": 120, "gen_length": 256},
+        {"arrival_s": 1.5, "prompt_len": 9, "gen_length": 64},
+        {"arrival_s": 2.5, "prompt_len": 77, "gen_length": 33},
+    ),
+    "plain.csv": csv(
+        "session_id,arrival_time_ms,prompt_tokens,completion_tokens,wait_s",
+        "a,0,10,5,",
+        "b,250,20,6,",
+        "a,400,30,7,1.5",
+    ),
+    "rounds.jsonl": jsonl({"arrival_s": 5, "rounds": ROUNDS}, {"arrival_s": 6, "rounds": [[40, 4]]}),
+    "chats.jsonl": jsonl({"conversation": [*CHAT, CHAT[1]]}, {"conversations": [{"from": "human", "value": WORDS}]}),
+    "prompts.jsonl": jsonl({"prompt": WORDS, "output_tokens": 12}, {"prompt": "为什么？", "output_tokens": 3}),
+}
+"""A small file of each format, as a workload's file."""
+QUESTIONS = [{"question": f"{WORDS * number}", "answer": "4"} for number in (1, 2, 4)]
+DATASET_FILES: Mapping[str, tuple[str, str]] = {
+    **{name: ("burst", FILES[name]) for name in ("azure.csv", "burstgpt.csv", "mooncake.jsonl", "vidur.csv")},
+    "burstgpt-sessions.csv": ("burst", FILES["burstgpt-sessions.csv"]),
+    "bailian.jsonl": ("burst", FILES["bailian.jsonl"]),
+    "servegen.csv": ("osc", FILES["servegen.csv"]),
+    "own.jsonl": (
+        "osc",
+        jsonl({"arrival_s": 0, "prompt": WORDS, "gen_length": 40}, {"arrival_s": 1.5, "prompt_len": 99}),
+    ),
+    "tldr_post_lengths.csv": ("osc", csv("post,post_chars", "0,1048", "1,1049", "2,0")),
+    "burstgpt1_first500.csv": ("burst", csv("n,request_tokens_clipped_1023", "0,48", "1,1023", "2,0")),
+    "questions.jsonl": ("gsm8k", jsonl(*QUESTIONS)),
+    "turns.jsonl": (
+        "livebench",
+        jsonl(*({"turns": [WORDS, "x"], "task": task} for task in ("coding_completion", "LCB_generation"))),
+    ),
+}
+"""A data set and a file in one of the formats that its requests are read of."""
+SESSION_FILES: Mapping[str, tuple[str, str]] = {
+    "sessions.jsonl": ("gaia", FILES["rounds.jsonl"] * 3),
+    "toolbench_dfsdt_examples.jsonl": (
+        "toolbench",
+        jsonl(
+            {
+                "answer_generation": {
+                    "valid_data": True,
+                    "function": [{"name": "search", "description": WORDS}],
+                    "train_messages": [
+                        [
+                            {"role": "user", "content": WORDS},
+                            {"role": "assistant", "content": "", "function_call": {"name": "F", "arguments": "b" * 38}},
+                            {"role": "function", "content": "r" * 80},
+                            {"role": "assistant", "content": "done " * 9},
+                        ]
+                    ],
+                }
+            }
+        ),
+    ),
+    "hotpot_dev_distractor_first100.json": (
+        "hotpotqa",
+        json.dumps([{"question": "q" * 40, "context": {"title": ["T"] * 10, "sentences": [["s" * 38]] * 10}}]),
+    ),
+    "dureader2_demo_search_dev.jsonl": (
+        "dureader",
+        jsonl({"question": "问" * 10, "documents": [{"paragraphs": ["字" * 100]}] * 3}),
+    ),
+}
+"""A trace and a file of its format, which is known by its name on the card."""
+
+
+def sum_of(workload: Any) -> str:
+    return str(workload.provenance.checksum)
+
+
+def of_requests() -> Sums:
+    for dataset in known_datasets():
+        for seed in SEEDS:
+            for arrivals in ARRIVALS:
+                config = WorkloadConfig(
+                    dataset=dataset,
+                    num_requests=60,
+                    seed=seed,
+                    arrivals=arrivals,
+                    max_prompt_len=3000,
+                    source="embedded",
+                )
+                yield f"requests {dataset} {seed} {arrivals.kind}", sum_of(build_workload(config, GENERATION))
+            texts = {"length_scale": 0.25, "max_prompt_len": 200}
+            for name, said in (("texts", texts), ("fixed", {"fixed_prompt_len": 40, "max_prompt_len": 200})):
+                config = WorkloadConfig(
+                    dataset=dataset, num_requests=12, seed=seed, arrivals=ARRIVALS[0], source="embedded", **said
+                )
+                yield f"requests {dataset} {seed} {name}", sum_of(build_workload(config, GENERATION, encode=encode))
+
+
+def of_sessions() -> Sums:
+    for trace in known_session_cards():
+        for seed in SEEDS:
+            for arrivals in ARRIVALS:
+                config = SessionWorkloadConfig(trace=trace, num_sessions=40, seed=seed, arrivals=arrivals)
+                yield f"sessions {trace} {seed} {arrivals.kind}", sum_of(build_sessions(config))
+            for counted in ("per_session", "per_round"):
+                config = SessionWorkloadConfig(
+                    trace=trace, num_sessions=40, seed=seed, arrivals=ARRIVALS[0], counted=counted, delay_mean_s=0.5
+                )
+                yield f"sessions {trace} {seed} {counted}", sum_of(build_sessions(config))
+
+
+def of_conversations() -> Sums:
+    for dataset in known_conversation_cards():
+        for seed in SEEDS:
+            changes: dict[str, dict[str, Any]] = {
+                "whole": {},
+                "thinking": {"think_s": 0.5, "answer_tokens": 20},
+                "short": {"high": 256},
+                "long": {"low": 1000, "high": 4000},
+            }
+            for name, change in changes.items():
+                config = ConversationConfig(dataset=dataset, num_turns=90, seed=seed, **change)
+                yield f"conversations {dataset} {seed} {name}", sum_of(draw_conversations(config))
+            for name, arrivals in (("closed", None), ("open", ARRIVALS[0]), ("gamma", ARRIVALS[1])):
+                streams = tuple(
+                    Stream(
+                        conversations=ConversationConfig(dataset=dataset, num_turns=600, seed=seed, high=high),
+                        clients=None if arrivals else 4,
+                    )
+                    for high in (None, 256)
+                )
+                drawn = draw_workload(PrefillWorkloadConfig(streams=streams, arrivals=arrivals, length_scale=0.5))
+                turns = (turn for each in drawn.arrivals for turn in getattr(each, "turns", ()) or each.sessions)
+                yield f"turns {dataset} {seed} {name}", checksum([sum_of(drawn), *map(repr, turns)])
+
+
+def of_families() -> Sums:
+    """Whole runs of each family, as its settings ask for their requests."""
+    cells = {
+        **dict.fromkeys(known_datasets(), ("dllm-serve", "rtx4090", 4.0)),
+        **{f"{dataset}/block": ("block-diffusion", "h200-llada2-mini", 4.0) for dataset in known_datasets()},
+        **dict.fromkeys(known_session_cards(), ("ampd", "h20x32", 1.5)),
+        **dict.fromkeys(known_conversation_cards(), ("laps", "h200", 55.0)),
+    }
+    for name, (system, platform, rate) in cells.items():
+        for seed in SEEDS:
+            dataset = name.partition("/")[0]
+            knobs: dict[str, Any] = {
+                "num_prompts": 20,
+                **({"deployment": "P:TP4x1 D:TP4x1"} if system == "ampd" else {}),
+            }
+            cell = a_cell(system, dataset, platform, "roofline", rate=rate, seed=seed, **knobs)
+            yield f"run of {system} {dataset} {seed}", sum_of(prepare(cell).workload)
+
+
+def of_http() -> Sums:
+    for dataset in (*known_datasets(), *known_session_cards()):
+        for seed in SEEDS:
+            knobs = HttpKnobs(
+                endpoint=Endpoint(url="http://127.0.0.1:1"), num_prompts=6, length_scale=0.05, max_prompt_len=4000
+            )
+            cell = a_cell("http", dataset, "http", "http", rate=2.0, seed=seed)
+            yield f"http {dataset} {seed}", _asked(http_workload(cell, knobs, "m", 8192))
+
+
+def _asked(workload: Any) -> str:
+    return checksum(
+        [
+            sum_of(workload),
+            *(f"{each.session_id}|{each.arrival_s}|{each.seed}|{each.turns}" for each in workload.conversations),
+        ]
+    )
+
+
+def of_files() -> Sums:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in FILES.items():
+            path = Path(folder, name)
+            path.write_text(text, encoding="utf-8")
+            for length in (None, 25):
+                yield from _of_file(name, TraceFile(where=str(path), gen_length=length))
+
+
+def _of_file(name: str, file: Traced) -> Sums:
+    name = f"{name} answered" if isinstance(file, TraceFile) and file.gen_length else name
+    for seed in SEEDS:
+        for arrivals in (ARRIVALS[0], TRACE):
+            for kind, make in _families_of(file, arrivals, seed).items():
+                with suppress(UserError):
+                    yield f"{name} {seed} {arrivals.kind} {kind}", sum_of(make())
+
+
+def _families_of(file: Traced, arrivals: ArrivalConfig, seed: int) -> dict[str, Callable[[], Any]]:
+    """Makes the workload that each family has of a file."""
+    num = None if arrivals.kind == "trace" else 5
+    requests = partial(traced_workload, file, arrivals, seed, _generation, most=900, num=num)
+    sessions = partial(SessionWorkloadConfig, trace="x", seed=seed, file=file)
+    turns = partial(ConversationConfig, dataset="x", seed=seed, file=file)
+    return {
+        "lengths": requests,
+        "texts": lambda: requests(encode=encode),
+        "sessions": lambda: build_sessions(
+            sessions(num_sessions=num or len(file.trace(seed).sessions), arrivals=arrivals)
+        ),
+        "delays": lambda: build_sessions(sessions(num_sessions=2, arrivals=ARRIVALS[3], delay_mean_s=2.0)),
+        "conversations": lambda: draw_conversations(turns(num_turns=num or 1, replayed=None if num else arrivals)),
+        "band": lambda: draw_conversations(turns(num_turns=4, low=8, high=200)),
+    }
+
+
+def _generation(tokens: int) -> GenerationConfig:
+    return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
+
+
+def of_dataset_files() -> Sums:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (dataset, text) in DATASET_FILES.items():
+            path = Path(folder, name)
+            path.write_text(text, encoding="utf-8")
+            for seed in SEEDS:
+                for arrivals in (ARRIVALS[0], TRACE):
+                    config = WorkloadConfig(
+                        dataset=dataset,
+                        num_requests=7,
+                        seed=seed,
+                        arrivals=arrivals,
+                        max_prompt_len=700,
+                        source="local",
+                        dataset_path=str(path),
+                    )
+                    for kind, encoding in (("lengths", None), ("texts", encode)):
+                        with suppress(UserError):
+                            made = build_workload(config, GENERATION, encode=encoding)
+                            yield f"{name} of {dataset} {seed} {arrivals.kind} {kind}", sum_of(made)
+        for name, (trace, text) in SESSION_FILES.items():
+            yield from _of_session_file(Path(folder, name), trace, text)
+        path = Path(folder, "chats.jsonl")
+        path.write_text(FILES["chats.jsonl"] * 3, encoding="utf-8")
+        for dataset in known_conversation_cards():
+            for seed in SEEDS:
+                config = ConversationConfig(dataset=dataset, num_turns=30, seed=seed, source="local", path=str(path))
+                yield f"chats of {dataset} {seed}", sum_of(draw_conversations(config))
+
+
+def _of_session_file(path: Path, trace: str, text: str) -> Sums:
+    if trace != "gaia":
+        path = path.with_name(f"{path.name}.gz")
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    for seed in SEEDS:
+        for meets in (True, False):
+            config = SessionWorkloadConfig(
+                trace=trace,
+                num_sessions=5,
+                seed=seed,
+                arrivals=ARRIVALS[0],
+                source="local",
+                trace_path=str(path),
+                meets_totals=meets,
+            )
+            yield f"{path.name} of {trace} {seed} {meets}", sum_of(build_sessions(config))
+
+
+def of_others() -> Sums:
+    """Prompts of graded tasks, and a workload of a user's own."""
+    prompts = [(1, 2, 3), (4, 5), (6,) * 9]
+    for seed in SEEDS:
+        origin = Origin(source="local", location="x", revision=None)
+        for arrivals in ARRIVALS:
+            made = fixed_workload("x", prompts, GENERATION, arrivals=arrivals, seed=seed, origin=origin, description="")
+            yield f"problems {seed} {arrivals.kind}", sum_of(made)
+    where = f"{Dialogues.__module__}:{Dialogues.__name__}"
+    for most in (1, 3):
+        own = trace_asked(Dialogues.__name__, TraceKnobs(workload=where), {"workload": where, "most": most})
+        assert own is not None
+        yield from _of_file(f"own {most}", own)
+
+
+KINDS = (of_requests, of_sessions, of_conversations, of_families, of_http, of_files, of_dataset_files, of_others)
+
+
+def found_of(kind: Callable[[], Sums]) -> dict[str, str]:
+    return {name: hashlib.sha256(value.encode()).hexdigest()[:12] for name, value in kind()}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.__name__)
+def test_no_workload_changes_by_the_way(kind):
+    assert found_of(kind) == json.loads(STORED.read_text(encoding="utf-8"))[kind.__name__]
+
+
+if __name__ == "__main__":
+    STORED.write_text(f"{json.dumps({kind.__name__: found_of(kind) for kind in KINDS}, indent=1)}\n", encoding="utf-8")
