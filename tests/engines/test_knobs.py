@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
+from support.refusals import refuses
 
 from engines.errors import UserError
 from engines.knobs import Checked, Fixed, Only, Range, check_given, check_value, given_to, helps_of, knobs_of
@@ -80,7 +81,7 @@ def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told():
     ):
         check_given({"rwos": 3}, Engine, who="here")
     check_given({"rows": 3, "wait_s": None}, Engine, who="here")
-    with pytest.raises(UserError, match="rows=None must be a whole number"):
+    with refuses("rows=None"):
         check_given({"rows": None}, Engine, who="here")
 
 
@@ -102,17 +103,17 @@ def test_of_many_names_only_those_spelled_alike_are_told():
 def test_a_value_by_itself_is_held_to_what_is_declared():
     check_value(Annotated[int, Range(1, 3)] | None, "jobs", None)
     check_value(Annotated[int, Range(1, 3)] | None, "jobs", 3)
-    with pytest.raises(UserError, match="jobs=4 must be between 1 and 3"):
+    with refuses("jobs=4"):
         check_value(Annotated[int, Range(1, 3)] | None, "jobs", 4)
-    with pytest.raises(UserError, match=r"share=0.0 must be in \[0.005, 0.5\]"):
+    with refuses("share=0.0"):
         check_value(Annotated[float, Range(0.005, 0.5)], "share", 0.0)
     for kind in (float, Annotated[float, Range(0)]):
-        with pytest.raises(UserError, match="wait_s=inf must be a finite number"):
+        with refuses("wait_s=inf"):
             check_value(kind, "wait_s", math.inf)
 
 
 def test_what_is_made_directly_is_checked_too():
-    with pytest.raises(UserError, match="floor='x' must be a whole number"):
+    with refuses("floor='x'"):
         Cache(floor="x")
 
 

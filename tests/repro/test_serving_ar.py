@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.refusals import refuses
 
 pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
@@ -148,7 +149,7 @@ def test_the_context_of_a_sliding_window_is_said_and_not_exceeded(tmp_path):
     shape = replace(small_qwen3(), family="mistral", vocab_size=VOCAB)
     folder = write_causal(tmp_path / "mistral", shape=shape, sliding_window=128)
     assert ArModel.of(settings(folder), "mine").max_model_len == 128
-    with pytest.raises(UserError, match="sliding_window=128"):
+    with refuses("sliding_window=128"):
         ArModel.of(settings(folder, max_model_len=200), "mine")
 
 
@@ -352,17 +353,11 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"device": "tpu"}, "device='tpu' is unknown: use cpu, cuda or cuda:N"),
-        ({"device": "cuda:99"}, "device='cuda:99': "),
-        (
-            {"memory_limit": 10**14},
-            "memory_limit=100000000000000 is more than the .* bytes of device='cpu': give at most",
-        ),
-        (
-            {"kv_tokens": 10**12},
-            r"kv_tokens=1000000000000 and max_num_seqs=8 take .* GB .*, and device='cpu' has .*: lower",
-        ),
-        ({"max_num_seqs": 2**20, "kv_tokens": None}, "kv_tokens=as many as fit and max_num_seqs=1048576 take 8.6 GB"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"device": "cuda:99"}, "device='cuda:99'"),
+        ({"memory_limit": 10**14}, "memory_limit=100000000000000"),
+        ({"kv_tokens": 10**12}, "kv_tokens=1000000000000"),
+        ({"max_num_seqs": 2**20, "kv_tokens": None}, "kv_tokens=as"),
     ],
 )
 def test_what_the_machine_lacks_is_known_without_the_model(folder, options, sentence, monkeypatch):
@@ -382,7 +377,7 @@ def test_a_prompt_has_the_special_tokens_that_its_tokenizer_adds(tmp_path):
     with pytest.raises(UserError, match="no chat template"):
         bare.encode_chat([{"role": "user", "content": "a"}])
     (tmp_path / "bos" / "generation_config.json").write_text('{"eos_token_id": "a"}')
-    with pytest.raises(UserError, match="eos_token_id='a'"):
+    with refuses("eos_token_id='a'"):
         load_causal_text(tmp_path / "bos")
     (tmp_path / "bos" / "tokenizer.json").unlink()
     assert load_causal_text(tmp_path / "bos") is None
@@ -450,11 +445,11 @@ def test_a_served_model_has_the_objective_and_the_share_that_it_was_given(folder
 @pytest.mark.parametrize(
     ("scheduler", "given", "said"),
     [
-        ("on-time", {"knobs": {"share": 2}}, r"share=2 must be in \[0, 1\]"),
-        ("on-time", {"knobs": {"share": 0, "patience": 3}}, "patience=3 has no effect with share=0"),
-        ("on-time", {"slo_ttft_s": 0}, "slo_ttft_s=0 must be"),
-        ("laps", {"knobs": {"share": 0.5}}, "share=0.5 has no effect with system='ar'"),
-        ("chunked", {"slo_ttft_s": 1.0}, "slo_ttft_s=1.0 has no effect with scheduler='chunked'"),
+        ("on-time", {"knobs": {"share": 2}}, "share=2"),
+        ("on-time", {"knobs": {"share": 0, "patience": 3}}, "patience=3"),
+        ("on-time", {"slo_ttft_s": 0}, "slo_ttft_s=0"),
+        ("laps", {"knobs": {"share": 0.5}}, "share=0.5"),
+        ("chunked", {"slo_ttft_s": 1.0}, "slo_ttft_s=1.0"),
     ],
 )
 def test_an_objective_and_a_share_are_refused_before_the_model_is_read(folder, scheduler, given, said):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.refusals import refuses
 
 from engines.errors import UserError
 from engines.models.block_config import read_block_config
@@ -86,16 +87,16 @@ def test_tokenizer_folder_is_checked(tmp_path):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((TINY_DIR / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<nope>", "eos_token": "<|endoftext|>"}))
-    with pytest.raises(UserError, match="mask_token='<nope>'"):
+    with refuses("mask_token='<nope>'"):
         load_tokenizer(tmp_path)
-    with pytest.raises(UserError, match="mask_token='<nope>'"):
+    with refuses("mask_token='<nope>'"):
         load_tokenizer(tmp_path, required=())
 
 
 def test_an_autoregressive_checkpoint_has_no_mask(tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((TINY_DIR / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
-    with pytest.raises(UserError, match="mask_token=None"):
+    with refuses("mask_token=None"):
         load_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path, required=("eos_token",))
     assert tokenizer.mask_token_id == NO_ID
@@ -307,20 +308,20 @@ def test_training_starts_from_a_checkpoint_of_its_shape(tmp_path):
     assert all((whole / name).read_bytes() == (further / name).read_bytes() for name in TOKENIZER_FILES)
     trainer.advance()
     assert not all(torch.equal(weights[name], each) for name, each in trainer.model.state_dict().items())
-    with pytest.raises(UserError, match="start='tiny' is a model of another shape"):
+    with refuses("start='tiny'"):
         build_trainer(dataclasses.replace(asked, start="tiny"), further)
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(UserError, match="tasks='mini-sum' is no task of embedded models: use mini-gsm, mini-code"):
+    with refuses("tasks='mini-sum'"):
         TrainConfig(tasks=("mini-gsm", "mini-sum"))
     with pytest.raises(UserError, match="must name at least one"):
         TrainConfig(tasks=())
-    with pytest.raises(UserError, match="steps=0"):
+    with refuses("steps=0"):
         TrainConfig(steps=0)
     with pytest.raises(UserError, match="block_lengths"):
         TrainConfig(block_lengths=(24,))
-    with pytest.raises(UserError, match="block_diffusion=24 must divide gen_length=64"):
+    with refuses("block_diffusion=24"):
         TrainConfig(block_diffusion=24)
     with pytest.raises(UserError, match="curriculum"):
         TrainConfig(curriculum=(Stage(until=0.5, num_facts=1, num_distractors=0),))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from support.refusals import names
 from typer.main import get_command
 
 from repro.cli.main import COMMANDS, app, main
@@ -65,5 +66,5 @@ def refused(result: Result, *says: str, code: int = 2) -> str:
     assert "fault of this program" not in lines[0]
     assert len(lines[0]) < 2100
     for part in says:
-        assert part in lines[0], lines[0]
+        assert names(lines[0], part), lines[0]
     return lines[0]

@@ -442,18 +442,12 @@ def test_any_batch_any_budget_any_pool(asked, family, rows, blocks, size, prefix
 @pytest.mark.parametrize(
     ("do", "says"),
     [
-        (
-            lambda: engine_for("sdar", rows=B),
-            "max_num_batched_tokens=8 holds less than a block of 8 tokens and the one before",
-        ),
-        (
-            lambda: engine_for("sdar", block_size=6),
-            "block_size=6 of the pool must divide the diffusion block of 8 tokens",
-        ),
-        (lambda: engine_for("sdar", max_len=1000), "max_len=1000 exceeds the model's 512 positions"),
-        (lambda: engine_for("sdar", max_num_logits=8), "max_num_logits=8 must be at least 64"),
+        (lambda: engine_for("sdar", rows=B), "max_num_batched_tokens=8"),
+        (lambda: engine_for("sdar", block_size=6), "block_size=6"),
+        (lambda: engine_for("sdar", max_len=1000), "max_len=1000"),
+        (lambda: engine_for("sdar", max_num_logits=8), "max_num_logits=8"),
         (lambda: engine_for("sdar").submit(request(0, 150, 20, RULES[0])), "grows to 176 tokens in whole blocks of 8"),
-        (lambda: engine_for("sdar").submit(request(0, 3, 9, Static(steps=9))), "steps=9 exceeds the block's 8 tokens"),
+        (lambda: engine_for("sdar").submit(request(0, 3, 9, Static(steps=9))), "steps=9"),
         (
             lambda: engine_for("sdar").run([request(0, B, 9, RULES[0], prompt_ids=(500,) * B)]),
             "token ids must lie between 0 and 102",

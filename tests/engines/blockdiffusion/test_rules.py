@@ -156,13 +156,7 @@ def test_a_dual_cache_computes_its_part_once_that_has_begun():
     assert SubBlocks(length=4).span(holes, 3) == (0, B)
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        (SubBlocks(length=3), "sub_block=3 must divide the block's 8 tokens"),
-        (Static(steps=9), "steps=9 exceeds the block's 8 tokens: lower it"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "says"), [(SubBlocks(length=3), "sub_block=3"), (Static(steps=9), "steps=9")])
 def test_a_rule_without_meaning_for_a_block_is_refused(rule, says):
     with pytest.raises(UserError, match=says):
         rule.check_block(B)
@@ -172,10 +166,10 @@ def test_a_rule_without_meaning_for_a_block_is_refused(rule, says):
     ("make", "says"),
     [
         (lambda: LowConfidence(threshold=-1.0), "threshold=-1.0"),
-        (lambda: BlockSampling(top_p=0.5), "top_p=0.5 has no effect at temperature=0"),
-        (lambda: BlockSampling(top_k=5), "top_k=5 has no effect at temperature=0"),
+        (lambda: BlockSampling(top_p=0.5), "top_p=0.5"),
+        (lambda: BlockSampling(top_k=5), "top_k=5"),
         (lambda: BlockRequest(request_id=0, prompt_ids=(), gen_length=1), "prompt_ids is empty"),
-        (lambda: BlockRequest(request_id=0, prompt_ids=(1,), gen_length=0), "gen_length=0 must be at least 1"),
+        (lambda: BlockRequest(request_id=0, prompt_ids=(1,), gen_length=0), "gen_length=0"),
         (
             lambda: BlockRequest(request_id=0, prompt_ids=(1,), gen_length=1, rule=JointThreshold(), exits_early=True),
             "exits_early with JointThreshold",

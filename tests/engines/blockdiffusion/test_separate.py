@@ -3,10 +3,10 @@
 import pytest
 from support.block_models import block_model
 from support.block_runs import alone, engine_for, is_whole, recorder, request
+from support.refusals import refuses
 
 from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Static, SubBlocks
-from engines.errors import UserError
 from repro.checks.plain_blocks import plain_run
 
 B = 8
@@ -147,5 +147,5 @@ def test_a_request_may_be_aborted_at_every_step(batching):
 
 
 def test_a_model_whose_blocks_begin_with_a_token_of_the_one_before_is_refused():
-    with pytest.raises(UserError, match="batching='first-done' of a model whose blocks begin"):
+    with refuses("batching='first-done'"):
         engine_for("fast-dllm-v2", batching="first-done")

@@ -10,6 +10,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
 from support.engine_runs import free_runs, rows_of
+from support.refusals import refuses
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
 
@@ -386,7 +387,7 @@ def test_open_ended_decoding_is_refused(generation, decode, says):
 
 def test_it_is_refused_before_a_model_is_loaded():
     cell = a_cell(scheduler="lookahead", threshold=0.9, num_prompts=2)
-    with pytest.raises(UserError, match="scheduler='lookahead'"):
+    with refuses("scheduler='lookahead'"):
         prepare(cell)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import DREAM
+from support.refusals import refuses
 from support.tiny_models import MHA
 from support.tokenizers import BYTES, CHATML_JINJA, LLADA_JINJA, write_dream_tokenizer, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -101,7 +102,7 @@ def test_bad_template_entries_are_refused(tmp_path):
     path.write_text(json.dumps({"chat_template": 3}))
     with pytest.raises(UserError, match="chat_template of type int"):
         load_chat_template(tmp_path, "dream")
-    with pytest.raises(UserError, match="family='qwen' has no chat format: use one of llada, dream"):
+    with refuses("family='qwen'"):
         load_chat_template(tmp_path, "qwen")
 
 
@@ -180,7 +181,7 @@ def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkey
         ([{"role": "user"}], r"message has \['role'\]: give an object with exactly role and content"),
         ([{"role": "user", "content": "x", "weight": 1}], "exactly role and content"),
         (["hello"], "message has str"),
-        ([{"role": "robot", "content": "x"}], "role='robot' is unknown: use one of system, developer, user, assistant"),
+        ([{"role": "robot", "content": "x"}], "role='robot'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "content of type list is not text"),
     ],
 )
@@ -231,10 +232,10 @@ def test_a_mask_the_tokenizer_does_not_register_is_the_models(tmp_path):
     mask = tokenizer.backend.token_to_id("<|mdm_mask|>")
     assert tokenizer.mask_token_id == mask
     (tmp_path / "config.json").write_text(json.dumps({"mask_token_id": 10_000}))
-    with pytest.raises(UserError, match="mask_token=None, which the tokenizer does not hold"):
+    with refuses("mask_token=None"):
         load_tokenizer(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match="mask_token=None"):
+    with refuses("mask_token=None"):
         load_tokenizer(tmp_path)
     write_tokenizer(tmp_path, mask_token={"content": "<|eot_id|>"})
     assert load_tokenizer(tmp_path).mask_token_id == tokenizer.backend.token_to_id("<|eot_id|>")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.forks import forks
+from support.refusals import refuses
 from support.tiny_models import GQA, MHA
 
 from engines.errors import UserError
@@ -212,9 +213,9 @@ def test_unknown_keys_are_ignored(folder):
 
 def test_heads_must_divide(folder):
     edit_config(folder, n_heads=5)
-    refused(folder, r"n_heads=5 must divide d_model=32")
+    refused(folder, "n_heads=5")
     edit_config(folder, n_heads=4, n_kv_heads=3)
-    refused(folder, r"n_heads=4 .* be a multiple of n_kv_heads=3")
+    refused(folder, "n_heads=4")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +322,7 @@ def test_dtype_of_the_loaded_weights(folder, name):
 
 
 def test_unknown_dtype():
-    with pytest.raises(UserError, match=r"dtype='int8' is unknown: use one of float32, float16, bfloat16"):
+    with refuses("dtype='int8'"):
         parse_dtype("int8")
 
 
@@ -342,7 +343,7 @@ def test_random_weights_follow_their_seed(folder):
 
 
 def test_a_shape_needs_random_weights():
-    refused("llada-8b", r"model='llada-8b' is a shape without weights: add --weights random")
+    refused("llada-8b", "model='llada-8b'")
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
@@ -364,7 +365,7 @@ def test_a_hub_id_without_the_hub_library(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without_hub)
     monkeypatch.delitem(sys.modules, "huggingface_hub", raising=False)
-    with pytest.raises(UserError, match=r"model='owner/name' is a hub id and huggingface_hub is missing: pip install"):
+    with refuses("model='owner/name'"):
         checkpoint_dir("owner/name")
 
 

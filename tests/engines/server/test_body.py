@@ -115,7 +115,7 @@ def test_refusals(given, sentence):
     [
         (None, "messages is missing"),
         ([], "messages=[] is wrong, messages must be a list of at least one message"),
-        ("hi", "messages='hi' is wrong"),
+        ("hi", "messages='hi'"),
         ([{"role": "user"}], "messages[0].content is missing: messages must be a list of at least one message"),
         ([{"content": "a", "role": 1}], "messages[0].role=1 is wrong"),
         ([{"role": "user", "content": "a"}, 1], "messages[1]=1 is wrong"),
@@ -123,7 +123,7 @@ def test_refusals(given, sentence):
         ([{"role": "user", "content": "a", "name": 1}], "messages[0].name=1 is wrong"),
         ([{"role": "user", "content": None}], "messages[0].content is missing"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "tool_calls=[{'id': '1'}] is not supported"),
-        ([{"role": "tool", "content": "a", "tool_call_id": "1"}], "tool_call_id='1' is not supported"),
+        ([{"role": "tool", "content": "a", "tool_call_id": "1"}], "tool_call_id='1'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type='image_url' is wrong"),
     ],
 )

@@ -105,10 +105,10 @@ def test_steps_that_are_none(text, says, own_folder):
         ("calibrate --platform mine.yaml", "give --measured, a CSV of steps that were timed on it"),
         (f"{ASKED} --write", "write has no effect on platform='mine.yaml', a user's file: leave it out"),
         (f"{ASKED} --keep", "keep has no effect on"),
-        ("calibrate --platform l40s --measured m.csv", "measured='m.csv' is for a card of a file"),
-        ("calibrate --platform l40s --out fits --dry-run", "out='fits' is for a card of a file"),
+        ("calibrate --platform l40s --measured m.csv", "measured='m.csv'"),
+        ("calibrate --platform l40s --out fits --dry-run", "out='fits'"),
         ("calibrate --platform mine.yaml --measured nosuch.csv", "measured='nosuch.csv'"),
-        ("calibrate --platform nosuch.yaml --measured m.csv", "platform='nosuch.yaml': there is no such file"),
+        ("calibrate --platform nosuch.yaml --measured m.csv", "platform='nosuch.yaml'"),
     ],
 )
 def test_options_that_cannot_be(asked, says, own_folder):

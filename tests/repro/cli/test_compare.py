@@ -149,13 +149,13 @@ def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nothing", "dllm-serve"), "a='nothing' is no folder, and no system or run in"),
+        (("nothing", "dllm-serve"), "a='nothing'"),
         (("dllm-serve", "dllm-serve"), "are the same runs"),
-        ((*SIDES, "--metric", "speed"), "metric='speed' is unknown to these runs"),
-        ((*SIDES, "--metric", "e2el_s"), "metric='e2el_s' is several numbers: use one of"),
-        ((*SIDES, "--tolerance", "-1"), "tolerance=-1.0 must be between 0 and 10"),
-        ((*SIDES, "--tolerance", "much"), "tolerance='much' must be a number"),
-        (("dllm-serve", ""), "b='' says nothing"),
+        ((*SIDES, "--metric", "speed"), "metric='speed'"),
+        ((*SIDES, "--metric", "e2el_s"), "metric='e2el_s'"),
+        ((*SIDES, "--tolerance", "-1"), "tolerance=-1.0"),
+        ((*SIDES, "--tolerance", "much"), "tolerance='much'"),
+        (("dllm-serve", ""), "b=''"),
         (("dllm-serve",), "Missing argument 'b'"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import pytest
 import typer
 from support.command import commands, refused, repro
+from support.refusals import refuses
 from typer.main import get_command
 
 from engines.errors import UserError
@@ -139,7 +140,7 @@ def test_what_a_system_of_ones_own_takes_is_listed():
         ("service_s", "a number, above 0", "1.0"),
         ("num_prompts", "a whole number, from 1 to 100,000", "200"),
     ]
-    refused(repro("list", "--knobs", "nosuch"), "system='nosuch' is unknown")
+    refused(repro("list", "--knobs", "nosuch"), "system='nosuch'")
 
 
 def test_every_option_of_a_setting_is_explained():
@@ -150,5 +151,5 @@ def test_every_option_of_a_setting_is_explained():
 
 
 def test_fields_of_groups_of_options_check_themselves():
-    with pytest.raises(UserError, match="width=9 must be between 1 and 8"):
+    with refuses("width=9"):
         Engine(width=9)

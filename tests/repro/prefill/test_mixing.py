@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.refusals import refuses
 
-from engines.errors import UserError
 from repro.prefill.times import interval, mixes, penalties
 
 FLOOR_S, TOKEN_S = 5e-3, 1e-4
@@ -57,7 +57,7 @@ def test_intervals_hold_the_truth_under_noise():
 
 
 def test_an_interval_needs_two_rounds():
-    with pytest.raises(UserError, match="rounds=1"):
+    with refuses("rounds=1"):
         next(penalties(Planted(0.0, 0.0), mixes((256,), (32,), (8,)), rounds=1))
     middle, low, high = interval(np.arange(11.0), np.random.default_rng(0))
     assert low < middle == 5.0 < high

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 from support.cells import a_cell
+from support.refusals import refuses
 
 import repro
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -96,7 +97,7 @@ def test_other_processes_are_refused_in_a_sentence(notebook, tmp_path):
     module, run = notebook
     run(CELL)
     cells = [cell(scheduler=module.Shortest), cell(scheduler=module.Shortest, num_prompts=13)]
-    with pytest.raises(UserError, match="jobs=2: 'cells_of_mine:Shortest' is in no file, which other processes could"):
+    with refuses("jobs=2"):
         repro.sweep(cells, result_dir=tmp_path, jobs=2)
 
 
@@ -104,7 +105,7 @@ def test_live_workers_are_processes_too(notebook):
     module, run = notebook
     run("from engines.policies.task import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
     live = a_cell("ampd-live", "toolbench", rate=1.0, queue=module.Mine)
-    with pytest.raises(UserError, match="queue='cells_of_mine:Mine' is in no file, which other processes could read"):
+    with refuses("queue='cells_of_mine:Mine'"):
         prepare(live)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 from support.own_cards import CARD, PLANTED, write_card
+from support.refusals import refuses
 
 from engines.errors import UserError
 from engines.hardware.card import Card
@@ -306,7 +307,7 @@ def test_a_model_that_the_tables_lack_is_refused_before_any_run(own_folder):
 def test_composed_steps_are_refused_without_tables(own_folder):
     write_card(own_folder)
     for system in FAMILIES:
-        with pytest.raises(UserError, match="card='l4' has no kernel tables: give kernels in its file"):
+        with refuses("card='l4'"):
             prepare(cell(system, cost="composed"))
 
 
@@ -318,26 +319,26 @@ def test_composed_steps_are_refused_without_tables(own_folder):
     [
         (CARD.replace("name: l4\n", ""), "it has no name: add it"),
         (CARD.replace("memory_gb: 24\n", ""), "it has no memory_gb: add it"),
-        (CARD.replace("24", "-1"), "memory_gb=-1 must be above 0"),
-        (CARD.replace("24", "24GB"), "memory_gb='24GB' must be a number"),
-        (CARD.replace("121", ".nan"), "bf16_tflops=nan must be a finite number"),
-        (CARD.replace("l4", "l 4", 1), "name='l 4' is no name of a card: use letters"),
-        (CARD.replace("l4", "l40s", 1), "name='l40s' is a card that is known here: use --platform"),
-        (CARD + "tflops: 3\n", "tflops=3 is unknown: use name, bf16_tflops"),
+        (CARD.replace("24", "-1"), "memory_gb=-1"),
+        (CARD.replace("24", "24GB"), "memory_gb='24GB'"),
+        (CARD.replace("121", ".nan"), "bf16_tflops=nan"),
+        (CARD.replace("l4", "l 4", 1), "name='l 4'"),
+        (CARD.replace("l4", "l40s", 1), "name='l40s'"),
+        (CARD + "tflops: 3\n", "tflops=3"),
         (CARD + "name: l5\n", "the key 'name' is given twice"),
-        (CARD + "dllm: 3\n", "dllm=3 must be a mapping of settings"),
+        (CARD + "dllm: 3\n", "dllm=3"),
         (CARD + "dllm: {max_num_seqs: 0}\n", "dllm: max_num_seqs=0 must be at least 1"),
         (
             CARD + "laps: {seqs: 1}\n",
             "laps: seqs=1 has no effect with section 'laps': leave it out, or use one of model",
         ),
-        (CARD + "ampd: {constants: other}\n", "constants='other' are unknown: use one of physical"),
+        (CARD + "ampd: {constants: other}\n", "constants='other'"),
         (CARD + "laps: {model: nosuch}\n", "laps: model='nosuch' is unknown: use one of"),
         (CARD + "ampd: {model: llada-8b}\n", "ampd: model='LLaDA-8B' is a diffusion model"),
         (CARD + "calibration: nosuch.json\n", "nosuch.json does not exist: give the path of a saved calibration"),
         (CARD + "calibration: .\n", "cannot be read"),
         (CARD + "kernels: nosuch\n", "has no .csv or .csv.gz: give a folder of kernel tables"),
-        (CARD + "num_gpus: 0\n", "num_gpus=0 must be"),
+        (CARD + "num_gpus: 0\n", "num_gpus=0"),
         ("- 1\n", "it holds [1]: write name, bf16_tflops, memory_bandwidth_gb_s, memory_gb"),
         ("a: b: c\n", "it cannot be read as YAML"),
     ],
@@ -345,12 +346,12 @@ def test_composed_steps_are_refused_without_tables(own_folder):
 )
 def test_what_a_file_may_not_say(text, says, own_folder):
     write_card(own_folder, text)
-    refused(repro("bench --platform mine.yaml --dry-run"), "platform='mine.yaml': ", says)
+    refused(repro("bench --platform mine.yaml --dry-run"), "platform='mine.yaml'", says)
     assert [path.name for path in own_folder.iterdir()] == ["mine.yaml"]
 
 
 def test_files_that_are_none(own_folder):
-    refused(repro("bench --platform nosuch.yaml"), "platform='nosuch.yaml': there is no such file")
+    refused(repro("bench --platform nosuch.yaml"), "platform='nosuch.yaml'")
     refused(
         repro("plan-cluster --model Qwen3-32B --trace gaia --gpus 8 --hardware nosuch.yml"), "there is no such file"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.cells import a_cell
 from support.own import Gather, Stay
+from support.refusals import refuses
 
 from engines.dllm.config import EngineConfig
 from engines.dllm.scheduling.registry import SCHEDULERS
@@ -95,14 +96,14 @@ def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"batcher": "support.own:Gather", "wait": "off"}, "wait='off' has no effect with batcher="),
-        ({"batcher": "support.own:Gather", "window_s": 11}, "window_s=11 must be between 0 and 10"),
-        ({"batcher": "support.own:Gather", "width": 1}, "width=1 has no effect with system='laps'"),
-        ({"window_s": 1}, "window_s=1 has no effect with system='laps'"),
-        ({"batcher": "support.own:Stay"}, "batcher='support.own:Stay' fails when called"),
+        ({"batcher": "support.own:Gather", "wait": "off"}, "wait='off'"),
+        ({"batcher": "support.own:Gather", "window_s": 11}, "window_s=11"),
+        ({"batcher": "support.own:Gather", "width": 1}, "width=1"),
+        ({"window_s": 1}, "window_s=1"),
+        ({"batcher": "support.own:Stay"}, "batcher='support.own:Stay'"),
         ({"batcher": "support.own:Only"}, "makes Only, which has no next_step() of two arguments"),
         ({"batcher": "support.own:Absent"}, "has no 'Absent'"),
-        ({"batcher": "gather"}, "batcher='gather' is unknown: name a class as module:NAME"),
+        ({"batcher": "gather"}, "batcher='gather'"),
         ({"queue": "support.own:Newest"}, "has no effect with the two queues of LAPS: give a batcher beside it"),
         (
             {"batcher": "support.own:Gather", "queue": "support.own:plain"},
@@ -151,12 +152,12 @@ def test_a_queue_orders_waiting_prefills():
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"queue": "support.own:plain", "w": 2}, "w=2 has no effect with queue='support.own:plain': keep one"),
-        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time' has no effect with queue="),
+        ({"queue": "support.own:plain", "w": 2}, "w=2"),
+        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time'"),
         ({"queue": "support.own:Only"}, "makes Only, which has no take() of one argument"),
         ({"binder": "support.own:Gather"}, "fails when called"),
-        ({"router": "support.own:Stay", "alpha": 0.5}, "alpha=0.5 has no effect with router="),
-        ({"router": "support.own:Stay", "longest": 0}, "longest=0 must be at least 1"),
+        ({"router": "support.own:Stay", "alpha": 0.5}, "alpha=0.5"),
+        ({"router": "support.own:Stay", "longest": 0}, "longest=0"),
     ],
 )
 def test_what_is_no_policy_of_ampd_is_refused_in_a_sentence(knobs, said):
@@ -254,11 +255,9 @@ def test_systems_platforms_and_cards_have_names_too():
 @pytest.mark.usefixtures("installed_package")
 def test_an_installed_name_takes_none_away_and_is_told():
     assert prepare(dllm(scheduler="phase")).cell.policies == ()
-    with pytest.raises(
-        UserError, match="scheduler='none' is unknown: use one of phase, request, lookahead, shelf, phase"
-    ):
+    with refuses("scheduler='none'"):
         prepare(dllm(scheduler="none"))
-    with pytest.raises(UserError, match="batcher='none' is unknown: use one of gather, or module:NAME"):
+    with refuses("batcher='none'"):
         prepare(laps(batcher="none"))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.refusals import refuses
 
 from engines.errors import UserError
 from repro.tasks import mini_code, mini_gsm
@@ -106,7 +107,7 @@ def test_gsm8k_prompt_is_lm_evals(tmp_path):
         "Question: Q0?\nAnswer: #### 0\n\nQuestion: Q1?\nAnswer: #### 1\n\nQuestion: One and one?\nAnswer:"
     ]
     assert task.description.endswith("1 of 2 problems in order, 2 examples of gsm8k_train.jsonl")
-    with pytest.raises(UserError, match="num_fewshot=10 must be between 0 and 9"):
+    with refuses("num_fewshot=10"):
         gsm8k_task(TaskOptions(num_problems=1, num_fewshot=10), data_dir=tmp_path)
 
 

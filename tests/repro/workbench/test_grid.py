@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 from support.fake_system import fake_cell
+from support.refusals import refuses
 
 import repro as toolkit
 from engines.errors import UserError
@@ -143,8 +144,8 @@ def test_a_grid_that_is_none_is_refused_before_any_work(text, says, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--repeats", 0), "repeats=0 must be between 1 and 1,000"),
-        (("--repeats", "few"), "repeats='few' must be a whole number"),
+        (("--repeats", 0), "repeats=0"),
+        (("--repeats", "few"), "repeats='few'"),
         (("--repeats", 2), "seed=(3,) is given beside repeats=2, which are seeds: leave one out"),
         (("--keep-other-code", "--accept-other-code"), "leave one out"),
         (("--interleave",), "interleave has no effect"),
@@ -193,7 +194,7 @@ def test_a_grid_of_many_cells_is_counted_before_they_are_made(tmp_path, monkeypa
 def test_the_bound_can_be_raised():
     grid = Grid.from_dict({"platform": "l40s", "seed": [0, 1], "knobs": {"num_prompts": [2, 3]}})
     assert len(grid.cells(4)) == grid.num_cells == 4
-    with pytest.raises(UserError, match="max_cells=3"):
+    with refuses("max_cells=3"):
         grid.cells(3)
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.refusals import refuses
 
 from engines.ar.torch.blocks import NOBODY, BlockTables, OutOfBlocksError
 from engines.ar.torch.memory import SessionMemory
@@ -104,7 +105,7 @@ def test_what_cannot_be_is_said_in_one_sentence():
         tables.grow(slot, np.array([33]))
     with pytest.raises(OutOfBlocksError, match="65 tokens exceeds max_len=64"):
         tables.grow(slot, np.array([65]))
-    with pytest.raises(UserError, match="block_size=0"):
+    with refuses("block_size=0"):
         BlockTables(num_slots=1, num_blocks=1, block_size=0, max_len=4)
     tables.close(int(slot[0]))
     with pytest.raises(AssertionError, match="is closed"):

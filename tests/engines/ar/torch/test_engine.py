@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.causal import executor, generate, small_model, start
+from support.refusals import refuses
 
 from engines.ar.sampling import SamplingParams
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
@@ -135,11 +136,7 @@ def test_sessions_that_cannot_fit_are_refused(model):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        ({"max_len": 5000}, "max_len=5000 exceeds the model's 4096 positions"),
-        ({"num_tokens": 0}, "num_tokens=0"),
-        ({"num_slots": 0}, "num_slots=0"),
-    ],
+    [({"max_len": 5000}, "max_len=5000"), ({"num_tokens": 0}, "num_tokens=0"), ({"num_slots": 0}, "num_slots=0")],
 )
 def test_sizes_that_cannot_be_are_refused(model, options, said):
     with pytest.raises(UserError, match=said):
@@ -151,5 +148,5 @@ def test_ids_outside_the_vocabulary_are_refused(model):
     slot = worker.open()
     with pytest.raises(UserError, match="between 0 and 96"):
         worker.write(slot, 0, [5, 97])
-    with pytest.raises(UserError, match="max_len=256"):
+    with refuses("max_len=256"):
         worker.write(slot, 250, [1] * 7)

@@ -1,16 +1,15 @@
 """Schedulers by name, and one's own as ``module:NAME``."""
 
-import pytest
+from support.refusals import refuses
 
 from engines.dllm.config import EngineConfig
 from engines.dllm.scheduling.registry import SCHEDULERS, scheduler_of
 from engines.dllm.scheduling.scheduler import PhaseScheduler
-from engines.errors import UserError
 
 
 def test_every_name_is_found_and_no_other():
     assert all(scheduler_of(name) is kind for name, kind in SCHEDULERS.items())
-    with pytest.raises(UserError, match="scheduler='phases' is unknown: use one of phase, request, lookahead"):
+    with refuses("scheduler='phases'"):
         scheduler_of("phases")
 
 

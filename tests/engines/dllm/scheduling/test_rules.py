@@ -30,8 +30,8 @@ def built(step: int) -> Phase:
         (Rule(lambda step: Phase.REUSE), "Rule reuses a cache in step 0 of a block, before one was built"),
         (Rule(lambda step: Phase.REUSE if step else Phase.FULL), "reuses a cache in step 1 of a block, before"),
         (Rule(built, caches=False), "builds a cache in step 0 of a block, and says that it has none"),
-        (Rule(built, caches=None), "caches=None: give one of True, False"),
-        (Rule(built, window="nothing"), "window='nothing': give one of block, suffix"),
+        (Rule(built, caches=None), "caches=None"),
+        (Rule(built, window="nothing"), "window='nothing'"),
         (Rule(lambda step: "build"), "answers 'build' for step 0 of a block, which is no Phase"),
     ],
 )

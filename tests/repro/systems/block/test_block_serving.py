@@ -4,6 +4,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.refusals import refuses
 
 pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
@@ -13,7 +14,6 @@ from support.block_models import write_block
 from support.http_client import ask, metrics, streaming
 from support.http_server import running_server
 
-from engines.errors import UserError
 from repro.cli.serve import Asked, _served_model
 from repro.serving import DllmModel
 from repro.systems.block.asked import answer_alone, check_prompt
@@ -140,7 +140,7 @@ def test_the_room_behind_a_prompt_is_the_longest_answer_that_it_may_have(tokens)
     model = BlockModel.of(platform="cpu-tiny", knobs={"max_model_len": 251}, name=None)
     room = model.room(tokens)
     check_prompt(model.settings, [5] * tokens, room)
-    with pytest.raises(UserError, match="max_model_len=251"):
+    with refuses("max_model_len=251"):
         check_prompt(model.settings, [5] * tokens, room + 1)
 
 
@@ -153,12 +153,12 @@ def test_a_conversation_is_a_story(server):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"steps": 5}, "steps=5 has no effect with rule='low-confidence'"),
+        ({"steps": 5}, "steps=5"),
         ({"rule": "best"}, "rule='best'"),
-        ({"max_tokens": 2000}, "max_tokens=2000 is more than max_model_len=1024"),
+        ({"max_tokens": 2000}, "max_tokens=2000"),
         ({"prompt": [5] * 1024}, "prompt of 1024 tokens"),
         ({"prompt": [5, 600]}, "prompt has the id 600 and the vocabulary 553"),
-        ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
+        ({"top_p": 0.5}, "top_p=0.5"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(server, asked, says):

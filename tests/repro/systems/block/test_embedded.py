@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from support.cells import a_cell
+from support.refusals import refuses
 
 from engines.blockdiffusion import sequence
 from engines.blockdiffusion.engine import BlockEngine
@@ -173,9 +174,9 @@ def test_a_task_s_problems_are_asked_and_graded():
 @pytest.mark.parametrize(
     ("dataset", "asked", "says"),
     [
-        ("mini-gsm", {"model": "tiny-sdar"}, "dataset='mini-gsm' is graded and random weights cannot answer it"),
-        ("mini-gsm", {"input_len": 20}, "input_len=20 has no effect with dataset='mini-gsm'"),
-        ("mini-gsm", {"shared_len": 4}, "shared_len=4 has no effect with dataset='mini-gsm'"),
+        ("mini-gsm", {"model": "tiny-sdar"}, "dataset='mini-gsm'"),
+        ("mini-gsm", {"input_len": 20}, "input_len=20"),
+        ("mini-gsm", {"shared_len": 4}, "shared_len=4"),
         ("mini-gsm", {"max_model_len": 96}, "there is room for 16: lower gen_length"),
         ("mini-gsm", {"batching": "static"}, "batching='static'"),
     ],
@@ -189,7 +190,7 @@ def test_a_simulation_asks_lengths_and_grades_nothing():
     """Its tokens mean nothing: they may be the end of a text."""
     asked = {"model": EMBEDDED, "cost": "roofline", "num_prompts": 2, "max_model_len": 1024}
     cell = partial(a_cell, "block-diffusion", platform="h200-sdar-8b", executor="roofline", **asked)
-    with pytest.raises(UserError, match="dataset='mini-gsm' is graded and a simulated executor cannot answer it"):
+    with refuses("dataset='mini-gsm'"):
         SYSTEM.prepare(cell(dataset="mini-gsm"))
     deployment, workload = SYSTEM.prepare(cell(dataset="gsm8k"))
     assert deployment.task is None
@@ -203,11 +204,11 @@ def test_one_prompt_alone_as_text_or_in_a_conversation(text):
     assert encoded(text, problem.prompt.removesuffix("Answer:"), chat=True) == ids
     answer = answer_of(answer_alone(settings, ids, seed=0).ids, text)
     assert (answer.text, answer.finish_reason) == (problem.answer, "stop")
-    with pytest.raises(UserError, match="max_model_len=1024: shorten the prompt"):
+    with refuses("max_model_len=1024"):
         answer_alone(settings, ids * 20, seed=0)
     with pytest.raises(UserError, match="has the id 99999"):
         answer_alone(settings, (99999,), seed=0)
-    with pytest.raises(UserError, match="system_prompt='be' has no effect on a raw prompt"):
+    with refuses("system_prompt='be'"):
         encoded(text, "a", system_prompt="be")
-    with pytest.raises(UserError, match="model='tiny-sdar' has no tokenizer"):
+    with refuses("model='tiny-sdar'"):
         text_of(settings_of_requests({"model": "tiny-sdar"}))

@@ -16,6 +16,7 @@ from support.cells import a_cell
 from support.dynamo_stand_in import write_dynamo
 from support.live import HandFleet, needs_redis
 from support.processes import ends
+from support.refusals import refuses
 
 from baselines.servers.dynamo import ENVIRONMENTS
 from baselines.servers.environment import FOLDER_VARIABLE
@@ -169,7 +170,7 @@ def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(t
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(UserError, match="frontend='nginx' is unknown: use one of dynamo"):
+    with refuses("frontend='nginx'"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="nginx"))
     with pytest.raises(UserError, match=r"has no tokenizer\.json, which frontend='dynamo' reads"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="dynamo", model=str(tmp_path)))
