@@ -25,7 +25,7 @@ PREPARED = (
     ("sparse-dllm", "osc", "l40s"),
     *(("ampd", "dureader", where) for where in ("h20x32", "h200x32")),
     ("vllm-sim", "gaia", "h20x32"),
-    ("ampd-live", "dureader", "cpu-tiny"),
+    ("ampd-live", "toolbench", "cpu-tiny"),
     *((system, "lmsys-chat-1m", where) for system in ("laps", "on-time") for where in ("h200", "cpu-tiny")),
     *(("block-diffusion", "burst", where) for where in ("cpu-tiny", "h200-sdar-8b", "h20-llada2-mini")),
 )
