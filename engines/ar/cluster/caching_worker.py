@@ -6,24 +6,19 @@ of a history, answers that were decoded elsewhere and what was evicted, it prefi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
-from engines.ar.cluster.worker import Parts, PrefillWorker
+from engines.ar.cluster.worker import Hub, Parts, PrefillWorker
 from engines.ar.kv import KvPool
 from engines.ar.window import WINDOW_S
 from engines.policies.step import Share, Situation
 from engines.policies.task import PrefillTask
 
-if TYPE_CHECKING:
-    from engines.ar.cluster.cluster import Simulation
-
 
 class CachingPrefillWorker(PrefillWorker):
     kv: KvPool
 
-    def __init__(
-        self, hub: Simulation, *, kv_capacity: int, window_s: float = WINDOW_S, **parts: Unpack[Parts]
-    ) -> None:
+    def __init__(self, hub: Hub, *, kv_capacity: int, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
         super().__init__(hub, overlaps=False, window_s=window_s, **parts)
         self.kv, self.kv_capacity = KvPool(kv_capacity), kv_capacity
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from engines.ar.cluster.caching_worker import CachingPrefillWorker
-from engines.ar.cluster.decode_worker import DecodeWorker, Home
-from engines.ar.cluster.worker import Live, Parts, PrefillWorker
+from engines.ar.cluster.decode_worker import DecodeWorker
+from engines.ar.cluster.worker import Home, Live, Parts, PrefillWorker
 from engines.ar.deployment import Deployment, place
 from engines.ar.hardware import Hardware, KvLinks
 from engines.ar.record import (

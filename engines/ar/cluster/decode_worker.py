@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
-from engines.ar.cluster.worker import Live, Parts, Worker
+from engines.ar.cluster.worker import Hub, Live, Parts, Worker
 from engines.ar.kv import KvPool
 from engines.ar.record import Stay, TokenLog, WorkerRow
 from engines.ar.window import WINDOW_S, TokenWindow
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import PrefillTask
-
-if TYPE_CHECKING:
-    from engines.ar.cluster.cluster import Simulation
 
 
 class DecodeWorker(Worker):
@@ -29,7 +26,7 @@ class DecodeWorker(Worker):
 
     def __init__(
         self,
-        hub: Simulation,
+        hub: Hub,
         *,
         kv_capacity: int,
         keep_s: float = 0.0,
@@ -260,7 +257,7 @@ class Sink:
     For studying the prefill side alone: prefill-only instances, queues with a closed form, planning.
     """
 
-    hub: Simulation
+    hub: Hub
     worker_id: int
     degree: int = 1
     itl_s: float = 0.0
@@ -317,7 +314,3 @@ class Sink:
             live.left = 0
         if not self.hub.round_done(live):
             self.kv_tokens -= live.context
-
-
-Home = DecodeWorker | Sink
-"""Holds the K/V of its sessions and decodes them."""

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, ClassVar, NotRequired, Protocol, TypedDict, Unpack
+from typing import ClassVar, NotRequired, Protocol, TypedDict, Unpack
 
 from engines.ar.cost import StepCost
 from engines.ar.kv import KvPool
-from engines.ar.record import WorkerRow
+from engines.ar.record import TokenLog, WorkerRow
 from engines.ar.session import EventLoop, Session
 from engines.ar.window import WINDOW_S, Window
 from engines.named import asked
@@ -22,10 +22,7 @@ from engines.policies.batching import ONE_BY_ONE
 from engines.policies.owed import Owed
 from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
 from engines.policies.task import PrefillQueue, PrefillTask
-
-if TYPE_CHECKING:
-    from engines.ar.cluster.cluster import Simulation
-    from engines.ar.cluster.decode_worker import Home
+from engines.policies.views import DecodeView
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +50,32 @@ class Live:
     first_gap_s: float = 0.0
 
 
+class Home(DecodeView, Protocol):
+    """A worker that holds the K/V of its sessions and decodes them."""
+
+    num_sessions: int
+    log: TokenLog
+
+    @property
+    def server(self) -> int: ...
+
+    def enqueue(self, task: PrefillTask) -> None: ...
+
+    def join(self, live: Live) -> None:
+        """A prefill that ran here is done: decode the rest of the round."""
+        ...
+
+    def lend(self, live: Live) -> int:
+        """Hold the session's history for a prefill elsewhere; how many tokens are left of it."""
+        ...
+
+    def land(self, live: Live, tokens: int) -> None:
+        """K/V of ``tokens`` tokens arrived behind the lent history."""
+        ...
+
+    def row(self) -> WorkerRow: ...
+
+
 class Host(Protocol):
     """The run that any worker is part of."""
 
@@ -63,6 +86,22 @@ class Host(Protocol):
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         """The task's last token is computed."""
+        ...
+
+
+class Hub(Host, Protocol):
+    """A run whose sessions also decode."""
+
+    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
+        """When the history of a prefill away from its home is there, seconds."""
+        ...
+
+    def round_done(self, live: Live) -> bool:
+        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
+        ...
+
+    def preempted(self, live: Live) -> None:
+        """Its K/V is gone: it needs a prefill of all its tokens."""
         ...
 
 
@@ -242,9 +281,7 @@ class PrefillWorker(Worker):
     (AMPD §6); what arrives in between waits for the step after. Without that overlap the read delays the step.
     """
 
-    def __init__(
-        self, hub: Simulation, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]
-    ) -> None:
+    def __init__(self, hub: Hub, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
         super().__init__(hub, **parts)
         self._hub, self._overlaps = hub, overlaps
         self.ttft = Window(window_s)

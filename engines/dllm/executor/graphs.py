@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,31 +20,17 @@ from torch import Tensor
 
 from engines.attention import SpanMetadata, Spans, VarlenAttention
 from engines.dllm.executor.rows import ItemTable, PackedRows
+from engines.dllm.executor.step import Fresh, GraphKey
 from engines.models.protocol import DiffusionModel
 from engines.runtime.graphs import Graphs, Recorder
 from engines.runtime.pool import PoolTensors, Store
 from engines.runtime.staging import Staging
-
-if TYPE_CHECKING:
-    from engines.dllm.executor.step import Fresh
 
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_ROWS = ROWS[-1]
 _MIXED_SEQUENCES = 16
 _QUERY_TILE = 128
 """Query rows of a flash kernel's block: bounds on the longest window below it cost the same."""
-
-
-class GraphKey(NamedTuple):
-    rows: int
-    sequences: int
-    max_q: int
-    has_refresh: bool
-    """Full forwards among the rows, in front of those of Reuse requests."""
-
-    def holds(self, other: GraphKey) -> bool:
-        sizes = zip(self[:3], other[:3], strict=True)
-        return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
 
 
 class GraphForward:

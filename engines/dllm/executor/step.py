@@ -13,7 +13,6 @@ from torch import Tensor
 from engines.attention import Run, Spans
 from engines.dllm.cache.selection import Pack
 from engines.dllm.decode.denoise import Reduced, Sampling
-from engines.dllm.executor.graphs import GraphKey
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.models.protocol import Attend, Rotary
@@ -90,6 +89,20 @@ class EagerRows(NamedTuple):
     rows: StepRows
     rotary: Rotary
     attend: Attend
+
+
+class GraphKey(NamedTuple):
+    """The size of a captured graph."""
+
+    rows: int
+    sequences: int
+    max_q: int
+    has_refresh: bool
+    """Full forwards among the rows, in front of those of Reuse requests."""
+
+    def holds(self, other: GraphKey) -> bool:
+        sizes = zip(self[:3], other[:3], strict=True)
+        return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
 
 
 class GraphRows(NamedTuple):
