@@ -1,161 +1,327 @@
-"""Numbers in documents: made again from the results where ``repro.checks.quotes`` knows how, and else as they were last
-read against the results and accepted (``repro check-results --accept``), in ``results/accepted.json``.
+"""Tables in documents, made from the committed results.
 
-Files below ``results`` that no stamp names are accepted likewise."""
+A document marks a table by ``<!-- generated: NAME -->`` and ``<!-- end -->``; ``docs/tables`` holds one YAML file a document that says which
+numbers the table shows (CONTRIBUTING.md, "Put numbers in a document"). ``python -m repro.checks.documents`` fills every table.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import csv
+import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-from engines.errors import UserError
-from repro.checks.quotes import missing
-from repro.checks.results import OTHER_FOLDERS, Checked
-from repro.files import replace_text
-from repro.runs.seal import is_whole, sealed
+from engines.errors import UserError, require
+from repro.files import one_line, read_yaml, replace_text, unreadable_yaml
+from repro.paths import REPO, RESULTS
+from repro.runs.statistics import Interval, as_percent, decimals, from_logarithms, mean_interval, paired_ratio
 
-NAME = "accepted.json"
-READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "README.md": ("claims-dllm-serve.csv", "claims-ampd.csv", "claims-laps.csv", "claims-block.csv"),
-    "docs/dllm-serve.md": ("cpu-tiny", "l40s", "rtx4090", "h200", "claims-dllm-serve.csv"),
-    "docs/ampd.md": ("h20x32", "claims-ampd.csv"),
-    "docs/block-diffusion.md": ("h200-sdar-8b", "h20-llada2-mini", "claims-block.csv"),
-    "docs/frontier.md": (
-        *("cpu-tiny/frontier-cpu-tiny.csv", "h200/frontier-h200.csv", "rtx4090/frontier-rtx4090.csv"),
-        *("laps-h200/queues-h200.csv", "laps-h200/benchmark-queues.csv", "h20x32/orders-h20x32.csv"),
-    ),
-    "docs/frontier-rows.md": ("cpu-tiny/frontier-cpu-tiny.csv", "cpu-tiny/benchmark-rows.csv", "h200", "rtx4090"),
-    "docs/frontier-queues.md": (
-        *("laps-h200/queues-h200.csv", "laps-h200/benchmark-queues.csv", "h20x32/orders-h20x32.csv"),
-    ),
-    "docs/laps.md": ("laps-h200", "laps-cpu-tiny", "claims-laps.csv"),
-    "docs/semantics.md": ("calibration", "l40s", "rtx4090"),
-    "results/README.md": (),
-    "docs/metrics.md": (),
-    "docs/serving.md": (),
-    "docs/using.md": (),
-    "docs/gpu.md": (),
+TABLES = Path("docs/tables")
+COMMAND = "python -m repro.checks.documents"
+Row = Mapping[str, str]
+Number = float | tuple[float, float] | Interval
+BLOCK = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+_SUMMARIES: Mapping[str, Callable[[Sequence[float]], Number]] = {
+    "mean": mean,
+    "median": median,
+    "least": min,
+    "largest": max,
+    "sum": sum,
+    "spread": lambda values: max(values) - min(values),
+    "range": lambda values: (min(values), max(values)),
 }
-"""Documents, and the results that their numbers are read against: if these change, the document is read again."""
-_NUMBER = re.compile(
-    r"[-+±]?\d[\d,]*(?:\.\d+)?|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|twice)\b"
-)
-COMMAND = "repro check-results --accept"
 
 
-def check_documents(root: Path, documents: Path) -> list[Checked]:
-    """``root`` holds the results, ``documents`` the paths of documents."""
-    found = []
-    try:
-        unsaid = missing(root, documents)
-    except (OSError, ArithmeticError, LookupError, ValueError, UserError) as error:
-        return [
-            _checked(
-                "documents", documents / "README.md", f"what it quotes cannot be read ({type(error).__name__}: {error})"
+@dataclass(frozen=True, kw_only=True)
+class TableCell:
+    """How one cell of a table is computed from rows of a CSV file.
+
+    ``where``, ``one`` and ``other`` choose rows: a value, or a list of values, for each column; ``=name`` stands for the value of
+    another column, ``*`` for any. ``one`` and ``other`` are the sides of a comparison.
+    """
+
+    of: str | Sequence[str]
+    """CSV files below the folder of results."""
+    column: str = ""
+    show: str = "mean"
+    """``mean`` and other summaries, ``value``, ``text``, ``count``, ``interval``, ``ratio`` or ``gap``."""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    one: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)
+    best: str = ""
+    """Column of the competitors: the other side is the one with the largest mean."""
+    pair: str = "seed"
+    """Column that pairs the two sides; a side is one row if there is no such column."""
+    each: Sequence[str] = ()
+    """Columns that divide the rows into cells, each compared by itself."""
+    take: str = ""
+    """With ``each``: a summary of the comparisons, their ``pooled`` interval, or how many are significant (``ahead``, ``behind``)."""
+    over: str = ""
+    """Column whose mean divides the mean of ``column``."""
+    low: str = ""
+    high: str = ""
+    half: str = ""
+    """Columns with the interval of a ``value``: its ends, or half its length."""
+    times: float = 1
+    format: str = ""
+    """Python's for a number; ``%`` shows the excess over 1 in percent, ``+`` before it the sign."""
+    missing: str = ""
+    """Text for a cell without rows, which is else refused."""
+
+    def text(self, read: Callable[[str], Sequence[Row]]) -> str:
+        names = [self.of] if isinstance(self.of, str) else self.of
+        rows = _chosen([row for name in names for row in read(name)], self.where)
+        if not rows and self.missing:
+            return self.missing
+        if self.show == "text":
+            (text,) = {row[self.column] for row in rows}
+            return text
+        return _formatted(self._number(rows), self.format)
+
+    def _number(self, rows: Sequence[Row]) -> Number:
+        if self.show == "count":
+            return float(len(rows))
+        if self.show in ("ratio", "gap"):
+            return self._compared_each(rows) if self.each else self._compared(self._sides(rows))
+        values = [self.times * float(row[self.column]) for row in rows if row[self.column]]
+        if self.show == "interval":
+            return mean_interval(values)
+        if self.show == "value":
+            return self._value(rows)
+        if self.over:
+            return mean(values) / mean(float(row[self.over]) for row in rows)
+        return _SUMMARIES[self.show](values)
+
+    def _value(self, rows: Sequence[Row]) -> Number:
+        (value,) = {self.times * float(row[self.column]) for row in rows}
+        if not self.low and not self.half:
+            return value
+        ends = [self.times * float(rows[0][name]) for name in (self.low, self.high, self.half) if name]
+        half = ends[0] if self.half else (ends[1] - ends[0]) / 2
+        bounds = None if self.half else (ends[0], ends[1])
+        return Interval(mean=value, half_width=half, n=0, confidence=0.95, bounds=bounds)
+
+    def _sides(self, rows: Sequence[Row]) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        one, other = (_chosen(rows, side) for side in (self.one, self.other))
+        if not self.best:
+            return self._by_pair(one), self._by_pair(other)
+        competitors = {row[self.best] for row in other}
+        found = [self._by_pair([row for row in other if row[self.best] == name]) for name in sorted(competitors)]
+        return self._by_pair(one), max(found, key=lambda values: mean(values.values()))
+
+    def _by_pair(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        found = {(row.get(self.pair, ""), self.times * float(row[self.column])) for row in rows}
+        if not found or len(found) != len(dict(found)):
+            raise ValueError(f"{len(rows)} rows of one side, where one for each {self.pair} is needed")
+        return dict(found)
+
+    def _compared(self, sides: tuple[Mapping[str, float], Mapping[str, float]]) -> Interval:
+        one, other = sides
+        if self.show == "ratio":
+            return paired_ratio(one, other)
+        return mean_interval([one[seed] - other[seed] for seed in one if seed in other])
+
+    def _compared_each(self, rows: Sequence[Row]) -> Number:
+        cells: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            cells.setdefault(tuple(row[name] for name in self.each), []).append(row)
+        sides = [self._sides(cell) for cell in cells.values()]
+        if self.take == "pooled":
+            return self._pooled(sides)
+        found = [self._compared(pair) for pair in sides]
+        even = 1 if self.show == "ratio" else 0
+        if self.take == "ahead":
+            return float(sum(each.low is not None and each.low > even for each in found))
+        if self.take == "behind":
+            return float(sum(each.high is not None and each.high < even for each in found))
+        return _SUMMARIES[self.take]([each.mean for each in found if each.mean is not None])
+
+    def _pooled(self, sides: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> Interval:
+        """The mean over cells, seed by seed; of logarithms if it is a ratio."""
+        seeds = [seed for seed in sides[0][0] if all(seed in one and seed in other for one, other in sides)]
+        if self.show == "gap":
+            return mean_interval([mean(one[seed] - other[seed] for one, other in sides) for seed in seeds])
+        logs = [mean(math.log(one[seed] / other[seed]) for one, other in sides) for seed in seeds]
+        return from_logarithms(mean_interval(logs))
+
+
+def _chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> Sequence[Row]:
+    return [row for row in rows if all(_is(row, column, wanted) for column, wanted in where.items())]
+
+
+def _is(row: Row, column: str, wanted: Any) -> bool:
+    text = row[column]
+    if wanted == "*":
+        return True
+    if isinstance(wanted, list):
+        return any(_is(row, column, each) for each in wanted)
+    if isinstance(wanted, bool):
+        return text.lower() == str(wanted).lower()
+    if isinstance(wanted, int | float):
+        return bool(text) and math.isclose(float(text), wanted)
+    if isinstance(wanted, str) and wanted.startswith("="):
+        return text == row[wanted[1:]]
+    return text == ("" if wanted is None else wanted)
+
+
+def _formatted(number: Number, form: str) -> str:
+    """A number with its interval; digits finer than the interval are left out."""
+    sign, is_percent = "+" if form.startswith("+") else "", form.endswith("%")
+    if isinstance(number, tuple):
+        return " to ".join(_formatted(end, form) for end in number)
+    if not isinstance(number, Interval):
+        return format(
+            (100 * (number - 1) if is_percent else number) + 0.0, f"{sign}.0f" if is_percent else form or ".4g"
+        )
+    require(form in ("", "+", "%", "+%"), f"format={form!r} does not suit an interval: give %, + or nothing")
+    if is_percent:
+        number = as_percent(number)
+    if number.mean is None:
+        raise ValueError("there is no pair to compare")
+    digits = f".{decimals(number)}f"
+    centre = format(number.mean + 0.0, sign + digits)
+    if number.bounds is not None:
+        return f"{centre} [{', '.join(format(end + 0.0, sign + digits) for end in number.bounds)}]"
+    return centre if number.half_width is None else f"{centre} ± {format(number.half_width, digits)}"
+
+
+def table(declared: Mapping[str, Any], results: Path) -> str:
+    """Markdown of one table: every row with every column, whose keys complete or replace the table's own."""
+    common = {name: value for name, value in declared.items() if name not in ("corner", "rows", "columns")}
+    read = cache(partial(_read_rows, results))
+    columns = _axis(declared["columns"], ", ")
+    lines = [[declared.get("corner", ""), *(name for name, _ in columns)]]
+    for name, row in _axis(declared["rows"], " | "):
+        literal = row.get("cells", {})
+        unknown = literal.keys() - {column for column, _ in columns}
+        require(not unknown, f"row {name!r} has cells for {sorted(unknown)}, which are no columns: rename them")
+        cells = []
+        for column, keys in columns:
+            own = {key: value for key, value in row.items() if key != "cells"}
+            cells.append(
+                str(literal[column]) if column in literal else _text(_merged(common, own, keys), read, name, column)
             )
-        ]
+        lines.append([name, *cells])
+    width = len(" | ".join(lines[0]).split(" | "))
+    return "\n".join(f"| {' | '.join(each)} |" for each in [lines[0], ["---"] * width, *lines[1:]])
+
+
+def _text(keys: Mapping[str, Any], read: Callable[[str], Sequence[Row]], row: str, column: str) -> str:
     try:
-        accepted = _read(root / NAME)
+        return TableCell(**keys).text(read)
+    except (LookupError, ValueError, TypeError, ArithmeticError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"row {row!r}, column {column!r} cannot be computed ({reason}): correct its keys") from error
+
+
+def _axis(declared: Any, between: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """Names and keys of rows or columns; of several mappings, one of each with each."""
+    mappings = declared if isinstance(declared, list) else [declared]
+    products = itertools.product(*(each.items() for each in mappings))
+    return [
+        (between.join(str(name) for name, _ in entries), _merged(*(keys or {} for _, keys in entries)))
+        for entries in products
+    ]
+
+
+def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            is_choice = name in ("where", "one", "other", "cells")
+            merged[name] = {**merged.get(name, {}), **value} if is_choice else value
+    return merged
+
+
+def _read_rows(root: Path, name: str) -> Sequence[Row]:
+    with (root / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleTable:
+    """A table of a document that is not what the results say, or cannot be made."""
+
+    document: Path
+    name: str
+    reason: str
+
+
+def documents(root: Path) -> Iterator[tuple[Path, Path]]:
+    """Every document below ``root``, with the file that declares its tables, if it has any."""
+    folder = root / TABLES
+    names = {path.stem for path in (*(root / "docs").glob("*.md"), *folder.glob("*.yaml"), root / "README.md")}
+    for name in sorted(names):
+        yield root / (f"{name}.md" if name == "README" else f"docs/{name}.md"), folder / f"{name}.yaml"
+
+
+def _declared(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"{path.name} is not valid YAML ({one_line(error)}): fix it") from error
+    require(isinstance(found, dict), f"{path.name} must map names of tables to their keys")
+    return dict(found)
+
+
+def stale_tables(root: Path, results: Path) -> list[StaleTable]:
+    """Tables in the documents below ``root`` that differ from what is made of the CSV files below ``results``."""
+    return [fault for document, declared in documents(root) for fault in _stale(document, declared, results)]
+
+
+def _stale(document: Path, path: Path, results: Path) -> Iterator[StaleTable]:
+    stale = partial(StaleTable, document=document)
+    try:
+        declared, text = _declared(path), document.read_text(encoding="utf-8")
+    except (UserError, OSError) as error:
+        yield stale(name=path.name, reason=str(error))
+        return
+    blocks = {match["name"]: match["body"].strip() for match in BLOCK.finditer(text)}
+    for name in dict.fromkeys([*declared, *blocks, *re.findall(r"<!-- generated: ([\w-]+) -->", text)]):
+        if name not in declared:
+            yield stale(
+                name=name, reason=f"no table {name!r} is declared in {path.name}: declare it, or remove the block"
+            )
+        elif name not in blocks or "<!-- generated:" in blocks[name]:
+            yield stale(name=name, reason=f"the document has no block '<!-- generated: {name} -->' with an end: add it")
+        else:
+            try:
+                is_same = blocks[name] == table(declared[name], results)
+            except UserError as error:
+                yield stale(name=name, reason=f"{path.name}, {name}: {error}")
+            else:
+                if not is_same:
+                    yield stale(name=name, reason=f"table {name!r} is not what the results say: run '{COMMAND}'")
+
+
+def fill(root: Path, results: Path) -> None:
+    """Write today's tables into the documents below ``root``."""
+    for document, path in documents(root):
+        if declared := _declared(path):
+            text = BLOCK.sub(partial(_filled, declared, results), document.read_text(encoding="utf-8"))
+            replace_text(document, text)
+
+
+def _filled(declared: Mapping[str, Any], results: Path, block: re.Match[str]) -> str:
+    name = block["name"]
+    if name not in declared:
+        return block.group()
+    return f"<!-- generated: {name} -->\n\n{table(declared[name], results)}\n\n<!-- end -->"
+
+
+if __name__ == "__main__":
+    try:
+        fill(REPO, RESULTS)
+        faults = [f"{each.document.name}: {each.reason}" for each in stale_tables(REPO, RESULTS)]
     except UserError as error:
-        accepted = None
-        found.append(_checked("documents", root / NAME, str(error)))
-    for name in READ_WITH:
-        reasons = [f"it does not say {text!r}, as the results do" for document, text in unsaid if document == name]
-        if accepted is not None and not reasons:
-            reasons = _unaccepted(name, root, documents, accepted)
-        found.append(_checked("documents", documents / name, *reasons))
-    files = {} if accepted is None else accepted["files"]
-    now = _files(root)
-    for path in sorted(files.keys() | now.keys()) if accepted is not None else ():
-        if files.get(path) != now.get(path):
-            found.append(_checked("files", root / path, "it is not as it was accepted, and has no stamp"))
-    return found
-
-
-def accept(root: Path, documents: Path) -> Path:
-    value = {
-        "documents": {
-            name: {
-                "numbers": [number for _, number in _numbers((documents / name).read_text(encoding="utf-8"))],
-                "results": _digest_of(root, read_with),
-            }
-            for name, read_with in READ_WITH.items()
-        },
-        "files": _files(root),
-    }
-    return replace_text(root / NAME, json.dumps(sealed(value), ensure_ascii=False) + "\n")
-
-
-def _checked(what: str, path: Path, *reasons: str) -> Checked:
-    more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return Checked(
-        figure=what,
-        path=path,
-        status="stale" if reasons else "same",
-        is_measured=False,
-        reason=f"{reasons[0]}{more}" if reasons else "its numbers are those of the results, or accepted",
-        command=COMMAND,
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"it cannot be read ({type(error).__name__})") from error
-    if not is_whole(value):
-        raise UserError("it is not as it was written")
-    return value
-
-
-def _unaccepted(name: str, root: Path, documents: Path, accepted: Mapping[str, Any]) -> list[str]:
-    own = accepted["documents"].get(name, {"numbers": [], "results": None})
-    found = list(_numbers((documents / name).read_text(encoding="utf-8")))
-    before, now = own["numbers"], [number for _, number in found]
-    reasons = []
-    for kind, start, end, first, last in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
-        if kind != "equal":
-            heading = found[min(first, len(found) - 1)][0] if found else ""
-            old, new = (" ".join(part) or "nothing" for part in (before[start:end], now[first:last]))
-            reasons.append(f"{new} stands under {heading!r}, where {old} was accepted")
-    if not reasons and own["results"] != _digest_of(root, READ_WITH[name]):
-        reasons.append(f"results that it quotes ({', '.join(READ_WITH[name])}) have changed since it was accepted")
-    return reasons
-
-
-def _numbers(text: str) -> Iterator[tuple[str, str]]:
-    """Heading and number, of all that is no code block."""
-    heading = ""
-    for line in re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines():
-        heading = line.strip("# ") if line.startswith("#") else heading
-        yield from ((heading, number) for number in _NUMBER.findall(line))
-
-
-def _digest_of(root: Path, names: Sequence[str]) -> str:
-    """One digest of the CSV files named, or in the folders named."""
-    paths = [
-        path for name in names for path in ([root / name] if name.endswith(".csv") else (root / name).glob("*.csv"))
-    ]
-    whole = "\n".join(f"{path.relative_to(root)} {_digest(path)}" for path in sorted(paths))
-    return hashlib.sha256(whole.encode()).hexdigest()[:12]
-
-
-def _files(root: Path) -> dict[str, str]:
-    """What was put in, and measurements that no figure draws."""
-    put_in = [path for folder in ("paper", "calibration") for path in (root / folder).rglob("*")]
-    kept = [path for path in put_in if path.is_file() and not path.name.endswith("-report.json")]
-    alone = [
-        path
-        for path in root.glob("*/*.json")
-        if not path.with_suffix(".csv").exists() and path.parent.name not in OTHER_FOLDERS
-    ]
-    return {str(path.relative_to(root)): _digest(path) for path in sorted([*kept, *alone])}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        faults = [str(error)]
+    sys.exit("\n".join(faults) if faults else 0)

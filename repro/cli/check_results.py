@@ -15,6 +15,7 @@ from repro.cli import options as opt
 from repro.cli.output import counted, counting, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from repro.checks.documents import StaleTable
     from repro.checks.results import Checked
 
 
@@ -23,11 +24,7 @@ def check_results(
         Path | None, typer.Option(help="Folder of reference figures by platform [default: results].")
     ] = None,
     accept: Annotated[
-        bool,
-        typer.Option(
-            "--accept",
-            help="Note that the documents' numbers were read against today's results, and check no more; with --again note which code gives the same numbers.",
-        ),
+        bool, typer.Option("--accept", help="With --again: note which code gives the same numbers.")
     ] = False,
     again: Annotated[
         int | None,
@@ -41,12 +38,11 @@ def check_results(
     json: opt.Json = False,
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today. That is data,
-    settings, code, also the code that draws, and the papers' numbers; what documents say is held against it. About a minute of
+    settings, code, also the code that draws, and the papers' numbers; tables in documents are held against it. About a minute of
     processor time, said before and at the end; no run is made without --again. Exit code 1 if one has to be made again."""
     from repro.checks.again import make_again
     from repro.checks.answers import check_claims, check_flips, check_reports
-    from repro.checks.documents import accept as accept_documents
-    from repro.checks.documents import check_documents
+    from repro.checks.documents import stale_tables
     from repro.checks.held import Held, read_held, save_held
     from repro.checks.results import Today
     from repro.checks.results import check_results as check_figures
@@ -57,18 +53,15 @@ def check_results(
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     _check_options(root, again, seed=seed, result_dir=result_dir)
-    is_anew = accept and again is not None
-    if accept and not is_anew:
-        require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
-        say(f"file: {accept_documents(root, REPO)}")
-        return
+    is_anew = accept
+    require(not accept or again is not None, "accept=True has no effect without --again: add it, or leave this out")
     _say_what_is_compared(root, again)
     with counting("comparing, runs:") as advance:
         today = Today(advance, Held() if is_anew else read_held(root))
         differing = [] if again is None else make_again(root, today, result_dir or LOCAL, again, seed or 0, advance)
         found = [*check_figures(root, today), *check_claims(root, today), *check_flips(root, today.held)]
         if root == RESULTS:
-            found += [*check_reports(today), *check_documents(root, REPO)]
+            found += [*check_reports(today), *(_stale(each) for each in stale_tables(REPO, root))]
     found = [*differing, *(each for each in found if each.path not in {other.path for other in differing})]
     if is_anew:
         save_held(root, today.held)
@@ -78,6 +71,15 @@ def check_results(
         _print_found(found, root)
     if any(each.is_fault for each in found):
         raise typer.Exit(1)
+
+
+def _stale(table: StaleTable) -> Checked:
+    from repro.checks.documents import COMMAND
+    from repro.checks.results import Checked
+
+    return Checked(
+        figure="documents", path=table.document, status="stale", is_measured=False, reason=table.reason, command=COMMAND
+    )
 
 
 def _check_options(root: Path, again: int | None, **others: int | Path | None) -> None:
@@ -125,7 +127,7 @@ def _print_found(found: Sequence[Checked], root: Path) -> None:
 
 
 def _obtained(each: Checked) -> str:
-    if each.status == "no stamp" or each.figure in ("documents", "files"):
+    if each.status == "no stamp" or each.figure == "documents":
         return "-"
     return "measured" if each.is_measured else "simulated"
 

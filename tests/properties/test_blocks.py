@@ -9,7 +9,8 @@ import yaml
 from support.command import Result, repro
 from support.documents import Unit, calls_in, parsed, run_line, run_script, units
 
-from repro.checks.stated import NAME, statements
+from repro.checks.documents import BLOCK
+from repro.checks.documents import table as made_table
 from repro.paths import REPO, RESULTS
 
 pytestmark = pytest.mark.usefixtures("no_data")
@@ -170,15 +171,15 @@ def draw_requests(text: str, folder: Path) -> None:
     assert (result.code, "INVALID" in result.out) == (0, False), result
 
 
-def state(text: str, folder: Path) -> None:
-    """Numbers of the committed results, in words."""
-    (entry,) = yaml.safe_load(text)
-    for name in {each["of"] for each in entry["from"].values()}:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(RESULTS / name)
-    (folder / NAME).write_text(text)
-    (said,) = statements(folder)
-    assert re.fullmatch(r"on Burst .*\d.* times Fast-dLLM's throughput, \d+ % above the least", said.text), said.text
+def declare(text: str, folder: Path) -> None:
+    """A table of a document."""
+    ((_, declared),) = yaml.safe_load(text).items()
+    assert re.search(r"^\| Sparse-dLLM \| \d+ \| [\d.]+ \[", made_table(declared, RESULTS), re.MULTILINE)
+
+
+def mark(text: str, folder: Path) -> None:
+    """The place of a table."""
+    assert re.fullmatch(BLOCK, text.strip())
 
 
 def name_folders(text: str, folder: Path) -> None:
@@ -189,7 +190,8 @@ def name_folders(text: str, folder: Path) -> None:
 
 USED: Mapping[tuple[str, str], Callable[[str, Path], None]] = {
     ("README.md", "engines/"): name_folders,
-    ("CONTRIBUTING.md", "- in: README.md"): state,
+    ("CONTRIBUTING.md", "<!-- generated: burst"): mark,
+    ("CONTRIBUTING.md", "burst:"): declare,
     ("docs/using.md", "system: [dllm-serve, sparse-dllm]"): write_grid,
     ("datasets/README.md", '{"arrival_s": 0.0'): draw_requests,
 }

@@ -1,188 +1,227 @@
-"""Numbers in documents are those of the results."""
+"""Tables in documents are those of the results."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from support.command import refused, repro
-from typer.testing import CliRunner
+import yaml
 
-from repro.checks.documents import NAME, READ_WITH, accept, check_documents
-from repro.checks.quotes import missing, restate
-from repro.checks.stated import statements
-from repro.cli.main import app
+from engines.errors import UserError
+from repro.checks.documents import TABLES, documents, fill, stale_tables, table
 from repro.paths import REPO, RESULTS
-from repro.runs.seal import sealed
 
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("repository")
-    ignored = shutil.ignore_patterns("*.png", "*.pdf", "local", "figures", NAME)
-    shutil.copytree(RESULTS, root / "results", ignore=ignored)
-    for name in READ_WITH:
-        (root / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(REPO / name, root / name)
-    accept(root / "results", root)
-    return root
-
-
-@pytest.fixture
-def repository(copied: Path) -> Path:
-    """Documents and results that are accepted, and are restored after an edit."""
-    assert faults(copied) == {}
-    return copied
-
-
-def faults(root: Path) -> dict[str, str]:
-    found = check_documents(root / "results", root)
-    return {str(each.path.relative_to(root)): each.reason for each in found if each.is_fault}
-
-
-def edited(path: Path, old: str, new: str, root: Path) -> dict[str, str]:
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    try:
-        return faults(root)
-    finally:
-        path.write_text(text, encoding="utf-8")
-
-
-PAGES = {
-    "README.md",
-    "docs/dllm-serve.md",
-    "docs/frontier.md",
-    "docs/frontier-rows.md",
-    "docs/frontier-queues.md",
-    "docs/ampd.md",
-    "docs/laps.md",
-    "docs/using.md",
-    "docs/block-diffusion.md",
+SPEEDS = """place,seed,system,speed,low,high
+a,0,ours,8,7,9
+a,1,ours,8.8,,
+a,0,theirs,2,,
+a,1,theirs,2,,
+a,0,third,4,,
+a,1,third,4,,
+b,0,ours,1,,
+b,1,ours,1.1,,
+b,0,theirs,4,,
+b,1,theirs,4.4,,
+b,0,third,1,,
+b,1,third,1,,
+"""
+PAGE = "# Page\n\nWords.\n\n<!-- generated: speeds -->\n<!-- end -->\n\nMore words.\n"
+DECLARED = {
+    "speeds": {
+        "corner": "system",
+        "of": "speeds.csv",
+        "column": "speed",
+        "format": ".1f",
+        "rows": {"ours": {"where": {"system": "ours"}}, "theirs": {"where": {"system": "theirs"}}},
+        "columns": {"a": {"where": {"place": "a"}}, "b": {"where": {"place": "b"}}},
+    }
 }
 
 
-def test_every_statement_stands_in_its_document():
-    assert missing(RESULTS, REPO) == []
-    assert {each.document for each in statements(RESULTS)} == PAGES
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A document with one table, filled."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/speeds.csv").write_text(SPEEDS)
+    (tmp_path / TABLES).mkdir(parents=True)
+    (tmp_path / TABLES / "page.yaml").write_text(yaml.safe_dump(DECLARED))
+    (tmp_path / "docs/page.md").write_text(PAGE)
+    (tmp_path / "README.md").write_text("# Read me\n")
+    fill(tmp_path, tmp_path / "results")
+    assert faults(tmp_path) == {}
+    return tmp_path
 
 
-def test_every_number_of_a_statement_counts(tmp_path, monkeypatch):
-    """One digit more of its first or last number: the statement is missed, and restating puts it right."""
-    (tmp_path / "docs").mkdir()
-    for each in statements(RESULTS):
-        monkeypatch.setattr("repro.checks.quotes.statements", lambda root, only=each: [only])
-        page = tmp_path / each.document
-        for place in (1, len(each.parts) - 2):
-            number = each.parts[place]
-            spoilt = "".join(
-                (
-                    *each.parts[:place],
-                    f"{number.split()[0]}9{number[len(number.split()[0]) :]}",
-                    *each.parts[place + 1 :],
-                )
-            )
-            page.write_text(f"It says {spoilt}, so.", encoding="utf-8")
-            assert missing(RESULTS, tmp_path) == [(each.document, each.text)]
-            assert restate(RESULTS, tmp_path) == []
-            assert page.read_text(encoding="utf-8") == f"It says {each.text}, so."
+def faults(root: Path) -> dict[str, str]:
+    return {each.name: each.reason for each in stale_tables(root, root / "results")}
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def cell(root: Path, **keys: object) -> str:
+    declared = {"of": "speeds.csv", "column": "speed", "rows": {"row": {}}, "columns": {"value": keys}}
+    return table(declared, root / "results").splitlines()[-1].removeprefix("| row | ").removesuffix(" |")
+
+
+def test_every_table_is_what_the_results_say():
+    assert stale_tables(REPO, RESULTS) == []
+
+
+def test_a_table_has_its_rows_and_columns(repository):
+    page = (repository / "docs/page.md").read_text()
+    expected = "| system | a | b |\n| --- | --- | --- |\n| ours | 8.4 | 1.1 |\n| theirs | 2.0 | 4.2 |"
+    assert expected in page
+    assert re.sub(r"(?s)<!-- generated: speeds -->.*<!-- end -->", "", page) == "# Page\n\nWords.\n\n\n\nMore words.\n"
+    fill(repository, repository / "results")
+    assert (repository / "docs/page.md").read_text() == page
+
+
+@pytest.mark.parametrize(("old", "new"), [("8.4", "8.5"), ("| ours |", "| we |"), ("| theirs | 2.0 | 4.2 |\n", "")])
+def test_an_edited_table_is_found_and_filled_again(repository, old, new):
+    replaced(repository / "docs/page.md", old, new)
+    assert "speeds" in faults(repository)
+    fill(repository, repository / "results")
+    assert faults(repository) == {}
+
+
+def test_words_outside_a_table_may_change(repository):
+    replaced(repository / "docs/page.md", "More words", "Other words")
+    assert faults(repository) == {}
+
+
+def test_a_changed_result_is_found(repository):
+    replaced(repository / "results/speeds.csv", "b,1,theirs,4.4", "b,1,theirs,4.9")
+    assert "not what the results say" in faults(repository)["speeds"]
+
+
+@pytest.mark.parametrize("name", ["page", "other"])
+def test_a_block_that_is_not_declared_is_refused(repository, name):
+    (repository / f"docs/{name}.md").write_text(PAGE + PAGE.replace("speeds", "sizes"))
+    assert "no table 'sizes' is declared" in faults(repository)["sizes"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("<!-- generated: speeds -->", ""), ("<!-- end -->", "")])
+def test_a_declared_table_needs_its_block(repository, old, new):
+    replaced(repository / "docs/page.md", old, new)
+    assert "no block" in faults(repository)["speeds"]
 
 
 @pytest.mark.parametrize(
-    ("document", "old", "new", "reason"),
-    [
-        ("README.md", "| laps | prediction | ", "| laps | prediction | 9", "as the results do"),
-        ("README.md", "mini-code solves ", "mini-code solves 9", "as the results do"),
-        ("docs/ampd.md", "| 36 of 36 |", "| 35 of 36 |", "as the results do"),
-        (
-            "docs/laps.md",
-            "Ten seeds of 3,000 turns",
-            "Ten seeds of 4,000 turns",
-            "4,000 stands under 'How it was made again', where 3,000",
-        ),
-        (
-            "docs/ampd.md",
-            "serves sessions of several",
-            "serves 3 sessions of",
-            "3 stands under 'What the paper says', where",
-        ),
-        ("docs/metrics.md", "## ", "## 99 ", "99 stands under"),
-    ],
+    ("name", "text"), [("page.yaml", "speeds: ["), ("page.yaml", "- speeds"), ("gone.yaml", "speeds: {}")]
 )
-def test_a_number_changed_in_a_document_is_found(repository, document, old, new, reason):
-    found = edited(repository / document, old, new, repository)
-    assert found.keys() == {document}
-    assert reason in found[document]
-
-
-def test_words_may_change(repository):
-    assert edited(repository / "docs/laps.md", "is worth it", "pays", repository) == {}
-
-
-def test_results_that_changed_ask_for_their_documents_to_be_read_again(repository):
-    path = repository / "results/laps-h200/fig8-h200.csv"
-    found = edited(path, path.read_text().splitlines()[-1], "", repository)
-    assert found.keys() == {"docs/laps.md"}
-    assert "have changed since it was accepted" in found["docs/laps.md"]
+def test_a_declaration_that_cannot_be_read_is_one_sentence(repository, name, text):
+    (repository / TABLES / name).write_text(text)
+    ((found, reason),) = faults(repository).items()
+    assert (found, "\n" in reason) == (name, False)
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("keys", "expected"),
     [
-        "paper/ampd/fig7.csv",
-        "paper/laps/claims.yaml",
-        "calibration/l40s-sensitivity.csv",
-        "laps-cpu-tiny/mixing-steps.json",
+        ({"show": "count"}, "12"),
+        ({"show": "count", "where": {"place": "=place", "system": ["ours", "third"]}}, "8"),
+        ({"where": {"system": "ours", "place": "*"}, "format": ".1f"}, "4.7"),
+        ({"show": "median", "where": {"system": "third"}}, "2.5"),
+        ({"show": "range", "where": {"system": "ours"}, "format": ".1f"}, "1.0 to 8.8"),
+        ({"show": "spread", "where": {"system": "ours"}, "format": ".1f"}, "7.8"),
+        ({"where": {"system": "ours", "place": "a"}, "over": "seed", "format": "+%"}, "+1580"),
+        ({"show": "text", "column": "place", "where": {"system": "ours", "place": "a"}}, "a"),
+        ({"show": "interval", "where": {"system": "ours", "place": "a"}, "times": 100}, "840 ± 508"),
+        ({"show": "value", "where": {"low": 7}, "low": "low", "high": "high"}, "8.0 [7.0, 9.0]"),
+        ({"show": "value", "where": {"low": 7}, "half": "low"}, "8 ± 7"),
+        ({"where": {"system": "nobody"}, "missing": "-"}, "-"),
     ],
 )
-def test_files_without_a_stamp_are_as_they_were_accepted(repository, name):
-    path = repository / "results" / name
-    whole = path.read_text(encoding="utf-8")
-    digit = re.search(r"[1-8]", whole)
-    assert digit is not None
-    found = edited(path, digit.group(), "9", repository)
-    assert found[f"results/{name}"] == "it is not as it was accepted, and has no stamp"
-    path.rename(path.with_suffix(".away"))
-    try:
-        assert f"results/{name}" in faults(repository)
-    finally:
-        path.with_suffix(".away").rename(path)
+def test_a_cell_comes_from_its_rows(repository, keys, expected):
+    assert cell(repository, **keys) == expected
 
 
-def test_what_was_accepted_cannot_be_edited(repository):
-    path = repository / "results" / NAME
-    assert edited(path, '"21"', '"31"', repository)["results/accepted.json"] == "it is not as it was written"
-    value = json.loads(path.read_text())
-    del value["seal"]
-    value["documents"]["docs/laps.md"]["numbers"].append("9")
-    text = path.read_text()
-    path.write_text(json.dumps(sealed(value)))
-    assert "nothing stands under" in faults(repository)["docs/laps.md"]
-    path.write_text(text)
+RIVAL = {"each": ["place"], "one": {"system": "ours"}, "other": {"system": "theirs"}}
 
 
-def test_results_that_cannot_be_read_are_a_fault(repository):
-    for name in ("cpu-tiny/accuracy-cpu-tiny.csv", "claims-laps.csv"):
-        path = repository / "results" / name
-        if "claims" not in name:
-            assert "cannot be computed (KeyError" in edited(path, "contender", "data", repository)["README.md"]
-        path.rename(path.with_suffix(".away"))
-        try:
-            assert "cannot be" in faults(repository)["README.md"]
-        finally:
-            path.with_suffix(".away").rename(path)
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"show": "ratio", "take": "ahead"}, "1"),
+        ({"show": "ratio", "take": "behind"}, "1"),
+        ({"show": "ratio", "take": "least", "format": ".2f"}, "0.25"),
+        ({"show": "ratio", "take": "range", "format": ".2f"}, "0.25 to 4.20"),
+        # Logarithms of 4 and 1/4, and of 4.4 and 1/4: means 0 and ln(1.1) / 2.
+        ({"show": "ratio", "take": "pooled"}, "1.02 [0.76, 1.39]"),
+        ({"show": "ratio", "take": "pooled", "format": "%"}, "2 [-24, 39]"),
+        ({"show": "gap", "take": "pooled", "times": 10, "format": "+"}, "+16 ± 16"),
+        ({"show": "gap", "take": "behind"}, "1"),
+        ({"show": "ratio", "other": {"system": ["theirs", "third"]}, "best": "system", "take": "least"}, "0.25"),
+        ({"show": "gap", "each": [], "where": {"place": "b"}, "other": {"system": "third"}}, "0.1 ± 0.6"),
+        (
+            {"show": "ratio", "each": [], "pair": "place", "where": {"seed": 0}, "other": {"system": "ours"}},
+            "1.00 [1.00, 1.00]",
+        ),
+    ],
+)
+def test_comparisons_have_their_intervals(repository, keys, expected):
+    assert cell(repository, **(RIVAL | keys)) == expected
 
 
-def test_accepting_needs_the_repositorys_own_documents(tmp_path):
-    result = CliRunner().invoke(app, ["check-results", "--accept", "--results", str(tmp_path)])
-    assert result.exit_code != 0
-    assert "has no documents beside it" in str(result.exception or result.output)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"where": {"system": "nobody"}},
+        {"show": "value"},
+        {"show": "rank"},
+        {"of": "none.csv"},
+        {"column": "nothing"},
+        {"colour": "red"},
+        {"show": "interval", "format": ".1f"},
+        {"show": "ratio", "one": {"system": "ours"}, "other": {"system": "theirs"}},
+    ],
+)
+def test_a_cell_that_cannot_be_computed_is_one_sentence(repository, keys):
+    with pytest.raises(UserError, match="row 'row', column 'value'"):
+        cell(repository, **keys)
 
 
-@pytest.mark.parametrize("name", [".", "figures-of-none"])
-def test_a_folder_without_results_is_none_to_check(name, tmp_path):
-    (tmp_path / name).mkdir(exist_ok=True)
-    (tmp_path / "README.md").write_text("# Mine")
-    refused(repro("check-results", "--results", tmp_path), "holds no figure")
+def test_rows_and_columns_may_be_combined(repository):
+    declared = {
+        "of": "speeds.csv",
+        "column": "speed",
+        "format": ".1f",
+        "corner": "place | system",
+        "rows": [
+            {"a": {"where": {"place": "a"}}, "b": {"where": {"place": "b"}, "cells": {"note": "far"}}},
+            {"ours": {"where": {"system": "ours"}}, "third": {"where": {"system": "third"}}},
+        ],
+        "columns": {"tok/s": {}, "note": {"show": "text", "column": "place"}},
+    }
+    assert table(declared, repository / "results").splitlines() == [
+        "| place | system | tok/s | note |",
+        "| --- | --- | --- | --- |",
+        "| a | ours | 8.4 | a |",
+        "| a | third | 4.0 | a |",
+        "| b | ours | 1.1 | far |",
+        "| b | third | 1.0 | far |",
+    ]
+    declared["rows"][0]["b"]["cells"] = {"remark": "far"}
+    with pytest.raises(UserError, match="remark"):
+        table(declared, repository / "results")
+
+
+def test_an_edited_number_in_any_document_is_found(tmp_path):
+    """Every committed table, with one digit changed."""
+    ignored = shutil.ignore_patterns("*.png", "*.ipynb")
+    shutil.copytree(REPO / "docs", tmp_path / "docs", ignore=ignored)
+    shutil.copyfile(REPO / "README.md", tmp_path / "README.md")
+    edited = set()
+    for document, _ in documents(tmp_path):
+        for block in re.findall(r"<!-- generated: ([\w-]+) -->", text := document.read_text(encoding="utf-8")):
+            start = text.index("\n| ", text.index("| --- |", text.index(f"<!-- generated: {block} -->")))
+            digit = re.compile(r"(?<=\| )[-+]?\d").search(text, start)
+            assert digit is not None
+            text = f"{text[: digit.end()]}7{text[digit.end() :]}"
+            edited.add((document, block))
+        document.write_text(text, encoding="utf-8")
+    assert {(each.document, each.name) for each in stale_tables(tmp_path, RESULTS)} == edited

@@ -1,8 +1,8 @@
 """What is counted once: a number and all that follows from it."""
 
 from repro.reports.claims import Answer, Finding, Role, judge_all
-from repro.reports.facts import committed_facts, count_facts, facts, facts_table
-from repro.reports.paper import FOLDERS, load_claims
+from repro.reports.facts import count_facts, facts
+from repro.reports.paper import load_claims
 
 CLAIMS = load_claims("dllm-serve")
 
@@ -24,32 +24,6 @@ def test_a_latency_and_a_speedup_are_no_facts_beside_their_throughput():
     assert count_facts(judged) == {"prediction": {"reproduced": 2}}
 
 
-def test_the_table_has_a_row_a_paper_and_role():
-    judged = judge_all(
-        CLAIMS,
-        [
-            answer("dllm-4090-burst-peak", 76.6, "fitted"),
-            answer("dllm-4090-burst-fast", 10.0),
-            answer("dllm-weights-17gb", 17.0, "by construction"),
-        ],
-    )
-    assert facts_table({"dllm-serve": judged}).splitlines() == [
-        "| paper | role | reproduced | not reproduced | undecided by reading |",
-        "|---|---|---|---|---|",
-        "| dllm-serve | prediction | 0 | 1 | 0 |",
-        "| dllm-serve | fitted | 1 | 0 | 0 |",
-        "| dllm-serve | by construction | 1 | 0 | 0 |",
-    ]
-
-
 def test_points_of_one_line_are_no_facts():
     names = {each.claim.id for each in facts(judge_all(load_claims("ampd"), []))}
     assert {name for name in names if name.startswith("ampd-f6")} == {"ampd-f6-w-3"}
-
-
-def test_facts_of_the_committed_files_are_all_counted():
-    found = committed_facts()
-    assert list(found) == list(FOLDERS)
-    for judged in found.values():
-        compared = [each for each in facts(judged) if each.role is not None]
-        assert sum(number for counts in count_facts(judged).values() for number in counts.values()) == len(compared)
