@@ -173,22 +173,21 @@ def _is(row: Row, column: str, wanted: Any) -> bool:
 
 def _formatted(number: Number, form: str) -> str:
     """A number with its interval; digits finer than the interval are left out."""
-    sign, is_percent = "+" if form.startswith("+") else "", form.endswith("%")
+    sign, is_percent = "+z" if form.startswith("+") else "z", form.endswith("%")
     if isinstance(number, tuple):
         return " to ".join(_formatted(end, form) for end in number)
     if not isinstance(number, Interval):
-        return format(
-            (100 * (number - 1) if is_percent else number) + 0.0, f"{sign}.0f" if is_percent else form or ".4g"
-        )
+        value = 100 * (number - 1) if is_percent else number
+        return format(value, sign + (".0f" if is_percent else form.removeprefix("+") or ".4g"))
     require(form in ("", "+", "%", "+%"), f"format={form!r} does not suit an interval: give %, + or nothing")
     if is_percent:
         number = as_percent(number)
     if number.mean is None:
         raise ValueError("there is no pair to compare")
     digits = f".{decimals(number)}f"
-    centre = format(number.mean + 0.0, sign + digits)
+    centre = format(number.mean, sign + digits)
     if number.bounds is not None:
-        return f"{centre} [{', '.join(format(end + 0.0, sign + digits) for end in number.bounds)}]"
+        return f"{centre} [{', '.join(format(end, sign + digits) for end in number.bounds)}]"
     return centre if number.half_width is None else f"{centre} ± {format(number.half_width, digits)}"
 
 
