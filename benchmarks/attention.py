@@ -23,7 +23,7 @@ from common import Rows, add_counts, add_device, captured, device_of, facts_of, 
 from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
-from engines.hardware.peaks import Peaks, measured_peaks, seconds_of
+from engines.cost.peaks import Peaks, measured_peaks, seconds_of
 
 
 @dataclass(frozen=True, kw_only=True)

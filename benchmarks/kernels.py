@@ -26,7 +26,7 @@ import torch
 from common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 from torch import Tensor
 
-from engines.hardware.peaks import measured_peaks, seconds_of
+from engines.cost.peaks import measured_peaks, seconds_of
 from engines.kernels import available
 from engines.kernels.building import Building
 from engines.kernels.confidence import confidence, confidence_reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common import Rows, add_device, device_of, facts_of, parser_of, run
 
-from engines.hardware.peaks import measured_peaks
+from engines.cost.peaks import measured_peaks
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from common import Rows, parser_of, run, shown, table, write_csv
 
+from engines.cost.cards import gpu
+from engines.cost.tables import FRAMEWORKS
 from engines.errors import UserError
-from engines.hardware.catalogue import gpu
-from engines.hardware.silicon.tables import FRAMEWORKS
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import BLOCK, title_of
 from repro.runs.cell import Cell

@@ -28,13 +28,13 @@ from common import Rows, parser_of, run, shown, table
 from engines.ar.composed import ComposedCost
 from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.ar.deployment import DEGREES
+from engines.cost.cards import gpu
+from engines.cost.composed import Composed
+from engines.cost.extract import LICENCE, SYSTEMS
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.tables import FRAMEWORKS
 from engines.errors import UserError, require
-from engines.hardware.catalogue import gpu
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Calibration, Roofline, StepWork
-from engines.hardware.silicon.extract import LICENCE, SYSTEMS
-from engines.hardware.silicon.kernels import Kernels
-from engines.hardware.silicon.tables import FRAMEWORKS
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.step import Chunk
 from repro.capacity.peer import config_of

@@ -16,11 +16,11 @@ from common import Rows, parser_of, run, shown, table
 
 from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.ar.hardware import Hardware
-from engines.hardware.catalogue import gpu
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Calibration, Roofline, StepWork
-from engines.hardware.silicon.kernels import Kernels
-from engines.hardware.silicon.tables import FRAMEWORKS
+from engines.cost.cards import gpu
+from engines.cost.composed import Composed
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.tables import FRAMEWORKS
 from engines.models.shape import LLADA_8B, ModelShape, model_shape
 from engines.policies.step import Chunk
 from repro.systems.calibration import load_calibration

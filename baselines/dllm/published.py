@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from baselines.dllm.static.search import StaticFootprint, base_bytes
+from engines.cost.roofline import Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.method import Method, Options, Sampler
 from engines.errors import require
-from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engines.ar.cost import CostConstants, DecodeLine
+from engines.cost.kernels import Kernels
 from engines.errors import require
-from engines.hardware.silicon.kernels import Kernels
 from engines.policies.step import Chunk
 
 

@@ -1,7 +1,7 @@
 """What a step of a worker and a transfer between two cost: the ground truth of the simulated cluster.
 
 Matrices, attention and the LM head each take the longer of their arithmetic and their traffic, as in
-``engines.hardware.roofline`` (equal to it for one GPU without overheads), spread over the GPUs of a
+``engines.cost.roofline`` (equal to it for one GPU without overheads), spread over the GPUs of a
 tensor-parallel group. Added to it are two all-reduces per layer and the overheads of ``CostConstants``.
 
 Its constants, which no datasheet gives and no paper states, are named readings. ``physical`` is what a well-built engine reaches on
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, Protocol
 
+from engines.cost.cards import Gpu
+from engines.cost.roofline import LOGIT_PASSES
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu
-from engines.hardware.roofline import LOGIT_PASSES
 from engines.knobs import Checked, Proportion, Range, Seconds
 from engines.models.shape import ModelShape
 from engines.policies.step import Chunk

@@ -9,9 +9,9 @@ from typing import Literal
 from engines.ar.composed import ComposedCost
 from engines.ar.cost import CostConstants, StepCost, WorkerCost, link_bytes_per_s
 from engines.ar.deployment import DEGREES
+from engines.cost.cards import Gpu
+from engines.cost.kernels import Kernels
 from engines.errors import require
-from engines.hardware.catalogue import Gpu
-from engines.hardware.silicon.kernels import Kernels
 from engines.models.shape import ModelShape
 
 _LinkName = Literal["intra-server", "inter-server"]

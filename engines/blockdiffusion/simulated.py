@@ -15,7 +15,7 @@ import numpy as np
 from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
 from engines.blockdiffusion.rules import Bools
 from engines.blockdiffusion.tables import SharedTables
-from engines.hardware.roofline import Roofline, StepWork
+from engines.cost.roofline import Roofline, StepWork
 from engines.knobs import Checked, Only, Range
 from engines.runtime.rows import Ints
 

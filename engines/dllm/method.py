@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from engines.cost.roofline import Roofline
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig, TiePolicy
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
@@ -22,7 +23,6 @@ from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.scheduling.settling import Settling, check_settling
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError, require
-from engines.hardware.roofline import Roofline
 from engines.knobs import given_to, knobs_of
 from engines.models.shape import ModelShape
 from engines.named import asked, load_named

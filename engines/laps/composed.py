@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from engines.ar.cost import DecodeLine
-from engines.hardware.catalogue import Gpu
-from engines.hardware.silicon.kernels import Kernels
+from engines.cost.cards import Gpu
+from engines.cost.kernels import Kernels
 from engines.laps.cost import PrefillConstants, PrefillCost, captured
 from engines.models.shape import ModelShape
 from engines.policies.step import Bucket, Chunk, Fallback

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from engines.ar.cost import DecodeLine
+from engines.cost.cards import Gpu
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds, Tokens
 from engines.models.shape import ModelShape
 from engines.policies.step import Bucket, Chunk, Fallback, Rung

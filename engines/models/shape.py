@@ -276,7 +276,7 @@ FAST_DLLM_V2_7B = ModelShape.from_block_config(_FAST_DLLM_V2_7B_CONFIG, name="Fa
 BLOCK_DIFFUSION = (LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B)
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
-"""Those whose kernels' times are extracted from measured tables (``engines.hardware.silicon``)."""
+"""Those whose kernels' times are extracted from measured tables (``engines.cost.kernels``)."""
 CATALOGUE = (*SHAPES, *(shape for shape in QWEN3 if shape not in SHAPES), *MISTRAL)
 """All that simulations know by name."""
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from engines.blockdiffusion.plan import StepPlan, Work
 from engines.blockdiffusion.simulated import step_work
+from engines.cost.roofline import StepCost
 from engines.errors import require
-from engines.hardware.roofline import StepCost
 from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel, Points

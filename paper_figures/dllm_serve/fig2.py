@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from engines.cost.cards import GB
 from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory
 from engines.dllm.sequence import cache_rows
-from engines.hardware.catalogue import GB
 from paper_figures.common.caption import basis, basis_of
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.hardware.catalogue import gpu
+from engines.cost.cards import gpu
 from engines.laps.cost import PrefillCost
 from engines.laps.latency import PaperForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.models.shape import model_shape

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from engines.ar.session import Session
-from engines.hardware.silicon.extract import SYSTEMS
+from engines.cost.extract import SYSTEMS
 from engines.models.shape import ModelShape
 from repro.capacity.objectives import Objective, tightest
 from repro.capacity.site import Plan, Site, prompts_of

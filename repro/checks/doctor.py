@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from engines.cost.kernels import tables_of
 from engines.errors import UserError
-from engines.hardware.silicon.kernels import tables_of
 from engines.models.checkpoint import EMBEDDED
 from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
 from repro import paths

@@ -56,7 +56,7 @@ class Asked:
 
 def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json = False) -> None:
     """Fit a card's constant on its named cells, and compare every stated number with what it gives. Runs what is missing."""
-    from engines.hardware.roofline import Calibration
+    from engines.cost.roofline import Calibration
     from repro.files import writable_folder
     from repro.paths import CALIBRATION, LOCAL, RESULTS
     from repro.reports.fitting import PROTOCOLS, protocol_of
@@ -104,8 +104,8 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
 def _extract(asked: Asked, card: str, *, json: bool) -> None:
     """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
     from engines.ar.deployment import DEGREES
-    from engines.hardware.silicon.extract import extracts
-    from engines.hardware.silicon.tables import FOLDER, cards, digest_of, encoded, load_tables, write_tables
+    from engines.cost.extract import extracts
+    from engines.cost.tables import FOLDER, cards, digest_of, encoded, load_tables, write_tables
     from repro.files import writable_folder
     from repro.paths import IS_INSTALLED
 

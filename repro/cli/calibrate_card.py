@@ -14,14 +14,14 @@ from engines.errors import require
 from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from engines.hardware.card import Card
-    from engines.hardware.fit import Fit, TimedStep
-    from engines.hardware.roofline import Calibration
+    from engines.cost.fit import Fit, TimedStep
+    from engines.cost.roofline import Calibration
+    from engines.cost.tables import Card
 
 
 def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
-    from engines.hardware.fit import fit_steps
+    from engines.cost.fit import fit_steps
     from repro.cli.data_file import check_regular
     from repro.files import replace_text, writable_file, writable_folder
     from repro.systems.calibration import save_calibration

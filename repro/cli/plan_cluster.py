@@ -18,7 +18,7 @@ from repro.systems.cost import CostKnobs
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
     from engines.ampd.planner.planner import Plan
-    from engines.hardware.catalogue import Gpu
+    from engines.cost.cards import Gpu
     from engines.models.shape import ModelShape
     from engines.policies.task import Slo
     from repro.workloads.sessions.workload import SessionCard, SessionWorkloadConfig

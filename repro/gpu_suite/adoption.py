@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engines.cost.cards import gpu_of_device
+from engines.cost.roofline import Calibration
 from engines.errors import UserError, require
-from engines.hardware.catalogue import gpu_of_device
-from engines.hardware.roofline import Calibration
 from repro.gpu_suite.calibration import CALIBRATION, SCHEMA_VERSION
 from repro.reports import predictions
 from repro.reports.predictions import medians_sentence

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engines.cost.cards import Gpu, gpu
+from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.roofline import Calibration, Roofline, StepWork
 from engines.models.shape import ModelShape
 from repro.files import replace_text
 from repro.gpu_suite.expected import simulated

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+from engines.cost.cards import GPUS, gpu_of_device
 from engines.errors import UserError
-from engines.hardware.catalogue import GPUS, gpu_of_device
 from repro.checks.doctor import FoundGpu
 from repro.systems.platforms import MIB, PLATFORMS, platform
 

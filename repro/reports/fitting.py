@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from engines.cost.roofline import Calibration
 from engines.errors import UserError
-from engines.hardware.roofline import Calibration
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.metrics import served_per_second

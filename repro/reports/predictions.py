@@ -10,8 +10,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
+from engines.cost.roofline import Calibration
 from engines.errors import UserError
-from engines.hardware.roofline import Calibration
 from repro import paths
 from repro.files import replace_text
 from repro.reports.claims import Judged

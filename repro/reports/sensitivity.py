@@ -16,10 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from engines.cost.cards import gpu
+from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import StepOutcome, StepPlan
-from engines.hardware.catalogue import gpu
-from engines.hardware.roofline import Calibration, Roofline, StepWork
 from repro.files import replace_text
 from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar

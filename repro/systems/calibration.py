@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engines.hardware.card import Card
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.roofline import Calibration
+from engines.cost.cards import Gpu, gpu
+from engines.cost.roofline import Calibration
+from engines.cost.tables import Card
 from repro.files import replace_text
 from repro.paths import CALIBRATION
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 from engines.ar.cost import cost_constants
 from engines.ar.hardware import Hardware
+from engines.cost.cards import GB, GPUS, L40S, Gpu
+from engines.cost.roofline import CardCalibration
+from engines.cost.tables import Card, load_folder
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
 from engines.errors import UserError, require
-from engines.hardware.card import Card, CardCalibration
-from engines.hardware.catalogue import GB, GPUS, L40S, Gpu
-from engines.hardware.silicon.tables import load_folder
 from engines.knobs import Checked, Count, Fixed, Range, Seconds, Tokens, check_given, given_to
 from engines.models.checkpoint import config_of, digest_of
 from engines.models.shape import ModelShape, model_shape

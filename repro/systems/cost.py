@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
-from engines.hardware.card import Card
-from engines.hardware.catalogue import Gpu
-from engines.hardware.silicon.kernels import has_tables, tables_of
-from engines.hardware.silicon.tables import Framework
+from engines.cost.cards import Gpu
+from engines.cost.kernels import has_tables, tables_of
+from engines.cost.tables import Card, Framework
 from engines.knobs import Checked, Only
 from engines.models.shape import ModelShape
 from repro.runs.record import Obtained

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from engines.cost.cards import Gpu, gpu
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu, gpu
 from engines.named import load_named, where_of
 from repro.registry import Registry
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+from engines.cost.fit import TimedStep
+from engines.cost.roofline import StepWork
 from engines.errors import UserError, require
-from engines.hardware.fit import TimedStep
-from engines.hardware.roofline import StepWork
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape
 from engines.user_file import read_text

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engines.cost.cards import L40S
+from engines.cost.roofline import Calibration, Roofline
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
@@ -14,8 +16,6 @@ from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.errors import RunError, UserError
-from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Calibration, Roofline
 from engines.models.shape import LLADA_8B
 from engines.named import asked
 from engines.runtime.step_timer import StepTimes

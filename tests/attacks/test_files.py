@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.command import refused, repro
 from support.tiny_models import GQA
 
+from engines.cost.roofline import Calibration
 from engines.errors import UserError
-from engines.hardware.roofline import Calibration
 from engines.models.chat import Message, load_chat_template
 from engines.models.checkpoint import TINY_DIR, read_config, weight_files
 from engines.models.tokenizer import load_tokenizer

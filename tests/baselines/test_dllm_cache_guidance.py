@@ -27,14 +27,14 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.registry import method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.cost.cards import L40S
+from engines.cost.roofline import Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import NoCache
 from engines.dllm.scheduling.scheduler import KvPool
 from engines.errors import UserError
-from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Roofline
 from engines.models.shape import LLADA_8B
 
 

@@ -9,9 +9,9 @@ import pytest
 import silicon_peer
 from silicon_peer import ESTIMATES, MODELS, VERSION, Point, Ratio
 
+from engines.cost.extract import SYSTEMS
+from engines.cost.tables import FRAMEWORKS
 from engines.errors import UserError
-from engines.hardware.silicon.extract import SYSTEMS
-from engines.hardware.silicon.tables import FRAMEWORKS
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
 
 PREFILL = Point("h200", "Qwen3-32B", 2, "prefill", 1, 128, 4096)

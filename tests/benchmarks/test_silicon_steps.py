@@ -6,8 +6,8 @@ import pytest
 import silicon_steps
 from silicon_steps import causal_steps, mixings, refreshes
 
-from engines.hardware.catalogue import H200, L40S
-from engines.hardware.silicon.kernels import Kernels
+from engines.cost.cards import H200, L40S
+from engines.cost.kernels import Kernels
 from engines.models.shape import LLADA_8B, QWEN2_5_7B
 
 

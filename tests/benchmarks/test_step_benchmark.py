@@ -10,6 +10,8 @@ from common import table
 from step import KINDS, StepBatch, run_round, time_steps
 from support.tiny_models import GQA, network
 
+from engines.cost.cards import L40S
+from engines.cost.roofline import Roofline, StepWork
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import FusedReduction
 from engines.dllm.executor.compose import packed_executor
@@ -17,8 +19,6 @@ from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, Phase
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Roofline, StepWork
 from engines.kernels.choice import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS

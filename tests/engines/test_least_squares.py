@@ -17,7 +17,7 @@ from engines.ampd.performance import SimulatedProfile
 from engines.ampd.performance import profile
 from engines.ar.hardware import Hardware
 from engines.ar.cost import PHYSICAL
-from engines.hardware.catalogue import H20, H200
+from engines.cost.cards import H20, H200
 from engines.laps.cost import PrefillCost
 from engines.laps.step_model import StepModel
 from engines.models.shape import QWEN2_5_14B, QWEN3_32B

@@ -18,7 +18,7 @@ LAYERS = ("engines", "baselines", "repro", "paper_figures")
 
 LEAVES = {
     "engines.models": {"engines.errors", "engines.models"},
-    "engines.hardware": {"engines.errors", "engines.models", "engines.hardware"},
+    "engines.cost": {"engines.errors", "engines.models", "engines.cost"},
     "engines.runtime": {"engines.errors", "engines.runtime"},
     "engines.attention": {"engines.errors", "engines.attention"},
     "engines.kernels": {"engines.errors", "engines.models", "engines.kernels"},
@@ -31,7 +31,7 @@ POLICIES = (
     *("engines.dllm.config", "engines.dllm.plan", "engines.dllm.sequence"),
     *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.serve", "engines.dllm.scheduling"),
     *("engines.dllm.memory.budget", "engines.dllm.executor.roofline"),
-    *("engines.hardware.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
+    *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.ar.vllm_pd", "baselines.dllm.registry", "baselines.dllm.static.scheduler"),
     *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),
     *("repro.systems.servers", "repro.serving", "repro.serving_ar", "repro.workloads"),
@@ -152,7 +152,7 @@ def test_policies_load_no_torch(policy):
     assert direct == set()
 
 
-ARITHMETIC = "engines.models.shape, engines.hardware.catalogue, engines.hardware.roofline, engines.dllm.memory.budget"
+ARITHMETIC = "engines.models.shape, engines.cost.cards, engines.cost.roofline, engines.dllm.memory.budget"
 HARNESS = "repro.registry, repro.runs.drivers.steps, repro.runs.progress, repro.runs.sweep, repro.runs.family"
 SIMULATION = (
     "from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"

@@ -16,10 +16,10 @@ if __name__ == "__main__":
 
 from engines.ar.cost import PHYSICAL, TRIAL_R2
 from engines.ar.hardware import Hardware
-from engines.hardware.catalogue import gpu
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Roofline, StepWork
-from engines.hardware.silicon.kernels import Kernels
+from engines.cost.cards import gpu
+from engines.cost.composed import Composed
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Roofline, StepWork
 from engines.laps.composed import cost_of
 from engines.laps.cost import PrefillConstants
 from engines.models.shape import LLADA2_MINI, LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_14B, QWEN3_32B

@@ -17,7 +17,7 @@ from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, WorkerCost
 from engines.ar.hardware import Hardware, KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Round, Session
-from engines.hardware.catalogue import H20
+from engines.cost.cards import H20
 from engines.models.shape import LLAMA_3_1_70B, ModelShape
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Decision, Estimator, LeastKvMemory, Router

@@ -5,9 +5,9 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engines.hardware.catalogue import Gpu
-from engines.hardware.fit import TimedStep
-from engines.hardware.roofline import Calibration, Roofline, StepWork
+from engines.cost.cards import Gpu
+from engines.cost.fit import TimedStep
+from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.models.shape import LLADA_8B
 from repro.systems.timed_steps import shape_of
 

@@ -2,8 +2,8 @@
 
 from support.tiny_models import GQA, TinyModel
 
-from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Calibration, Roofline
+from engines.cost.cards import L40S
+from engines.cost.roofline import Calibration, Roofline
 from engines.models.shape import ModelShape
 
 CALIBRATION = Calibration(

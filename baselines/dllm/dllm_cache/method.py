@@ -13,6 +13,7 @@ from baselines.dllm.options import DllmCacheOptions
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from baselines.dllm.static.search import StaticFootprint, base_bytes
+from engines.cost.roofline import Roofline
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
@@ -22,7 +23,6 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import NoCache, Phase, Window
 from engines.dllm.scheduling.scheduler import KvPool
 from engines.errors import require
-from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
+from engines.cost.roofline import Roofline, StepWork
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import Request, StepPlan
-from engines.hardware.roofline import Roofline, StepWork
 from engines.models.shape import ModelShape
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from engines.cost.roofline import Roofline, StepWork
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError, require
-from engines.hardware.roofline import Roofline, StepWork
 from engines.runtime.step_timer import StepTimes
 
 

@@ -13,9 +13,9 @@ from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ar.cost import PHYSICAL, CostConstants, cost_constants
 from engines.ar.hardware import Hardware
 from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
+from engines.cost.cards import Gpu, gpu
+from engines.cost.kernels import check_kernels
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.silicon.kernels import check_kernels
 from engines.knobs import Checked, Knob, Range, Seconds, check_given, given_to
 from engines.models.shape import model_shape
 from engines.policies.task import NO_OBJECTIVE_S, Slo

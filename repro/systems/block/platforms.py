@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.hardware.catalogue import gpu
+from engines.cost.cards import gpu
 from repro.systems.block.part import BlockPart
 from repro.systems.platforms import Platform
 

@@ -25,9 +25,9 @@ from engines.blockdiffusion.rules import (
 from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
 from engines.blockdiffusion.separate import check_batching
 from engines.blockdiffusion.simulated import HostCost
+from engines.cost.cards import gpu
+from engines.cost.kernels import check_kernels
 from engines.errors import require
-from engines.hardware.catalogue import gpu
-from engines.hardware.silicon.kernels import check_kernels
 from engines.knobs import Memory, Only, Proportion, Range, Tokens, check_given, given_to
 from engines.models.block_config import (
     BLOCK_SHAPES,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
 from engines.blockdiffusion.tables import SharedTables
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Roofline
-from engines.hardware.silicon.kernels import Kernels
+from engines.cost.cards import Gpu, gpu
+from engines.cost.composed import Composed
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Roofline
 from repro.systems.block.settings import MAX_NUM_LOGITS, Settings
 from repro.systems.calibration import describe_calibration, load_calibration
 

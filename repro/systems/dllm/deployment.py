@@ -11,6 +11,10 @@ from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.cost.cards import Gpu, gpu
+from engines.cost.composed import Composed
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Calibration, Roofline
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import Recording, Replayed, ReplayedRule, ReplayingExecutor
@@ -22,10 +26,6 @@ from engines.dllm.scheduling.phase import SeeingRule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.dllm.scheduling.scheduler import KvPool, Scheduler
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Calibration, Roofline
-from engines.hardware.silicon.kernels import Kernels
 from engines.knobs import given_to
 from engines.named import asked
 from repro.runs.drivers.steps import OnProgress, VirtualClock, WallClock

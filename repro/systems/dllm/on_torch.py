@@ -15,6 +15,9 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.profile import static_batch_bytes
 from baselines.dllm.static.search import FoundBatch, base_bytes, largest_batch
 from engines.attention import attention_backend
+from engines.cost.cards import Gpu
+from engines.cost.peaks import datasheet_gpu, measured_gpu
+from engines.cost.roofline import Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS
@@ -25,9 +28,6 @@ from engines.dllm.memory.profile import MeasuredPeak, measure_worst_step
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError
 from engines.errors import UserError
-from engines.hardware.catalogue import Gpu
-from engines.hardware.peaks import datasheet_gpu, measured_gpu
-from engines.hardware.roofline import Roofline
 from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import checkpoint_dir, config_of
 from engines.models.loader import check_device, check_weights, load_model, parse_dtype

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
+from engines.cost.cards import gpu
+from engines.cost.kernels import check_kernels
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
-from engines.hardware.catalogue import gpu
-from engines.hardware.silicon.kernels import check_kernels
 from engines.knobs import Checked, Fixed, check_given, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.shape import ModelShape

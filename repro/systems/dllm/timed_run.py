@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from engines.cost.cards import L40S
+from engines.cost.fit import TimedStep
+from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import ReplayingExecutor
 from engines.dllm.executor.roofline import RooflineExecutor, StepNotes
 from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
 from engines.errors import require
-from engines.hardware.catalogue import L40S
-from engines.hardware.fit import TimedStep
-from engines.hardware.roofline import Calibration, Roofline, StepWork
 from repro.systems.dllm.family import STEPS
 from repro.systems.dllm.replay import Recorded, measured_run
 from repro.systems.dllm.system import dllm_system

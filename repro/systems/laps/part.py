@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engines.hardware.catalogue import Gpu
+from engines.cost.cards import Gpu
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
 """The models of LAPS §4."""

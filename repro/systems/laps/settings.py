@@ -8,10 +8,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from engines.cost.cards import Gpu, gpu
+from engines.cost.kernels import check_kernels
+from engines.cost.tables import Framework
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.silicon.kernels import check_kernels
-from engines.hardware.silicon.tables import Framework
 from engines.knobs import Checked, Knob, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache
 from engines.laps.composed import cost_of

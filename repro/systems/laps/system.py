@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from engines.cost.cards import gpu
 from engines.errors import require
-from engines.hardware.catalogue import gpu
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
 from engines.models.shape import model_shape

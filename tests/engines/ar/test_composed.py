@@ -7,9 +7,9 @@ import pytest
 from engines.ar.composed import ComposedCost
 from engines.ar.cost import PHYSICAL
 from engines.ar.hardware import Hardware
+from engines.cost.cards import H200
+from engines.cost.kernels import Kernels
 from engines.errors import UserError
-from engines.hardware.catalogue import H200
-from engines.hardware.silicon.kernels import Kernels
 from engines.models.shape import LLAMA_3_1_70B
 from engines.policies.step import Chunk
 

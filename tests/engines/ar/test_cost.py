@@ -8,9 +8,9 @@ from support.clusters import TimedCost, hardware
 from support.refusals import refuses
 
 from engines.ar.cost import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
+from engines.cost.cards import H20, H200, Gpu
+from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.errors import UserError
-from engines.hardware.catalogue import H20, H200, Gpu
-from engines.hardware.roofline import Calibration, Roofline, StepWork
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
 from engines.policies.step import Chunk
 

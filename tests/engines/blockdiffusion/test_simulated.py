@@ -21,11 +21,11 @@ from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence,
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, step_work
 from engines.blockdiffusion.tables import SharedTables
-from engines.hardware.catalogue import H20, H200
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Calibration, Roofline
-from engines.hardware.silicon.kernels import Kernels
-from engines.hardware.silicon.tables import FRAMEWORKS
+from engines.cost.cards import H20, H200
+from engines.cost.composed import Composed
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Calibration, Roofline
+from engines.cost.tables import FRAMEWORKS
 from engines.models.block_config import LLADA2_MINI, SDAR_8B
 from engines.models.experts import Router
 from engines.models.shape import LLADA2_FLASH, ModelShape

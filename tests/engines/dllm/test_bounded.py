@@ -14,6 +14,9 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.cost.cards import H200
+from engines.cost.peaks import REPEATS, measured_peaks, seconds_of
+from engines.cost.roofline import Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -21,9 +24,6 @@ from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor, st
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.hardware.catalogue import H200
-from engines.hardware.peaks import REPEATS, measured_peaks, seconds_of
-from engines.hardware.roofline import Roofline
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.experiment import prepare
 from repro.systems.dllm import on_torch
@@ -169,14 +169,14 @@ def test_rates_are_work_over_time(monkeypatch):
         n = result.shape[0]
         return [1e-3] * repeats if result.dim() == 1 else [n**3 * 1e-9 * (8 if n == 1024 else 1)] * repeats
 
-    monkeypatch.setattr("engines.hardware.peaks.seconds_of", takes)
-    monkeypatch.setattr("engines.hardware.peaks.BUDGET_S", float("inf"))
+    monkeypatch.setattr("engines.cost.peaks.seconds_of", takes)
+    monkeypatch.setattr("engines.cost.peaks.BUDGET_S", float("inf"))
     peaks = measured_peaks(torch.device("cpu"), torch.float32)
     assert peaks.flops_per_s == pytest.approx(2e9)
     assert peaks.bytes_per_s == pytest.approx(2 * 64 * 2**20 * 1e3)
     assert "float32 matrix products of 256, 512, 1024 and of a copy of 64 MiB" in peaks.how
     # The largest would take 6 x 1 s.
-    monkeypatch.setattr("engines.hardware.peaks.BUDGET_S", 1.0)
+    monkeypatch.setattr("engines.cost.peaks.BUDGET_S", 1.0)
     assert "products of 256, 512 and" in measured_peaks(torch.device("cpu"), torch.float32).how
 
 
@@ -188,7 +188,7 @@ def test_every_repeat_is_timed_and_the_first_run_is_not():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peaks_of_this_machine(dtype, monkeypatch):
-    monkeypatch.setattr("engines.hardware.peaks.BUDGET_S", 0.05)
+    monkeypatch.setattr("engines.cost.peaks.BUDGET_S", 0.05)
     peaks = measured_peaks(torch.device("cpu"), dtype)
     assert 1e8 < peaks.flops_per_s < 1e15
     assert 1e8 < peaks.bytes_per_s < 1e13

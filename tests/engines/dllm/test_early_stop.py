@@ -23,6 +23,8 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.cost.cards import gpu
+from engines.cost.roofline import Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
@@ -35,8 +37,6 @@ from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as LiveSequence
 from engines.errors import UserError
-from engines.hardware.catalogue import gpu
-from engines.hardware.roofline import Roofline
 from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import TINY_DIR, read_config
 from engines.models.shape import ModelShape

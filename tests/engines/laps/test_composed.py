@@ -2,9 +2,9 @@
 
 import pytest
 
+from engines.cost.cards import H200
+from engines.cost.kernels import Kernels
 from engines.errors import UserError
-from engines.hardware.catalogue import H200
-from engines.hardware.silicon.kernels import Kernels
 from engines.laps.composed import ComposedPrefillCost
 from engines.laps.cost import PrefillConstants
 from engines.models.shape import QWEN2_5_14B

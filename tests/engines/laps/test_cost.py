@@ -3,8 +3,8 @@
 import pytest
 from support.prefill import LINEAR_MODEL, h200_14b
 
+from engines.cost.cards import H200, RTX4090
 from engines.errors import UserError
-from engines.hardware.catalogue import H200, RTX4090
 from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.graphs import GRID, LADDER
 from engines.laps.step_model import StepModel

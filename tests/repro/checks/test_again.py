@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from engines.cost.roofline import Roofline, StepCost, StepWork
 from engines.errors import UserError
-from engines.hardware.roofline import Roofline, StepCost, StepWork
 from paper_figures.dllm_serve import fig3
 from repro.checks.results import check_results
 from repro.cli.main import app

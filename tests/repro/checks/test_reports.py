@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.stored_runs import stored
 
-from engines.hardware.roofline import Calibration
+from engines.cost.roofline import Calibration
 from repro import paths
 from repro.checks import answers
 from repro.checks.answers import check_claims, check_reports

@@ -8,7 +8,7 @@ import pytest
 from support.command import refused, repro
 from support.own_cards import CARD, PLANTED, timed_steps, write_card, write_steps
 
-from engines.hardware.card import CardCalibration
+from engines.cost.roofline import CardCalibration
 from repro import api
 from repro.files import forget
 from repro.paths import CALIBRATION

@@ -20,7 +20,7 @@ from support.command import Result, repro
 from support.forks import repro_in_a_process
 from support.run_files import parts
 
-from engines.hardware import peaks
+from engines.cost import peaks
 from repro.gpu_suite import checks, suite
 from repro.gpu_suite.expected import Prediction
 from repro.gpu_suite.stages import FIRST, scale_of, stages

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from support.cells import a_cell
 
-from engines.hardware.catalogue import gpu
-from engines.hardware.roofline import Calibration
+from engines.cost.cards import gpu
+from engines.cost.roofline import Calibration
 from repro.gpu_suite import expected as expecting
 from repro.gpu_suite.expected import PREPARATION_S, expected, simulated
 from repro.runs.cell import Cell

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.hardware.catalogue import gpu
+from engines.cost.cards import gpu
 from engines.models.shape import model_shape
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.expected import PREPARATION_S

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.cost.roofline import Calibration
 from engines.errors import UserError
-from engines.hardware.roofline import Calibration
 from repro.paths import CALIBRATION
 from repro.reports.fitting import (
     BANDWIDTH_EFFICIENCY,

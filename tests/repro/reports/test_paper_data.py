@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from engines.cost.cards import L40S, RTX4090
 from engines.errors import UserError
-from engines.hardware.catalogue import L40S, RTX4090
 from engines.models.shape import LLADA_8B
 from repro.paths import PAPER
 from repro.reports.paper import load_claims, load_figures, load_table

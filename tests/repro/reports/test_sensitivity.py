@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cells import a_cell
 
-from engines.hardware.catalogue import gpu
-from engines.hardware.roofline import Calibration
+from engines.cost.cards import gpu
+from engines.cost.roofline import Calibration
 from repro.paths import CALIBRATION
 from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values

@@ -143,7 +143,7 @@ def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method():
     modules = prepare(cell("dllm-serve", "roofline")).code.modules
     assert {
         "engines.dllm.scheduling.scheduler",
-        "engines.hardware.roofline",
+        "engines.cost.roofline",
         "repro.workloads.workload",
         "repro.runs.metrics",
     } <= modules.keys()

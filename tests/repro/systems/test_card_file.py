@@ -11,11 +11,10 @@ from support.command import refused, repro
 from support.own_cards import CARD, PLANTED, write_card
 from support.refusals import refuses
 
+from engines.cost.cards import L40S, Gpu, gpu
+from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.tables import FOLDER, Card
 from engines.errors import UserError
-from engines.hardware.card import Card
-from engines.hardware.catalogue import L40S, Gpu, gpu
-from engines.hardware.roofline import Calibration, Roofline, StepWork
-from engines.hardware.silicon.tables import FOLDER
 from engines.models.shape import LLADA_8B
 from repro import api
 from repro.files import forget
@@ -109,7 +108,7 @@ def test_its_numbers_are_those_of_a_python_platform_of_the_same_card(own_folder)
     write_card(own_folder)
     module(
         own_folder,
-        "from engines.hardware.catalogue import GB, Gpu",
+        "from engines.cost.cards import GB, Gpu",
         "L4 = Gpu(name='l4', bf16_tflops=121, memory_bandwidth_gb_s=300, memory_bytes=24 * GB, nvlink_gb_s=None, pcie_gb_s=64, source='')",
         "parts = [replace(part, gpu='pythons:L4') if hasattr(part, 'gpu') else part for part in HERE.parts]",
         "ON_NAME = replace(HERE, name='l4', gpu='pythons:L4', parts=tuple(parts), digest='')",

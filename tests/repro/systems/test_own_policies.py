@@ -192,7 +192,7 @@ def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "from dataclasses import dataclass, replace\n"
         "from engines.dllm.scheduling.phase import Phase\n"
         "from engines.dllm.scheduling.scheduler import PhaseScheduler\n"
-        "from engines.hardware.catalogue import GPUS\n"
+        "from engines.cost.cards import GPUS\n"
         "from repro.systems.dllm.systems import DLLM_SERVE\n"
         "from repro.systems.platforms import PLATFORMS\n\n\n"
         "class Shelf(PhaseScheduler):\n    pass\n\n\n"
@@ -245,7 +245,7 @@ def test_systems_platforms_and_cards_have_names_too():
     own = platform("shelf-card")
     assert (own.name, own.title) == ("shelf:CARD", "a shelf")
     assert platform(own.name) == own
-    from engines.hardware.catalogue import gpu
+    from engines.cost.cards import gpu
 
     assert gpu("shelf-gpu").name == "shelf-gpu"
     cell = Cell(system="thick", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0)

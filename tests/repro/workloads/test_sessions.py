@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.ar.cost import PHYSICAL, WorkerCost
+from engines.cost.cards import H20
 from engines.errors import UserError
-from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions.traces import read_sessions, text_tokens

@@ -8,7 +8,7 @@ import pytest
 from support.command import repro as command
 
 import repro
-from engines.hardware.card import CardCalibration
+from engines.cost.roofline import CardCalibration
 from repro.files import forget
 from repro.paths import REPO
 from repro.systems.calibration import save_calibration

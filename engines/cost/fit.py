@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engines.cost.cards import Gpu
+from engines.cost.roofline import Calibration, CardCalibration, Roofline, StepWork
 from engines.errors import UserError, require
-from engines.hardware.card import CardCalibration
-from engines.hardware.catalogue import Gpu
-from engines.hardware.roofline import Calibration, Roofline, StepWork
 from engines.least_squares import Floats, nonnegative_fit, reduced
 from engines.models.shape import ModelShape
 

@@ -1,7 +1,7 @@
 """A card's kernel times, as extracted from a published package: one curve a line, and where they come from.
 
 The file is CSV in gzip. Its first line is JSON: package, version, licence, digests of the files read and what the rules of
-``engines.hardware.silicon.rules`` changed. A line ``sizes,FRAMEWORK,KERNEL,x,x,...`` gives the sizes of the curves below it; a
+``engines.cost.extract`` changed. A line ``sizes,FRAMEWORK,KERNEL,x,x,...`` gives the sizes of the curves below it; a
 line ``FRAMEWORK,KERNEL,KEY,KEY,...,t,t,...`` one curve in microseconds, with nothing where nothing was measured.
 """
 
@@ -14,9 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from engines.cost.cards import Gpu
+from engines.cost.roofline import CardCalibration
 from engines.errors import UserError, require
+from engines.models.shape import ModelShape
 from engines.user_file import read_bytes
 
 Framework = Literal["vllm", "sglang", "trtllm"]
@@ -36,7 +39,7 @@ EVERY_MODEL: tuple[Kernel, ...] = ("gemm", "prompt", "decode")
 """Experts are of some models, and exchanges of groups of cards."""
 ABOUT = ("package", "version", "system")
 """What runs say of where times come from."""
-FOLDER = Path(__file__).parent / "cards"
+FOLDER = Path(__file__).parent / "kernel_times"
 BLOCK_FOLDER = FOLDER / "block"
 """Tables of block-diffusion models, which are no part of what other models' runs rest on."""
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
@@ -73,6 +76,14 @@ class Tables:
 
     def _with(self, kernel: Kernel) -> str:
         return ", ".join(name for name in FRAMEWORKS if (name, kernel) in self.curves) or "cost=roofline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(Gpu):
+    calibration: CardCalibration | None = None
+    """Constants fitted to its steps; None: its steps are charged by the datasheet."""
+    tables: Tables | None = None
+    """Times of its kernels, which steps are then composed of."""
 
 
 def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]) -> bytes:
@@ -164,3 +175,62 @@ def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Mapping[tuple[i
         points, seconds = zip(*known, strict=True)
         found.setdefault((first, kernel), {})[tuple(map(int, cells[1 : 1 + num_keys]))] = points, seconds
     return found
+
+
+class Product(NamedTuple):
+    """A matrix product with weights [outputs, inputs]."""
+
+    outputs: int
+    inputs: int
+
+
+class Heads(NamedTuple):
+    heads: int
+    kv_heads: int
+
+
+class Experts(NamedTuple):
+    """The experts of a layer on one rank: gate, up and down of each, rows routed and gathered again."""
+
+    width: int
+    hidden: int
+    """Hidden rows of one expert on this rank."""
+    chosen: int
+    among: int
+
+
+def layer_products(shape: ModelShape) -> tuple[Product, ...]:
+    """What every row of a layer of ``shape``, a rank's share, passes: q, k and v are one product, gate and up another. Of a mixture the
+    router and the expert that every row gets."""
+    if shape.num_experts > 1:
+        shared = () if shape.shared_hidden is None else _mlp(shape, shape.shared_hidden)
+        return (*_attention(shape), Product(shape.num_experts, shape.d_model), *shared)
+    return (*_attention(shape), *_mlp(shape, shape.mlp_hidden))
+
+
+def dense_layer_products(shape: ModelShape) -> tuple[Product, ...]:
+    """The same of a mixture's layers with one MLP in place of experts; empty where there are none."""
+    return () if shape.dense_hidden is None else (*_attention(shape), *_mlp(shape, shape.dense_hidden))
+
+
+def _attention(shape: ModelShape) -> tuple[Product, ...]:
+    return Product(shape.q_width + 2 * shape.kv_width, shape.d_model), Product(shape.d_model, shape.q_width)
+
+
+def _mlp(shape: ModelShape, hidden: int) -> tuple[Product, ...]:
+    return Product(2 * hidden, shape.d_model), Product(shape.d_model, hidden)
+
+
+def head_product(shape: ModelShape) -> Product:
+    return Product(shape.vocab_rows, shape.d_model)
+
+
+def heads_of(shape: ModelShape) -> Heads:
+    return Heads(shape.n_heads, shape.n_kv_heads)
+
+
+def experts_of(shape: ModelShape) -> Experts | None:
+    """None of a dense model."""
+    if shape.num_experts == 1:
+        return None
+    return Experts(shape.d_model, shape.mlp_hidden, shape.experts_per_token, shape.num_experts)

@@ -125,7 +125,7 @@ def gpu(name: str | Gpu) -> Gpu:
         if known.name == name.lower():
             return known
     found = load_named("gpu", where_of("gpu", name, [known.name for known in GPUS]))
-    require(isinstance(found, Gpu), f"gpu={name!r} is no engines.hardware.catalogue.Gpu: name one")
+    require(isinstance(found, Gpu), f"gpu={name!r} is no engines.cost.cards.Gpu: name one")
     own: Gpu = found
     return own
 

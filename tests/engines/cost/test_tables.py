@@ -5,17 +5,8 @@ import gzip
 import pytest
 from support.refusals import refuses
 
+from engines.cost.tables import FOLDER, FRAMEWORKS, KEYS, cards, digest_of, encoded, load_tables, write_tables
 from engines.errors import UserError
-from engines.hardware.silicon.tables import (
-    FOLDER,
-    FRAMEWORKS,
-    KEYS,
-    cards,
-    digest_of,
-    encoded,
-    load_tables,
-    write_tables,
-)
 
 
 def test_every_card_has_every_table_of_every_framework_and_all_are_below_a_megabyte():

@@ -1,4 +1,4 @@
-"""The cost of one packed forward, composed of measured kernels: the questions of ``engines.hardware.roofline``, other answers.
+"""The cost of one packed forward, composed of measured kernels: the questions of ``engines.cost.roofline``, other answers.
 
 Every sequence of a step is charged the attention of a causal prompt with as many pairs as the step's sequences have on average;
 bidirectional attention of n rows has those of a causal prompt of 1.41 n. Rows that pass some layers or matrices only (``extra``
@@ -8,8 +8,8 @@ of bandwidth that elementwise kernels reach.
 
 from __future__ import annotations
 
-from engines.hardware.roofline import LOGIT_PASSES, Calibration, Roofline, StepCost, StepWork
-from engines.hardware.silicon.kernels import ELEMENTWISE_SHARE, Kernels
+from engines.cost.kernels import ELEMENTWISE_SHARE, Kernels
+from engines.cost.roofline import LOGIT_PASSES, Calibration, Roofline, StepCost, StepWork
 
 
 class Composed(Roofline):

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from support.own_cards import PLANTED, WORKS, timed_steps
 
+from engines.cost import fit
+from engines.cost.cards import H200, L40S, Gpu
+from engines.cost.fit import TimedStep, fit_steps
+from engines.cost.roofline import Calibration, CardCalibration, Roofline, StepWork
 from engines.errors import UserError
-from engines.hardware import fit
-from engines.hardware.card import CardCalibration
-from engines.hardware.catalogue import H200, L40S, Gpu
-from engines.hardware.fit import TimedStep, fit_steps
-from engines.hardware.roofline import Calibration, Roofline, StepWork
 from engines.least_squares import nonnegative_fit
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engines.hardware.silicon.rules import SPIKE, filled, spikes, streamed
+from engines.cost.extract import SPIKE, filled, spikes, streamed
 
 ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 256.0, 257.0, 512.0])
 

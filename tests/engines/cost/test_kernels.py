@@ -5,10 +5,10 @@ import math
 import pytest
 from support.refusals import refuses
 
+from engines.cost.cards import A100, B200, H20, H100, H200, L40S, RTX4090
+from engines.cost.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels, has_tables, tables_of
+from engines.cost.tables import BLOCK_FOLDER, FRAMEWORKS, load_tables
 from engines.errors import UserError
-from engines.hardware.catalogue import A100, B200, H20, H100, H200, L40S, RTX4090
-from engines.hardware.silicon.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels, has_tables, tables_of
-from engines.hardware.silicon.tables import BLOCK_FOLDER, FRAMEWORKS, load_tables
 from engines.models.shape import (
     LLADA2_FLASH,
     LLADA2_MINI,

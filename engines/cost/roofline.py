@@ -15,8 +15,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+from engines.cost.cards import Gpu
 from engines.errors import UserError, require
-from engines.hardware.catalogue import Gpu
 from engines.knobs import Checked, Proportion, Range
 from engines.models.shape import ModelShape
 from engines.user_file import read_text
@@ -117,6 +117,21 @@ class Calibration(Checked):
         if not isinstance(raw, dict):
             raise UserError(f"calibration file {path} holds a {type(raw).__name__}: it must be one JSON object")
         return cls.from_dict(raw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardCalibration(Calibration):
+    """What two kinds of steps take besides, where the host is the slower part: both are of a diffusion LLM's steps."""
+
+    layout_s: Annotated[float, Range(0)] = 0.0
+    """Taken by a step whose rows lie otherwise than those of the step before: what says where they lie is made anew."""
+    build_s: Annotated[float, Range(0)] = 0.0
+    """Taken by a step in which a sequence chooses the rows that it keeps."""
+
+    notes_steps: ClassVar[bool] = True
+
+    def overhead_s(self, work: StepWork) -> float:
+        return super().overhead_s(work) + self.layout_s * work.new_layout + self.build_s * work.builds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engines.hardware.catalogue import H200, L40S
-from engines.hardware.composed import Composed
-from engines.hardware.roofline import Calibration, Roofline, StepWork
-from engines.hardware.silicon.kernels import ELEMENTWISE_SHARE, Kernels
-from engines.hardware.silicon.tables import load_tables
+from engines.cost.cards import H200, L40S
+from engines.cost.composed import Composed
+from engines.cost.kernels import ELEMENTWISE_SHARE, Kernels
+from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.tables import load_tables
 from engines.models.shape import LLADA_8B
 
 CALIBRATION = Calibration(

@@ -12,18 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engines.errors import UserError, require
-from engines.hardware.card import Card
-from engines.hardware.catalogue import Gpu, gpu
-from engines.hardware.silicon.products import (
+from engines.cost.cards import Gpu, gpu
+from engines.cost.tables import (
+    BLOCK_FOLDER,
+    FOLDER,
+    FRAMEWORKS,
+    Card,
+    Curve,
+    Kernel,
     Product,
+    Tables,
+    cards,
     dense_layer_products,
     experts_of,
     head_product,
     heads_of,
     layer_products,
+    load_tables,
 )
-from engines.hardware.silicon.tables import BLOCK_FOLDER, FOLDER, FRAMEWORKS, Curve, Kernel, Tables, cards, load_tables
+from engines.errors import UserError, require
 from engines.models.shape import BLOCK_DIFFUSION, ModelShape
 
 TRANSFERRED: Mapping[str, str] = {"rtx4090": "l40s", "h20": "h200"}

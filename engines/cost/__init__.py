@@ -1,0 +1,1 @@
+"""The cost of a step on a GPU, by a roofline or by measured kernels."""

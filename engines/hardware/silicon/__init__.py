@@ -1,1 +1,0 @@
-"""Steps made of measured kernels: tables of times that NVIDIA's AIConfigurator publishes, and what is composed of them."""
