@@ -75,12 +75,12 @@ print(json.dumps([repro.__file__, said]))
 def test_from_elsewhere(python, tmp_path):
     done = call(python, "-m", "repro", "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    small = ("--platform", "l40s", "--num-prompts", 2, "--request-rate", 1, "--json")
+    small = ("--platform", "l40s", "--num-prompts", 2, "--json")
     generate = ("generate", "--prompt", "2+2", "--gen-length", 8, "--block-length", 8, "--json")
     replay = ("--replay", followed("mini-gsm in blocks of 32", THRESHOLD, FAST_DLLM), "--replay-drawn")
     lengths = ("--num-prompts", 2, "--gen-length", 64, "--block-length", 32, "--steps", 64)
     bench = ("bench", "--system", "fast-dllm", "--reading", "policy", "--platform", "h200", *replay, *lengths, "--json")
-    drawn = ("reproduce", "fig8", *small, "--num-runs", 1)
+    drawn = ("reproduce", "table4", *small, "--num-runs", 1)
     fine = (("doctor", "--json"), drawn, ("claims", "--json"), generate, bench)
     refused = (("calibrate", "--write"), ("gpu-suite",), ("check-results",))
     done = call(python, "-c", IN_TURN, json.dumps([*fine, *refused]), cwd=tmp_path)
@@ -94,11 +94,11 @@ def test_from_elsewhere(python, tmp_path):
     assert "fitted on" in items["l40s simulated"]["detail"]
     (drawn,) = figures["figures"]
     assert not [note for note in drawn["notes"] if "ncalibrated" in note]
-    assert sorted(drawn["files"])[0] == "results/figures/dllm-serve/fig8-l40s.csv"
+    assert sorted(drawn["files"])[0] == "results/figures/dllm-serve/table4-l40s.csv"
     assert sum(claims["verdicts"].values()) > 100
     assert len(generated["token_ids"]) == 8
     assert all(err.startswith("error: ") for _, _, err in said[len(fine) :])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["figures", "local"]
     runs = {path.name for path in (tmp_path / "results" / "local").iterdir()} - {"memos"}
-    assert len(runs) == 22
+    assert len(runs) == 13

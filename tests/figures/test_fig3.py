@@ -1,9 +1,5 @@
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
@@ -398,24 +394,3 @@ def test_findings_answer_known_claims_on_the_papers_card_only():
     slow = runs_of(fig3.FIGURE.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
     (ranks,) = (f.value for f in fig3.FIGURE.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
     assert ranks == (4, 4, 4)
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from test_fig3 import CARD_VIEW, fig3, made
-fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
-"""
-
-
-def test_same_bytes_in_another_process(tmp_path, monkeypatch):
-    """Another hash seed, another day and another order of runs change nothing."""
-    monkeypatch.undo()  # the files are what is looked into
-    here = fig3.FIGURE.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "12345", "SOURCE_DATE_EPOCH": "1"}
-    subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "there")], cwd=Path(__file__).parent, env=environment, check=True
-    )
-    for path in here:
-        assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes(), path.name

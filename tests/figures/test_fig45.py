@@ -1,6 +1,10 @@
 """Figures 4 and 5, which draw the runs of Figure 3."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
@@ -145,3 +149,25 @@ def test_a_processors_time_is_told_where_it_was_measured(tmp_path):
     assert sum("Tokens per processor second at the highest rate" in note and "0.50x" in note for note in notes) == 3
     usual = fig3.FIGURE.render(runs_of(fig3.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path).notes
     assert not any("processor second" in note for note in usual)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from test_fig45 import CARD_VIEW, fig5, speed
+from support.stored_runs import runs_of
+fig5.FIGURE.render(runs_of(fig5.FIGURE.cells(CARD_VIEW), speed, stretch=0.75), CARD_VIEW, Path(sys.argv[1]))
+"""
+
+
+def test_same_bytes_in_another_process(tmp_path, monkeypatch):
+    """Another hash seed, another day and another order of runs change nothing."""
+    monkeypatch.undo()  # the files are what is looked into
+    runs = runs_of(fig5.FIGURE.cells(CARD_VIEW), speed, stretch=0.75)
+    here = fig5.FIGURE.render(runs[::-1], CARD_VIEW, tmp_path / "here").files
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "12345", "SOURCE_DATE_EPOCH": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "there")]
+    subprocess.run(command, cwd=Path(__file__).parent, env=environment, check=True)
+    for path in here:
+        assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes(), path.name

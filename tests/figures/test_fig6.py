@@ -212,7 +212,7 @@ def test_findings_are_of_another_model():
 
 
 def test_same_runs_same_bytes(tmp_path, monkeypatch):
-    """Of pictures the PNG is enough: test_fig3 looks at PDFs, which are made alike."""
+    """Of pictures the PNG is enough: test_fig45 looks at PDFs, which are made alike."""
     monkeypatch.undo()
     rendered = style.rendered
     monkeypatch.setattr(style, "rendered", lambda figure, kind: rendered(figure, "png") if kind == "png" else b"")
