@@ -16,7 +16,7 @@ from paper_figures.common.runs import Measure, Of, Runs
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, as_percent, from_logarithms, student_t_two_sided
-from repro.systems.ar.platforms import ArPart
+from repro.systems.platforms import ArPart
 
 Floats = npt.NDArray[np.float64]
 Means = Mapping[str, Floats]

@@ -28,8 +28,8 @@ from paper_figures.common.words import shown
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import DEFAULT_READING
+from repro.systems.platforms import ArPart
 
 SAME = ("ampd", "dynamo", "vllm")
 COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))

@@ -9,7 +9,7 @@ from paper_figures.common.runs import Runs
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_table
-from repro.systems.ar.platforms import ArPart
+from repro.systems.platforms import ArPart
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, load_session_card
 

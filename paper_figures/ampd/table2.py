@@ -27,8 +27,8 @@ from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 from repro.systems.ar.planning import PLANNER_SYSTEM
 from repro.systems.ar.plans import even_split
-from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import PLANNING_RATE, hardware_of
+from repro.systems.platforms import ArPart
 
 SERVED_RATE = 1.6
 SERVED = {"ampd": "", "planned": "the plan made for that rate", "ampd-tuned": "the best of a search"}

@@ -22,8 +22,7 @@ from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, s
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import Platform
+from repro.systems.platforms import DllmPart, Platform
 
 CARD = "rtx4090"
 MODES = {"monolithic": "standard profiling\n(full logits)", "decomposed": "logit-aware profiling"}

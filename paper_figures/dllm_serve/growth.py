@@ -28,8 +28,7 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun, over_repeats
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import Platform
+from repro.systems.platforms import DllmPart, Platform
 
 SOURCE = "ours; what dLLM-Serve (arXiv:2512.17077) §3 and §4 say grows, measured or simulated"
 DATASET = "burst"

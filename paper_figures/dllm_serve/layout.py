@@ -17,8 +17,7 @@ from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, SYSTEMS
 from repro.reports.paper import load_figures, load_table
 from repro.runs.store import StoredRun
 from repro.systems.dllm.knobs import READINGS
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import Platform
+from repro.systems.platforms import DllmPart, Platform
 
 PAPER = "dLLM-Serve (arXiv:2512.17077)"
 PRINTED = Look(color="black", marker="D")

@@ -19,8 +19,7 @@ from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import wilson_interval
 from repro.systems.block.settings import EMBEDDED, EMBEDDED_TASKS, NAME
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import Platform
+from repro.systems.platforms import DllmPart, Platform
 
 NUM_PROBLEMS = 50
 """A seed's, of each task."""

@@ -14,8 +14,7 @@ from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure
 from repro.reports.claims import Finding
 from repro.reports.paper import TableValue, load_table
-from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import L40S, RTX4090
+from repro.systems.platforms import DllmPart, platform
 
 
 def page(runs: Runs) -> Page:
@@ -47,18 +46,19 @@ def defaults() -> dict[str, Any]:
     dual = isinstance(fast.rule, DelayedCache) and fast.rule.window == "block"
     cache = FeatureCacheConfig()
     sparsity = SparsityConfig()
+    small, large = (platform(name).part(DllmPart) for name in ("rtx4090", "l40s"))
     return {
-        "Generation Length": RTX4090.part(DllmPart).gen_length,
-        "Total Decoding Steps": RTX4090.part(DllmPart).steps,
-        "KV Block Size": RTX4090.part(DllmPart).block_length,
+        "Generation Length": small.gen_length,
+        "Total Decoding Steps": small.steps,
+        "KV Block Size": small.block_length,
         "Retention Ratio": sparsity.retention_ratio,
         "Kernel Size": sparsity.pool_kernel,
         "Fast-dLLM Mode": "Dual-Cache, no parallel decoding" if dual else "another",
         "dLLM-Cache Prompt Interval": cache.prompt_interval,
         "dLLM-Cache Gen Interval": cache.gen_interval,
-        "Max Batched Tokens (4090)": RTX4090.part(DllmPart).max_num_batched_tokens,
-        "Max Batched Tokens (L40S)": L40S.part(DllmPart).max_num_batched_tokens,
-        "Max Materialized Logits": RTX4090.part(DllmPart).max_num_logits,
+        "Max Batched Tokens (4090)": small.max_num_batched_tokens,
+        "Max Batched Tokens (L40S)": large.max_num_batched_tokens,
+        "Max Materialized Logits": small.max_num_logits,
     }
 
 

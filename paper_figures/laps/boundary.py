@@ -19,7 +19,7 @@ from paper_figures.laps.contenders import MODELS
 from paper_figures.laps.layout import laps_figure
 from repro.reports.claims import Finding
 from repro.runs.statistics import Interval, mean_interval
-from repro.systems.laps.settings import part_of
+from repro.systems.platforms import PrefillPart
 
 LENGTHS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024, 2048, 4096)
 HISTORIES = (0, 512, 2048, 8192)
@@ -99,7 +99,7 @@ def in_ms(seconds: Interval, digits: int = 1) -> str:
 
 
 def page(runs: Runs) -> Page:
-    card = part_of(runs.view.platform).gpu
+    card = runs.view.platform.part(PrefillPart).gpu
     wait, penalty = waits()
     return Page(
         table=Table(
@@ -126,7 +126,7 @@ def page(runs: Runs) -> Page:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    card = part_of(runs.view.platform).gpu
+    card = runs.view.platform.part(PrefillPart).gpu
     found = {model: boundaries(model, card) for model in MODELS}
     middle, (_, hol) = found[MODELS[1]], waits()
     planted = PaperForm(alpha=1e-9, beta=2e-6, gamma_w=5e-6, gamma_r=4e-7)
@@ -179,5 +179,5 @@ FIGURE = laps_figure(
     "LAPS, §2.1, §2.2",
     page=page,
     findings=findings,
-    under_title=lambda runs: f"computed: the roofline of {part_of(runs.view.platform).title}",
+    under_title=lambda runs: f"computed: the roofline of {runs.view.platform.part(PrefillPart).title}",
 )

@@ -14,13 +14,13 @@ from paper_figures.common.words import number, said
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.store import StoredRun
 from repro.systems.laps.family import BUCKETS
-from repro.systems.laps.part import MODELS
-from repro.systems.laps.settings import part_of
-from repro.systems.platforms import platform
+from repro.systems.platforms import PrefillPart, platform
 
 PAIRED_SEEDS = 10
 """Repeats of a figure where a view asks for no other number."""
 LMSYS, SHAREGPT = "lmsys-chat-1m", "sharegpt"
+MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
+"""The models of LAPS §4."""
 SMALL, MIDDLE, LARGE = MODELS
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 """From 1 to 64 (LAPS §4.1); powers of two are assumed."""
@@ -116,7 +116,7 @@ _OF_LENGTHS = {
 """What became of each length of prompt, beside every mean."""
 
 COLUMNS: Columns[StoredRun] = {
-    "model": lambda run: run.cell.knob_values.get("model", part_of(platform(run.cell.platform)).model),
+    "model": lambda run: run.cell.knob_values.get("model", platform(run.cell.platform).part(PrefillPart).model),
     "instances": lambda run: run.cell.knob_values.get("num_instances", 1),
     "clients": lambda run: run.cell.knob_values.get("clients"),
     "rate_turns_s": lambda run: run.cell.rate,

@@ -20,6 +20,7 @@ from paper_figures.laps.contenders import (
     LATE_1K,
     LONGEST,
     MEAN,
+    MODELS,
     P90,
     RPS,
     SHAREGPT,
@@ -31,8 +32,7 @@ from repro.reports.figures import Knobs, View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.laps.part import MODELS
-from repro.systems.laps.settings import part_of
+from repro.systems.platforms import PrefillPart
 
 Place = tuple[str, int, int]
 """Model, instances, clients."""
@@ -121,7 +121,7 @@ def page(runs: Runs) -> Page:
         columns=columns,
         conclusions=[conclusion(runs, instances) for instances in asked.instances],
         about="Closed loop without think time, ShareGPT's turns: mean TTFT is the reciprocal of turns/s. LAPS mended: several long prompts a step, graphs only where predicted faster, "
-        f"window of at most {5 * part_of(runs.view.platform).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
+        f"window of at most {5 * runs.view.platform.part(PrefillPart).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
         table=Table(
             columns=(
                 *("instances", "model", "clients", "SGLang PD turns/s"),

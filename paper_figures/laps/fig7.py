@@ -35,7 +35,7 @@ from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.laps.settings import part_of
+from repro.systems.platforms import PrefillPart
 
 NAMES: Mapping[int, tuple[str, ...]] = {
     1: ("sglang", "vllm", "laps", "reserve"),
@@ -200,7 +200,7 @@ def findings(runs: Runs) -> list[Finding]:
     decisions = (
         f"most instances moved by one of {NUM_DECISIONS:,} decisions on random signals, {gap_s:g} s apart at least"
     )
-    slo_s = part_of(runs.view.platform).slo_s
+    slo_s = runs.view.platform.part(PrefillPart).slo_s
     return [
         fall("laps-slo-single-dp", "sglang", 1),
         fall("laps-slo-single-router", "sglang", 1),

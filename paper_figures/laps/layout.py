@@ -15,7 +15,7 @@ from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, bounds, csv_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
-from repro.systems.laps.settings import part_of
+from repro.systems.platforms import PrefillPart
 
 
 def laps_page(
@@ -78,7 +78,7 @@ Column = TypeVar("Column")
 
 def basis_of(runs: Runs) -> str:
     kind = "simulated, uncalibrated" if runs.view.obtained == "simulated" else runs.view.obtained
-    title = part_of(runs.view.platform).title
+    title = runs.view.platform.part(PrefillPart).title
     return f"{kind}: {title if runs.view.is_simulated else title.replace(HERE, devices(runs))}"
 
 
@@ -96,7 +96,7 @@ laps_figure = partial(
     platforms=("h200",),
     num_runs=PAIRED_SEEDS,
     in_order=seed_by_seed,
-    place=lambda where: part_of(where).title,
+    place=lambda where: where.part(PrefillPart).title,
     under_title=basis_of,
 )
 """``cells`` are those of one seed."""
@@ -109,7 +109,7 @@ def how_obtained(runs: Runs) -> list[str]:
         return [f"All runs simulated on a discrete-event cluster; {' and '.join(charged)}."]
     if runs.view.is_simulated:
         return [OBTAINED]
-    part = part_of(runs.view.platform)
+    part = runs.view.platform.part(PrefillPart)
     return [
         f"Measured on one core ({devices(runs)}): each step of a decoder of 12 layers of 64 with random weights is run and timed once; clients, queues and policies "
         f"are on a clock that the steps put forward. Lengths are {part.length_scale:g} and times {part.time_scale:g} of the paper's: "

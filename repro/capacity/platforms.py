@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from repro.systems.ar.platforms import H20X32, ArPart
-from repro.systems.platforms import Platform
+from repro.systems.platforms import ArPart, Platform, platform
 
 MOST_GPUS = 4096
 
 
 def _of(card: str) -> Platform:
-    part = replace(H20X32.part(ArPart), num_gpus=MOST_GPUS)
-    return Platform(
-        name=card, title=f"servers of 8 NVIDIA {card.upper()}", executor="roofline", gpu=card, parts=(part,)
-    )
+    cluster = platform("h20x32").with_part(ArPart, num_gpus=MOST_GPUS)
+    return replace(cluster, name=card, title=f"servers of 8 NVIDIA {card.upper()}", gpu=card)
 
 
 H20, H100, H200 = _of("h20"), _of("h100"), _of("h200")

@@ -17,11 +17,9 @@ from repro.capacity.site import Site, refuse_set_here
 from repro.capacity.study import num_prompts
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.system import ArSystem
-from repro.systems.laps.settings import part_of
 from repro.systems.laps.system import PrefillSystemEntry
-from repro.systems.platforms import platform
+from repro.systems.platforms import ArPart, PrefillPart, platform
 from repro.workloads.conversations.workload import known_conversation_cards
 from repro.workloads.knobs import named_after, place_of
 from repro.workloads.sessions.workload import known_session_cards
@@ -135,7 +133,7 @@ class Question:
             on.part(ArPart)
         else:
             require(
-                part_of(on).gpu is not None,
+                on.part(PrefillPart).gpu is not None,
                 f"platform={where!r} is measured and a capacity is searched by simulation: use h200",
             )
         dataset, file = self._data(is_cluster)

@@ -44,7 +44,7 @@ COLUMNS = {
 def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
     from repro.reports.ablation import BASE, variants_of
     from repro.reports.figures import View, default_reading
-    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import DllmPart
     from repro.systems.platforms import platform as platform_of
 
     asked.refuse("model")

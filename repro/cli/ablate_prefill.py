@@ -30,12 +30,12 @@ COLUMNS = {
 
 def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
     from repro.reports.ablation import paired_cells
-    from repro.systems.laps.settings import part_of
+    from repro.systems.platforms import PrefillPart
     from repro.systems.platforms import platform as platform_of
 
     asked.refuse("reading", "limit")
     where, rate = platform_of(asked.platform or "h200"), asked.rate(RATE)
-    part = part_of(where)
+    part = where.part(PrefillPart)
     datasets = asked.dataset or (part.dataset,)
     return Study(
         component=asked.component,

@@ -115,8 +115,8 @@ class Profiled(Checked):
     [default: 7 on CUDA, else 1]."""
 
     def knobs(self, device: str | None, where: Platform, executor: str | None) -> dict[str, int]:
-        from repro.systems.dllm.part import DllmPart
         from repro.systems.dllm.settings import default_profile_every
+        from repro.systems.platforms import DllmPart
 
         if not self.profile:
             require(

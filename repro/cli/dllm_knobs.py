@@ -51,7 +51,7 @@ def engine_knobs() -> dict[str, Sequence[type | Some]]:
 
 def of_platform() -> Mapping[str, object]:
     """Defaults that the platform says."""
-    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import DllmPart
 
     names = (*(field.name for field in fields(DllmPart)), "memory_limit", "num_prompts")
     return {**dict.fromkeys(names, "the platform's"), "reading": "", "steps": "one a token", "batch_rule": "workload"}

@@ -56,7 +56,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     def views(self, name: str) -> list[View]:
         from repro.reports.figures import View, default_reading
         from repro.reports.figures import figure as figure_of
-        from repro.systems.dllm.part import DllmPart
+        from repro.systems.platforms import DllmPart
         from repro.systems.platforms import platform as platform_of
 
         parsed = [opt.parse_rate(rate) for rate in self.request_rate or []]

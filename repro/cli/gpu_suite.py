@@ -107,7 +107,7 @@ def gpu_suite(*, asked: Asked, json: opt.Json = False) -> None:
 def _place(asked: Asked) -> tuple[FoundGpu | None, str]:
     """The card, if there is one, and the platform that it is; ends the command where a card is missing."""
     from repro.gpu_suite.card import driver_card, platform_on, torch_card
-    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import DllmPart
     from repro.systems.platforms import platform as find_platform
 
     card, platform = driver_card(), asked.platform

@@ -52,7 +52,7 @@ def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -
     from engines.dllm.config import EngineConfig, SparsityConfig
     from engines.knobs import given_to
     from repro.reports.memory import PlanCase
-    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import DllmPart
 
     part = where.part(DllmPart)
     config = EngineConfig(
@@ -74,7 +74,7 @@ def plan(*, asked: Asked, given: Annotated[Given, KNOBS], json: opt.Json = False
     from engines.dllm.config import GenerationConfig
     from engines.models.shape import LLADA_8B
     from repro.reports.memory import compare_logit_budgets
-    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import DllmPart
     from repro.systems.platforms import platform as platform_of
 
     places = [platform_of(name) for name in asked.platform or ["rtx4090", "l40s"]]

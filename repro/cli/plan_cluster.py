@@ -79,9 +79,9 @@ class Sample(Checked):
 
     def slo(self, model: str, trace: str) -> Slo:
         from engines.policies.task import Slo
-        from repro.systems.ar.platforms import PAPER_OBJECTIVES
+        from repro.systems.platforms import paper_objectives
 
-        printed = PAPER_OBJECTIVES.get((model, trace))
+        printed = paper_objectives().get((model, trace))
         ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)
         itl_s = self.slo_itl_s or (printed and printed.itl_ms / 1e3)
         missing = "--slo-ttft-s" if ttft_s is None else "--slo-itl-s"

@@ -25,8 +25,7 @@ from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
 from repro.runs.metrics import served_per_second
 from repro.runs.store import StoredRun
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import platform
+from repro.systems.platforms import DllmPart, platform
 
 CALIBRATION = "calibration.json"
 SCHEMA_VERSION = 1

@@ -20,8 +20,7 @@ from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import platform
+from repro.systems.platforms import DllmPart, platform
 
 Facts = Mapping[str, Any]
 

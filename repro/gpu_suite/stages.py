@@ -15,8 +15,7 @@ from repro.gpu_suite.checks import check_cell
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import GB, Platform, platform
+from repro.systems.platforms import GB, DllmPart, Platform, platform
 
 STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256
 """Requests of the steps that are timed, and tokens of each."""

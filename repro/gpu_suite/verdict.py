@@ -21,8 +21,7 @@ from repro.gpu_suite.suite import Suite
 from repro.reports.fitting import PROTOCOLS
 from repro.runs.store import StoredRun
 from repro.systems.dllm.family import STEPS
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import platform
+from repro.systems.platforms import DllmPart, platform
 
 VERDICT = "verdict.md"
 LEAST_RATIO, LEAST_ROOFLINE = 2.5, 0.6

@@ -18,8 +18,7 @@ from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.systems.cost import CostKnobs
 from repro.systems.dllm import knobs as dllm_knobs
 from repro.systems.dllm.knobs import ReadingName
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import PLATFORMS, Platform
+from repro.systems.platforms import PLATFORMS, DllmPart, Platform
 
 if TYPE_CHECKING:
     from repro.reports.claims import Finding

@@ -3,7 +3,8 @@
 It covers the modules a system names and all they import, from this repository or, where a plug-in does, from anywhere but the
 standard library and installed packages; a module that is imported by name at run time (an executor) is named by the system.
 What else a plug-in reads is apart (repro.runs.inputs). Comments, docstrings and formatting do not count: what is digested is
-the syntax tree without docstrings. Libraries are named in a run's provenance instead.
+the syntax tree without docstrings. A YAML file beside a module that has the module's name counts with it. Libraries are named in
+a run's provenance instead.
 """
 
 from __future__ import annotations
@@ -82,8 +83,16 @@ def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
     if path is None:
         return None
     digest, tree = digested(path.read_bytes())
+    if (data := path.with_suffix(".yaml")).is_file():
+        digest = hashlib.sha256(f"{digest} {_data(data)}".encode()).hexdigest()[:DIGEST_LENGTH]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     return digest, tuple(dict.fromkeys(_imported(tree.body, package)))
+
+
+def _data(path: Path) -> str:
+    """The lines of a YAML file that say something."""
+    lines = (line.partition("#")[0].rstrip() for line in path.read_text().splitlines())
+    return "\n".join(filter(None, lines))
 
 
 def digested(content: bytes) -> tuple[str, ast.Module]:

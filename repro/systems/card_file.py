@@ -20,56 +20,17 @@ from engines.cost.tables import Card, load_folder
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
 from engines.errors import UserError, require
-from engines.knobs import Checked, Count, Fixed, Range, Seconds, Tokens, check_given, given_to
+from engines.knobs import Checked, Range
 from engines.models.checkpoint import config_of, digest_of
 from engines.models.shape import ModelShape, model_shape
 from repro.files import kept, one_line, read_yaml, unreadable_yaml
-from repro.systems.ar.platforms import PAPER_OBJECTIVES, ArPart
-from repro.systems.dllm.part import DllmPart
-from repro.systems.laps.part import PARTS, PrefillPart
-from repro.systems.platforms import Platform
+from repro.systems.platforms import ArPart, DllmPart, Platform, PrefillPart, checked_section, paper_objectives, platform
 from repro.systems.simulated import autoregressive_shape
 
 Amount = Annotated[float, Range(above=0, most=1e9)]
-Requests = Annotated[int, Range(1, 10**5)]
+_DLLM_MODEL = "llada-8b"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CATALOGUE = frozenset(card.name for card in GPUS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DllmSection(Checked):
-    model: str = "llada-8b"
-    """A shape (llada-8b, dream-7b), or a checkpoint."""
-    max_num_batched_tokens: Tokens | None = None
-    """Tokens of a step [default: of 16,384, 8,192 and 4,096 the most that leave K/V of two such steps in memory; 4,096 where none does]."""
-    max_num_logits: Tokens = 2048
-    max_num_seqs: Count = 256
-    max_model_len: Tokens | None = None
-    """Tokens of a request [default: 4,096, or those of a step where these are fewer]."""
-    num_prompts: Requests = 128
-    """Requests of a run on any data set."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AmpdSection(Checked):
-    model: str | None = None
-    """A shape [default: Llama-3.1-70B where four of the card hold it with 32,768 tokens, else Qwen3-32B]."""
-    trace: str = "dureader"
-    constants: str = "physical"
-    """A reading of the cost model; what is fitted takes the place of the physical one's."""
-    num_prompts: Requests = 99
-    """Sessions of a run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LapsSection(Checked):
-    model: str | None = None
-    """A shape [default: Qwen2.5-14B where the card holds it with 32,768 tokens, else Qwen2.5-7B]."""
-    dataset: str = "lmsys-chat-1m"
-    clients: Requests = 16
-    num_prompts: Requests = 3000
-    """Turns of a run."""
-    slo_ttft_s: Annotated[Seconds, Range(1e-6, 1e6)] = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +54,13 @@ class CardFile(Checked):
     """A folder of kernel tables, whose times steps are composed of; seen from the file."""
     calibration: str | None = None
     """What repro calibrate has fitted; seen from the file."""
-    dllm: Annotated[DllmSection, Fixed] = field(default_factory=DllmSection)
-    ampd: Annotated[AmpdSection, Fixed] = field(default_factory=AmpdSection)
-    laps: Annotated[LapsSection, Fixed] = field(default_factory=LapsSection)
+    dllm: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``DllmPart`` in place of those that follow from the card; likewise of ``ArPart`` and ``PrefillPart``."""
+    ampd: Mapping[str, Any] = field(default_factory=dict)
+    laps: Mapping[str, Any] = field(default_factory=dict)
 
 
-SECTIONS: Mapping[str, Any] = {"dllm": DllmSection, "ampd": AmpdSection, "laps": LapsSection}
+SECTIONS = ("dllm", "ampd", "laps")
 REQUIRED = ("name", "bf16_tflops", "memory_bandwidth_gb_s", "memory_gb")
 
 
@@ -117,7 +79,7 @@ def card_of(path: Path) -> tuple[Card, str]:
     """The card without what is fitted to it, which may be about to be, and the diffusion LLM that it runs."""
     try:
         said = replace(_told(path), calibration=None)
-        return _card(path, said), said.dllm.model
+        return _card(path, said), said.dllm.get("model", _DLLM_MODEL)
     except UserError as error:
         raise UserError(f"platform={str(path)!r}: {error}") from None
 
@@ -155,7 +117,7 @@ def _told(path: Path) -> CardFile:
     known = [each.name for each in fields(CardFile)]
     for name in given:
         require(name in known, f"{name}={given[name]!r} is unknown: use {', '.join(known)}")
-    sections = {name: _section(name, given[name]) for name in SECTIONS if given.get(name) is not None}
+    sections = {name: checked_section(name, given[name]) for name in SECTIONS if given.get(name) is not None}
     said = CardFile(**{name: value for name, value in given.items() if value is not None} | sections)
     require(
         bool(_NAME.fullmatch(said.name)),
@@ -166,16 +128,6 @@ def _told(path: Path) -> CardFile:
         f"name={said.name!r} is a card that is known here: use --platform or --hardware {said.name.lower()}, or give another name",
     )
     return said
-
-
-def _section(name: str, given: Any) -> Any:
-    require(isinstance(given, dict), f"{name}={given!r} must be a mapping of settings: write them below it")
-    kind = SECTIONS[name]
-    try:
-        check_given(given, kind, who=f"section {name!r}")
-        return given_to(kind(), given)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
 
 
 def _card(path: Path, said: CardFile) -> Card:
@@ -199,32 +151,32 @@ def _calibration(path: Path, card: str) -> CardCalibration:
     return found
 
 
-def _dllm(said: DllmSection, card: Gpu) -> DllmPart:
-    shape = ModelShape.from_config(config_of(said.model), name=said.model, dtype_bytes=2)
-    tokens = said.max_num_batched_tokens or _step_tokens(said, shape, card)
+def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
     by_peak = card.bf16_tflops / L40S.bf16_tflops
-    return DllmPart(
-        model=said.model,
-        memory_bytes=card.memory_bytes,
-        max_num_batched_tokens=tokens,
-        max_num_logits=said.max_num_logits,
-        max_num_seqs=said.max_num_seqs,
-        max_model_len=said.max_model_len or min(4096, tokens),
+    usual = {
+        "model": _DLLM_MODEL,
+        "memory_bytes": card.memory_bytes,
+        "max_num_logits": 2048,
+        "max_num_seqs": 256,
         # Of the L40S, whose knees lie among them: most steps are bound by arithmetic.
-        rates=tuple(float(f"{rate * by_peak:.2g}") for rate in (0.1, 0.25, 0.5, 1.0)),
-        num_requests=dict.fromkeys(("livebench", "burst", "osc"), said.num_prompts),
-    )
+        "rates": tuple(float(f"{rate * by_peak:.2g}") for rate in (0.1, 0.25, 0.5, 1.0)),
+        "num_requests": dict.fromkeys(("livebench", "burst", "osc"), 128),
+    } | own
+    tokens = usual.get("max_num_batched_tokens") or _step_tokens(usual)
+    return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens)} | usual)
 
 
-def _step_tokens(said: DllmSection, shape: ModelShape, card: Gpu) -> int:
+def _step_tokens(usual: Mapping[str, Any]) -> int:
+    """The largest of 16,384, 8,192 and 4,096 tokens that leaves K/V of two such steps in memory; 4,096 where none does."""
+    shape = ModelShape.from_config(config_of(usual["model"]), name=usual["model"], dtype_bytes=2)
     for tokens in (16384, 8192):
         config = EngineConfig(
             max_num_batched_tokens=tokens,
-            max_num_logits=said.max_num_logits,
-            max_num_seqs=said.max_num_seqs,
+            max_num_logits=usual["max_num_logits"],
+            max_num_seqs=usual["max_num_seqs"],
             max_model_len=4096,
         )
-        if divide_memory(shape, card.memory_bytes, config, logit_rows=config.logit_rows).kv_rows >= 2 * tokens:
+        if divide_memory(shape, usual["memory_bytes"], config, logit_rows=config.logit_rows).kv_rows >= 2 * tokens:
             return tokens
     return 4096
 
@@ -242,32 +194,30 @@ def _check_model(section: str, model: str | None) -> None:
 
 
 def _ampd(said: CardFile, card: Gpu) -> ArPart:
-    own, constants = said.ampd, cost_constants(said.ampd.constants)
-    _check_model("ampd", own.model)
+    """Its model is Llama-3.1-70B where four of the card hold that with ``ROOM``, else Qwen3-32B."""
+    own, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
+    _check_model("ampd", own.get("model"))
     large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
-    return ArPart(
-        model=own.model or ("Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B"),
-        num_gpus=said.num_gpus,
-        trace=own.trace,
-        constants=own.constants,
-        rates=(0.8, 1.2, 1.6, 2.0, 2.4),
-        num_sessions=own.num_prompts,
-        objectives=PAPER_OBJECTIVES,
-    )
+    usual = {
+        "model": "Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B",
+        "num_gpus": said.num_gpus,
+        "constants": "physical",
+        "rates": (0.8, 1.2, 1.6, 2.0, 2.4),
+        "num_sessions": 99,
+        "objectives": paper_objectives(),
+    }
+    return ArPart(**usual | own)
 
 
 def _laps(said: CardFile, card: Gpu) -> PrefillPart:
+    """Its model is Qwen2.5-14B where the card holds that with ``ROOM``, else Qwen2.5-7B."""
     own, shape = said.laps, model_shape("Qwen2.5-14B")
-    _check_model("laps", own.model)
+    _check_model("laps", own.get("model"))
     fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token
-    return replace(
-        PARTS["h200"],
-        title=f"{card.name} {said.memory_gb:g} GB, prefill instances",
-        gpu=card,
-        model=own.model or ("Qwen2.5-14B" if fits else "Qwen2.5-7B"),
-        dataset=own.dataset,
-        clients=own.clients,
-        num_turns=own.num_prompts,
-        slo_s=own.slo_ttft_s,
-        most_instances=said.num_gpus,
-    )
+    usual = {
+        "title": f"{card.name} {said.memory_gb:g} GB, prefill instances",
+        "gpu": card,
+        "model": "Qwen2.5-14B" if fits else "Qwen2.5-7B",
+        "most_instances": said.num_gpus,
+    }
+    return replace(platform("h200").part(PrefillPart), **usual | own)

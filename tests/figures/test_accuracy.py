@@ -1,6 +1,7 @@
 """The table of what every compared configuration solves, and that what reads it reads what was written."""
 
 import pytest
+from support.platforms import CPU_TINY
 from support.stored_runs import FAILED, changed, read_csv, stored
 
 from paper_figures.dllm_serve import accuracy
@@ -8,7 +9,6 @@ from repro.reports.accuracy import accuracies, at_dense_accuracy, configuration_
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.dllm.platforms import CPU_TINY
 
 VIEW = View(platform=CPU_TINY, reading="efficient")
 N = 300

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.figure_runs import block_run, figure_runs
+from support.platforms import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
 from support.refusals import refuses
 from support.stored_runs import read_csv
 
@@ -13,7 +14,6 @@ from repro.reports.figures import PAPERS, View, figure
 from repro.reports.paper import load_claims
 from repro.runs.experiment import prepare
 from repro.systems.block.family import BLOCK
-from repro.systems.block.platforms import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 H20_VIEW = View(platform=H20_LLADA2_MINI, reading="published", num_runs=3)

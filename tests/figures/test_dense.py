@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 from support.figure_runs import figure_runs
+from support.platforms import CPU_TINY, L40S, RTX4090
 from support.stored_runs import drawn_lines, read_csv, runs_of
 from support.text_boxes import overprinted
 
@@ -14,7 +15,6 @@ from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.figures import View, default_reading
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 
 import pytest
+from support.platforms import CPU_TINY, L40S, RTX4090
 from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
 
 from engines.dllm.memory.budget import divide_memory
@@ -13,8 +14,7 @@ from repro.reports.figures import View
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
+from repro.systems.platforms import DllmPart
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.colors import to_hex
+from support.platforms import CPU_TINY, L40S, RTX4090
 from support.stored_runs import (
     CALIBRATION,
     CPU,
@@ -30,8 +31,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Validity
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
+from repro.systems.platforms import DllmPart
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.platforms import CPU_TINY, RTX4090
 from support.refusals import refuses
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, stored, text_of
 
@@ -15,7 +16,6 @@ from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
-from repro.systems.dllm.platforms import CPU_TINY, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

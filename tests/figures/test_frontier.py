@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from support.platforms import CPU_TINY, H200
 from support.stored_runs import changed, runs_of, text_of
 
 from paper_figures.common.runs import Runs
@@ -27,8 +28,7 @@ from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
 from repro.runs.store import StoredRun, read_run
 from repro.systems.block.settings import resolve
-from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import CPU_TINY, H200
+from repro.systems.platforms import DllmPart
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.platforms import CPU_TINY, H200, L40S, RTX4090
 from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import growth
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.dllm.platforms import CPU_TINY, H200, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

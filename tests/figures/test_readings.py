@@ -1,6 +1,7 @@
 """The readings view: what is run, what is drawn, and what its table says."""
 
 import pytest
+from support.platforms import CPU_TINY, L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import readings, table4
@@ -9,7 +10,6 @@ from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
-from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from support.platforms import L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import baselines, table1, table2, table3, table4
 from repro.reports.figures import FIGURES, View, default_reading, figure
 from repro.reports.paper import load_claims, load_figures
-from repro.systems.dllm.platforms import L40S, RTX4090
 from repro.systems.platforms import platform
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 from support.figure_runs import figure_runs
+from support.platforms import L40S, RTX4090
 from support.stored_runs import changed, read_csv, runs_of
 from support.text_boxes import overprinted
 
@@ -16,7 +17,6 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import StoredRun
 from repro.runs.tuning import Tuned
-from repro.systems.dllm.platforms import L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -13,10 +13,9 @@ from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.part import DllmPart
 from repro.systems.http.knobs import resolve
 from repro.systems.http.workload import workload_of
-from repro.systems.platforms import PLATFORMS, platform
+from repro.systems.platforms import PLATFORMS, DllmPart, platform
 from repro.workloads.knobs import length_scale_for
 
 

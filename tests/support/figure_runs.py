@@ -19,8 +19,7 @@ from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.systems.ar.planning import PLANNER_SYSTEM
 from repro.systems.block.family import BLOCK
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import platform
+from repro.systems.platforms import DllmPart, platform
 
 NUM_PROBLEMS = 40
 

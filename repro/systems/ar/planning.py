@@ -73,7 +73,7 @@ class Planning:
     top: int
     method: Method | None
     is_timed: bool
-    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.ar.platforms")
+    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.platforms")
 
     @property
     def obtained(self) -> Obtained:

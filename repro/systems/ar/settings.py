@@ -21,10 +21,9 @@ from engines.models.shape import model_shape
 from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.systems.ar.platforms import ArPart
 from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
-from repro.systems.platforms import Platform, platform
+from repro.systems.platforms import ArPart, Platform, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers

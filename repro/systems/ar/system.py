@@ -17,9 +17,8 @@ from repro.runs.record import RunRecord
 from repro.runs.tuning import Tuned
 from repro.systems.ar.family import AR, tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, parse_deployment, planned
-from repro.systems.ar.platforms import ArPart
 from repro.systems.ar.settings import ClusterKnobs, Ground, Settings, resolve, sessions_of
-from repro.systems.platforms import Platform
+from repro.systems.platforms import ArPart, Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
 from repro.workloads.card import remarked
 from repro.workloads.sessions.workload import SessionWorkload
@@ -173,7 +172,7 @@ class ArSystem(PolicySystem[Build]):
             obtained=settings.charged.obtained,
             how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
-            modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms"),
+            modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.platforms"),
         )
         deployment.check()
         if deployment.how != SEARCH:

@@ -63,7 +63,7 @@ class Deployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return __name__, "repro.systems.block.platforms", SIMULATED if self.settings.is_simulated else ON_TORCH
+        return __name__, "repro.systems.platforms", SIMULATED if self.settings.is_simulated else ON_TORCH
 
     @property
     def basis(self) -> str:

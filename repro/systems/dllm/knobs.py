@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from engines.dllm.config import MEASURED, PACKED
 from engines.errors import require
 from engines.knobs import Checked, Memory, Only, Range
-from repro.systems.dllm.part import Dtype
+from repro.systems.platforms import Dtype
 from repro.workloads.knobs import RequestKnobs
 
 ReadingName = Literal["published", "efficient", "policy"]

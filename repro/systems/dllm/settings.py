@@ -23,8 +23,7 @@ from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
 from repro.systems.dllm.knobs import SIMULATED_READING, Asked, BaselineKnobs, Device, ModelKnobs, ReplayKnobs
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import Platform, platform
+from repro.systems.platforms import DllmPart, Platform, platform
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
 from repro.workloads.own import workload_knobs

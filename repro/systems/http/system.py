@@ -37,7 +37,7 @@ class HttpDeployment:
     rate: float | None
     obtained: ClassVar[Obtained] = "measured"
     is_tied_here: ClassVar[bool] = True
-    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.http.platforms")
+    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.platforms")
 
     @property
     def basis(self) -> str:

@@ -13,9 +13,9 @@ from repro.prefill.instance import MeasuredInstance, Setting
 from repro.runs.cell import Cell, Scalar
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
-from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.laps.settings import SHORT_PROMPT
 from repro.systems.laps.system import PrefillSystemEntry
+from repro.systems.platforms import PrefillPart, platform
 
 FIGURES = ("fig1", "fig3", "fig5", "fig6")
 MOST_TOKENS = 16_384
@@ -29,7 +29,7 @@ def platform_of(setting: Setting) -> str:
 
 def part_of(setting: Setting) -> PrefillPart:
     """What runs on an instance of this size by default."""
-    part = PARTS[platform_of(setting)]
+    part = platform(platform_of(setting)).part(PrefillPart)
     if part.gpu is None:
         return part
     return replace(part, gpu=None, model=setting.model, most_instances=1, most_tokens=MOST_TOKENS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.cost.tables import Framework
-from engines.errors import UserError, require
+from engines.errors import require
 from engines.knobs import Checked, Knob, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache
 from engines.laps.composed import cost_of
@@ -23,9 +23,8 @@ from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
 from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cost import CostKnobs
-from repro.systems.laps.part import PARTS, PrefillPart
 from repro.systems.laps.turns import PrefillWorkloadConfig, Stream
-from repro.systems.platforms import Platform, platform
+from repro.systems.platforms import Platform, PrefillPart, platform
 from repro.systems.simulated import autoregressive_shape
 from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
 from repro.workloads.draws import arrivals_asked
@@ -194,18 +193,6 @@ def _step_model_of(
     return StepModel.profile(cost, shapes)
 
 
-def part_of(where: Platform) -> PrefillPart:
-    """The platform's own part, or the one of its name here."""
-    for part in where.parts:
-        if isinstance(part, PrefillPart):
-            return part
-    if where.name not in PARTS:
-        raise UserError(
-            f"platform={where.name!r} has no settings for prefill instances: use {', '.join(PARTS)}, or a platform of your own"
-        )
-    return PARTS[where.name]
-
-
 def resolve(
     cell: Cell,
     system: str,
@@ -216,7 +203,7 @@ def resolve(
     """Platform defaults, or those of ``part``, overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the
     system's, ``plugged`` those of policies that the cell names."""
     where = platform(cell.platform)
-    part = part or part_of(where)
+    part = part or where.part(PrefillPart)
     wanted = "torch" if part.gpu is None else "roofline"
     require(
         cell.executor == wanted,

@@ -20,10 +20,9 @@ from repro.runs.family import Family
 from repro.runs.record import RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL, tables_of, window_of
-from repro.systems.laps.part import PrefillPart
-from repro.systems.laps.settings import InstanceKnobs, Settings, part_of, resolve
+from repro.systems.laps.settings import InstanceKnobs, Settings, resolve
 from repro.systems.laps.turns import PrefillWorkload, draw_workload
-from repro.systems.platforms import Platform
+from repro.systems.platforms import Platform, PrefillPart
 from repro.systems.simulated import PolicyDeployment, PolicySystem
 from repro.workloads.card import remarked
 
@@ -127,7 +126,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
         return InstanceKnobs, self.own
 
     def default_dataset(self, where: Platform) -> str:
-        return part_of(where).dataset
+        return where.part(PrefillPart).dataset
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""

@@ -2,12 +2,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from support.platforms import RTX4090
 
 import repro.checks.doctor
 from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for
-from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import RTX4090
-from repro.systems.platforms import PLATFORMS
+from repro.systems.platforms import PLATFORMS, DllmPart
 from repro.tasks.sandbox.client import SandboxSupport
 
 LAPTOP = Machine(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.platforms import CPU_TINY, L40S
 
 from engines.errors import UserError
 from paper_figures.dllm_serve import accuracy, fig3, fig7
@@ -22,7 +23,6 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import wilson_interval
-from repro.systems.dllm.platforms import CPU_TINY, L40S
 
 CONTENDERS = dict.fromkeys(each.contender for each in CONFIGURATIONS)
 

@@ -1,11 +1,11 @@
 """The table of memory plans: the paper's two cards, and plans that do not fit."""
 
+from support.platforms import L40S, RTX4090
+
 from engines.dllm.config import EngineConfig
 from engines.models.shape import LLADA_8B
 from repro.reports.memory import PlanCase, compare_logit_budgets
-from repro.systems.dllm.part import DllmPart
-from repro.systems.dllm.platforms import L40S, RTX4090
-from repro.systems.platforms import GB, Platform
+from repro.systems.platforms import GB, DllmPart, Platform
 
 
 def case_of(where: Platform) -> PlanCase:

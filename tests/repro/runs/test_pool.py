@@ -497,7 +497,7 @@ def test_runs_against_real_servers_are_refused_before_anything_starts(system, mo
     monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
     with mock_server(MockOpenAI()) as url:
         own = {"openai-http": {"url": url}, "ampd-live": {}}.get(system, {"input_len": 8, "gen_length": 4})
-        at_endpoint = {"platform": "repro.systems.http.platforms:ENDPOINT", "executor": "http"}
+        at_endpoint = {"platform": "endpoint", "executor": "http"}
         cell = Cell(
             system=system,
             dataset="toolbench" if system == "ampd-live" else "osc",

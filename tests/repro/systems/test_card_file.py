@@ -22,8 +22,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.calibration import load_calibration, save_calibration
-from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import Platform, platform
+from repro.systems.platforms import DllmPart, Platform, platform
 
 FAMILIES = {
     "dllm-serve": ("livebench", 0.1, {"num_prompts": 6}),
@@ -327,10 +326,7 @@ def test_composed_steps_are_refused_without_tables(own_folder):
         (CARD + "name: l5\n", "the key 'name' is given twice"),
         (CARD + "dllm: 3\n", "dllm=3"),
         (CARD + "dllm: {max_num_seqs: 0}\n", "dllm: max_num_seqs=0 must be at least 1"),
-        (
-            CARD + "laps: {seqs: 1}\n",
-            "laps: seqs=1 has no effect with section 'laps': leave it out, or use one of model",
-        ),
+        (CARD + "laps: {seqs: 1}\n", "laps: seqs=1 is unknown"),
         (CARD + "ampd: {constants: other}\n", "constants='other'"),
         (CARD + "laps: {model: nosuch}\n", "laps: model='nosuch' is unknown: use one of"),
         (CARD + "ampd: {model: llada-8b}\n", "ampd: model='LLaDA-8B' is a diffusion model"),

@@ -31,7 +31,7 @@ def modules_of(system: str) -> set[str]:
 )
 def test_code_of_another_family_decides_nothing(system, family):
     found = modules_of(system)
-    assert f"repro.systems.{family}.platforms" in found
+    assert "repro.systems.platforms" in found
     others = tuple(name for other, names in FAMILIES.items() if other != family for name in names)
     assert sorted(name for name in found if f"{name}.".startswith(tuple(f"{other}." for other in others))) == []
 

@@ -27,9 +27,9 @@ from repro.runs.system import free_of
 from repro.runs.tuning import TRIALS
 from repro.systems.ar.family import AR, observed_of
 from repro.systems.ar.plans import parse_deployment, splits
-from repro.systems.ar.platforms import PAPER_OBJECTIVES
 from repro.systems.ar.settings import profiled_context
 from repro.systems.ar.system import ClusterDeployment
+from repro.systems.platforms import paper_objectives
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
 SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
@@ -301,4 +301,4 @@ def test_objectives_are_the_papers():
         for model, traces in printed.items()
         for trace, slo in traces.items()
     }
-    assert {key: tuple(value) for key, value in PAPER_OBJECTIVES.items()} == own
+    assert {key: tuple(value) for key, value in paper_objectives().items()} == own

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cells import a_cell
+from support.platforms import CPU_TINY
 from support.recorder import Recorder
 from support.refusals import refuses
 
@@ -36,7 +37,6 @@ from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.family import DLLM, num_steps
 from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
-from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.settings import Settings
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")

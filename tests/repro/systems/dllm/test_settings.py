@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from support.cells import a_cell
+from support.platforms import H200, L40S, RTX4090
 from support.refusals import refuses
 
 from engines.dllm.serve import DLLM_SERVE
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.systems.dllm.platforms import H200, L40S, RTX4090
 from repro.systems.dllm.settings import Settings, resolve
 
 

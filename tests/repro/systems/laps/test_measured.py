@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 from support.cells import a_cell
 from support.exact_instance import FLOOR_S, TOKEN_S, ExactInstance
+from support.platforms import CPU_TINY
 
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.unit import interleaved
 from repro.systems.laps import on_torch
 from repro.systems.laps.family import PREFILL, STEPS
-from repro.systems.laps.part import PARTS
 from repro.systems.laps.settings import MEASURED_GRID
+from repro.systems.platforms import PrefillPart
 
 SYSTEMS = ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd", "vllm-pd")
-PART = PARTS["cpu-tiny"]
+PART = CPU_TINY.part(PrefillPart)
 
 
 @pytest.fixture
