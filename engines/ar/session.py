@@ -93,6 +93,8 @@ Handler = Callable[..., None]
 
 @dataclass(slots=True, eq=False)
 class EventLoop:
+    """A heap of events; those of the same time run in the order they were scheduled, whatever they are."""
+
     now: float = 0.0
     is_stopped: bool = False
     """Set by who leaves what is still scheduled."""

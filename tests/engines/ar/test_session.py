@@ -67,3 +67,14 @@ def test_a_client_thinks_between_two_sessions_and_the_last_one_has_none_to_go_on
     assert clients.is_over
     few = Clients(loop, ClosedLoop(sessions=closed.sessions[:1], num_clients=5), come.append)
     assert few.num_thinking == 1
+
+
+def test_events_of_one_time_run_in_the_order_they_were_scheduled():
+    """Also those that are scheduled while others of that time run: they come last."""
+    seen: list[str] = []
+    loop = EventLoop()
+    loop.at(1.0, lambda: (seen.append("first"), loop.at(1.0, seen.append, "later")))
+    loop.at(0.5, seen.append, "early")
+    loop.at(1.0, seen.append, "second")
+    loop.run()
+    assert seen == ["early", "first", "second", "later"]

@@ -249,3 +249,11 @@ def test_what_moves_on_is_counted_where_it_goes():
     assert len(run.moves["to"]) > 1
     assert None not in run.requests["finished_s"]
     assert [(each.num_requests, each.backlog_tokens) for each in seen.values()] == [(0, 0)] * 4
+
+
+def test_a_session_that_ends_makes_way_before_the_next_turns_of_those_behind_it_in_the_step():
+    """The turns of sessions 1 and 2 end in one step: session 4 comes first, as the turn before it was first in the step."""
+    sessions = [talk(0, (10, 5)), talk(1, (10, 5)), talk(2, (10, 5), (10, 5)), talk(3, (10, 5)), talk(4, (10, 5))]
+    requests = simulate(sglang(), ClosedLoop(sessions=sessions, num_clients=3)).requests
+    assert requests["session_id"] == [0, 1, 2, 3, 4, 2]
+    assert requests["arrival_s"][4] == requests["arrival_s"][5]
