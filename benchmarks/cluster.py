@@ -23,9 +23,10 @@ from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
 from engines.ampd.system import AmpdConfig
-from engines.ar.cluster.cluster import Cluster, Simulation
+from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.decode_worker import Sink
-from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.cost import DecodeLine
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import attainments, observe
@@ -97,7 +98,7 @@ def _waits(draw: Draw, servers: int, rate: float, num: int, seed: int) -> tuple[
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, num)).tolist()
     tokens = np.maximum(1, np.rint(1e6 * draw(rng, num))).astype(np.int64).tolist()
-    simulation = Simulation(binder=LeastKvMemory(), router=RemoteOnly("shared"))
+    simulation = DecodeSimulation(binder=LeastKvMemory(), router=RemoteOnly("shared"))
     simulation.add(Sink(simulation, worker_id=0))
     shared = PrefillQueue()
     for index in range(servers):

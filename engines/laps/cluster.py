@@ -1,4 +1,4 @@
-"""Prefill instances fed by conversations, on the event loop of the AR cluster; decoding takes no time here.
+"""Prefill instances fed by conversations: a cluster whose workers only prefill, unless it also decodes the answers (LAPS §3, §4).
 
 The batching policies and routers are the ones a real engine runs; only the cost of a step is simulated.
 """
@@ -8,22 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from math import fsum
+from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.ar.record import table_of
-from engines.ar.session import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
+from engines.ar.cluster.decode_worker import DecodeWorker, Sink
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation, Simulation, StopRule
+from engines.ar.cluster.worker import Host, Live, Parts, Worker
+from engines.ar.cost import StepCost
+from engines.ar.record import TaskRow, rows_of, table_of
+from engines.ar.session import Clients, ClosedLoop, OpenArrivals, OpenLoop
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import PressureController, Signals
-from engines.laps.instance import PrefillInstance
-from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
+from engines.laps.record import PREFILLED, InstanceRow, MoveRow, PrefillRun, StepRow, requests_of
 from engines.laps.system import PrefillSystem
 from engines.named import asked
 from engines.policies.instances import LengthClass
-from engines.policies.owed import Owed
-from engines.policies.step import StepTimes
-from engines.policies.task import PrefillTask
+from engines.policies.routing import FewestSessions, Local, RemoteOnly
+from engines.policies.step import Batching, Bucket, Fallback, Rung, StepPlan, StepTimes, padded_tokens
+from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask, TaskKind
 
 
 class Turn(NamedTuple):
@@ -54,6 +59,31 @@ Cache = Literal["shared", "instance"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Answers are decoded too: on other GPUs (apart), or on the instances between their prefills (mixed) (LAPS Figure 8, Table 2).
+
+    The next turn of a conversation then comes after the whole answer. A conversation stays with one instance, or its turns go where
+    the fewest tokens are queued: policies of several instances do not count.
+    """
+
+    where: Literal["apart", "mixed"]
+    cost: StepCost
+    kv_capacity: int
+    """Tokens of K/V beside the weights on one GPU."""
+
+    def pace_s(self, loop: ClosedLoop, num_gpus: int) -> float:
+        """Time of a decode step of all clients' conversations, at their mean context, over so many GPUs."""
+        context = sum(session.context_tokens for session in loop.sessions) / len(loop.sessions) / 2
+        batch = max(1, round(loop.num_clients / num_gpus))
+        require(
+            batch * context <= self.kv_capacity,
+            f"clients: {batch} conversations a GPU of {context:.0f} tokens need more than the {self.kv_capacity} it holds: ask for fewer",
+        )
+        base_s, slope_s, floor_s = self.cost.decode_line(batch)
+        return max(base_s + slope_s * batch * context, floor_s)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrefillCluster(Checked):
     system: PrefillSystem
     cost: StepTimes
@@ -63,6 +93,8 @@ class PrefillCluster(Checked):
     boundary: Tokens = 256
     """Requests of fewer tokens are short, in the record and for pools."""
     cache: Cache = "shared"
+    decoding: Decoding | None = None
+    """None: a turn ends with its first token."""
     reprefills_answer: bool = False
     """Whether a turn prefills the answer before it, whose K/V a decode instance made (disaggregation without a way back)."""
 
@@ -95,27 +127,182 @@ class PrefillCluster(Checked):
             spatial is None or spatial.controller is None or until_s < math.inf,
             f"until_s={until_s}: a controller never stops by itself, give an end",
         )
+        if self.decoding is not None:
+            (loop,) = streams
+            assert isinstance(loop, ClosedLoop), "answers are decoded for clients in a closed loop alone"
+            return self._simulate_answers(self.decoding, loop, until_s)
         simulation = _PrefillSimulation(self)
         run = simulation.run(streams, until_s)
         # As of ``Cluster.simulate``: no rings.
         vars(simulation).clear()
         return run
 
+    def _simulate_answers(self, decoding: Decoding, loop: ClosedLoop, until_s: float) -> PrefillRun:
+        system, num = self.system, self.num_instances
+        stop = StopRule(until_s=None if until_s == math.inf else until_s)
 
-class _PrefillSimulation:
-    """One run."""
+        def parts(worker_id: int) -> Parts:
+            queue, batching = system.make_queue(), system.make_batching()
+            return Parts(worker_id=worker_id, cost=decoding.cost, queue=queue, batching=batching)
+
+        if decoding.where == "mixed":
+            simulation = DecodeSimulation(binder=FewestSessions(), router=Local(), stop=stop)
+            for index in range(num):
+                simulation.add(DecodeWorker(simulation, kv_capacity=decoding.kv_capacity, **parts(index)))
+        else:
+            simulation = DecodeSimulation(binder=FewestSessions(), router=RemoteOnly("shared"), stop=stop)
+            simulation.add(Sink(simulation, worker_id=0, itl_s=decoding.pace_s(loop, num)))
+            for index in range(num):
+                simulation.add(PrefillWorker(simulation, overlaps=False, **parts(1 + index)))
+        run = simulation.run(loop)
+        workers = rows_of(
+            run.workers, "worker_id", "role", "busy_prefill_s", "busy_decode_s", "num_prefills", "prefilled_tokens"
+        )
+        instances = [
+            InstanceRow(worker, None, prefill_s + decode_s, 0, num, tokens, tokens)
+            for worker, role, prefill_s, decode_s, num, tokens in workers
+            if role != "sink"
+        ]
+        return PrefillRun(
+            requests=requests_of(rows_of(run.tasks, *PREFILLED), self.class_of, self.slo_s, run.facts["end_s"]),
+            steps=table_of(StepRow, []),
+            moves=table_of(MoveRow, []),
+            instances=table_of(InstanceRow, instances),
+            facts={"end_s": run.facts["end_s"], "num_events": run.facts["num_events"]},
+        )
+
+
+class PrefillInstance(Worker):
+    """A worker that logs its steps and reports its pressure; an ``InstanceView``."""
+
+    backlog_tokens: int = 0
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        worker_id: int,
+        cost: StepTimes,
+        queue: PrefillQueue,
+        batching: Batching,
+        boundary: int,
+        pool: LengthClass | None = None,
+        pulls: bool = False,
+        shares_cache: bool = True,
+    ) -> None:
+        """``pulls``: its queue is shared, and requests become its own when it starts them."""
+        super().__init__(host, worker_id=worker_id, cost=cost, queue=queue, batching=batching)
+        self.pool = pool
+        self.steps: list[StepRow] = []
+        self.num_requests = 0
+        self.late: list[bool] = []
+        """For each request finished since the last signals, whether it missed its deadline."""
+        self.cached: dict[int, int] | None = None if shares_cache else {}
+        """Session -> tokens of K/V, where caches are apart."""
+        self._boundary_tokens, self._pulls = boundary, pulls
+        self._signals_s = 0.0
+        self._busy_before_s = 0.0
+
+    # ---- what others see -----------------------------------------------------------------------------
+
+    def cached_tokens(self, task: PrefillTask) -> int:
+        return task.history if self.cached is None else min(task.history, self.cached.get(task.session_id, 0))
+
+    def busy_until(self, now: float) -> float:
+        """Busy time so far; the step in progress counts up to ``now``."""
+        return self._busy_s + (min(now, self._end_s) - self._start_s if self.is_busy else self._step_s)
+
+    def signals(self, now: float, num_sharing: int) -> Signals:
+        """Since the call before. A queue that ``num_sharing`` instances pull from counts for each in part."""
+        busy_s, late = self.busy_until(now), self.late
+        passed_s = now - self._signals_s
+        utilisation = (busy_s - self._busy_before_s) / passed_s if passed_s > 0 else 0.0
+        backlog_s = self.queue.backlog_s / num_sharing
+        backlog_s += fsum(task.estimate_s * task.left / task.tokens for task in self.begun)
+        self.late, self._signals_s, self._busy_before_s = [], now, busy_s
+        return Signals(backlog_s, sum(late) / len(late) if late else 0.0, utilisation)
+
+    def summary(self, now: float) -> InstanceRow:
+        return InstanceRow(
+            self.worker_id,
+            self.pool,
+            self.busy_until(now),
+            len(self.steps),
+            self.num_prefills,
+            sum(step.tokens for step in self.steps),
+            sum(step.padded_tokens for step in self.steps),
+        )
+
+    # ---- events -----------------------------------------------------------------------------------------
+
+    def enqueue(self, task: PrefillTask) -> None:
+        self._own(task)
+        super().enqueue(task)
+
+    def _own(self, task: PrefillTask) -> None:
+        self.num_requests += 1
+        self.backlog_tokens += task.tokens
+
+    def withdraw(self, task: PrefillTask) -> None:
+        """Give a queued request away."""
+        assert isinstance(self.queue, OpenQueue)
+        self.queue.pull(task)
+        self.num_requests -= 1
+        self.backlog_tokens -= task.tokens
+
+    def _start(self, plan: StepPlan) -> None:
+        if self._pulls:
+            for task, _ in plan.shares:
+                if task.computed == 0:
+                    self._own(task)
+        super()._start(plan)
+
+    def _finish(self, plan: StepPlan) -> None:
+        num_short = sum([task.tokens < self._boundary_tokens for task, _ in plan.shares])
+        num_finished = sum([task.tokens == task.computed for task, _ in plan.shares])
+        row = StepRow(
+            self.worker_id,
+            self._start_s,
+            self._step_s,
+            self._tokens,
+            padded_tokens(self._tokens, plan.mode),
+            num_short,
+            len(plan.shares) - num_short,
+            num_finished,
+            _label(plan.mode),
+        )
+        self.steps.append(row)
+        self.num_requests -= num_finished
+        self.backlog_tokens -= self._tokens
+        super()._finish(plan)
+
+
+def _label(mode: object) -> str:
+    """As in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
+    if mode is None:
+        return "eager"
+    if isinstance(mode, Fallback):
+        return "fallback"
+    if isinstance(mode, Bucket):
+        return f"graph {mode.length}x{mode.batch}"
+    if isinstance(mode, Rung):
+        return f"rung {mode.tokens}"
+    return str(mode)
+
+
+NOWHERE = -1
+"""The worker of a request that no instance has begun."""
+_PREFILLED_OF = attrgetter(*PREFILLED)
+
+
+class _PrefillSimulation(Simulation):
+    """One run of instances that only prefill, each behind its queue or its pool's."""
 
     def __init__(self, cluster: PrefillCluster) -> None:
-        self.loop = EventLoop()
-        self.owed = Owed()
+        super().__init__()
         self._cluster = cluster
         system, spatial = cluster.system, cluster.system.spatial
         self._router = system.make_router()
-        self._requests: list[RequestRow] = []
-        self._turns: dict[int, tuple[_Talk, int]] = {}
-        """Unfinished requests of sessions, by request id."""
-        self._clients: dict[int, Clients] = {}
-        """Clients of the streams that are closed loops."""
         self._work_s = system.work_s
         self._moves: list[MoveRow] = []
         self._is_global = spatial is not None and spatial.pooling == "global"
@@ -147,82 +334,64 @@ class _PrefillSimulation:
 
     def run(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun:
         """Until all have finished or ``until_s``, and what is left of it."""
-        for place, stream in enumerate(streams):
-            begin = partial(self._begin, place)
-            if isinstance(stream, ClosedLoop):
-                self._clients[place] = Clients(self.loop, stream, begin)
-            elif isinstance(stream, OpenLoop):
-                OpenArrivals(self.loop, stream.sessions, begin)
+        for stream in streams:
+            if isinstance(stream, OpenTurns):
+                OpenArrivals(self.loop, stream.turns, self._arrive_alone)
             else:
-                OpenArrivals(self.loop, stream.turns, self._arrive)
+                self._open(stream)
         if self._controller is not None:
             self.loop.at(self._controller.config.period_s, self._control)
         self.loop.run(until_s)
         now = self.loop.now
-        for row in self._requests:
-            if row.finished_s is None and row.deadline_s is not None and row.deadline_s < now:
-                row.violated = True
         steps = sorted(
             (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
         )
         return PrefillRun(
-            requests=table_of(RequestRow, self._requests),
+            requests=requests_of(map(_PREFILLED_OF, self._tasks), self._cluster.class_of, self._cluster.slo_s, now),
             steps=table_of(StepRow, steps),
             moves=table_of(MoveRow, self._moves),
             instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
             facts={"end_s": now, "num_events": self.loop.num_events},
         )
 
-    # ---- arrivals ------------------------------------------------------------------------------------------
+    # ---- turns ---------------------------------------------------------------------------------------------
 
-    def _begin(self, stream: int, session: Session) -> None:
-        self._next_round(_Talk(session, self._clients.get(stream)))
-
-    def _next_round(self, talk: _Talk) -> None:
-        turn = talk.turn
-        tokens = talk.session.rounds[turn].prefill_tokens
-        talk.turn += 1
-        request_id = len(self._requests)
-        self._turns[request_id] = talk, tokens
-        self._arrive(Turn(self.loop.now, talk.session.session_id, turn, talk.history, tokens, talk.answered))
-
-    def _arrive(self, due: Turn) -> None:
-        cluster, now = self._cluster, self.loop.now
+    def _arrive_alone(self, due: Turn) -> None:
+        """A turn comes at its own time, whatever became of those before it."""
         _, session_id, turn, history, tokens, answered = due
         if tokens < 1 or history < 0 or not 0 <= answered <= history:
             raise UserError(
                 f"session {session_id} turn {turn}: tokens={tokens}, history={history}, answered={answered}: a turn has at least "
                 "one token, and its answer is part of the history"
             )
-        if cluster.reprefills_answer:
+        self._num_arrived += 1
+        self._ask(session_id, self._num_arrived - 1, turn, history, tokens, answered)
+
+    def _ready(self, live: Live) -> None:
+        turn, rounds = live.round_index, live.session.rounds
+        answered = rounds[turn - 1].decode_tokens if turn else 0
+        tokens = rounds[turn].prefill_tokens
+        self._ask(live.session.session_id, live.order, turn, live.context, tokens, answered)
+
+    def _ask(self, session_id: int, order: int, turn: int, history: int, tokens: int, answered: int) -> None:
+        if self._cluster.reprefills_answer:
             history, tokens = history - answered, tokens + answered
-        task = PrefillTask(
-            len(self._requests),
-            session_id,
-            len(self._requests),
-            turn,
-            "incremental" if turn else "initial",
-            history,
-            tokens,
-            now,
-            now,
-        )
-        self.owed.add(task)
-        row = RequestRow(task.task_id, session_id, turn, cluster.class_of(task.tokens), history, tokens, now)
-        self._requests.append(row)
-        if cluster.slo_s is not None:
-            row.deadline_s = now + cluster.slo_s
-        if self._is_global:
-            if self._work_s is not None:
-                task.estimate_s = self._work_s(task.history, task.tokens)
-            asked(self._pool_queues[row.length_class].push, task)
-            for instance in self.instances:
-                if instance.pool == row.length_class and not instance.is_busy:
-                    instance.poke()
-                    if instance.is_busy:
-                        break
-        else:
+        kind: TaskKind = "incremental" if turn else "initial"
+        task = self._owe(session_id, order, turn, kind, history, tokens)
+        row = TaskRow(task.task_id, session_id, turn, kind, NOWHERE, False, "", history, tokens, ready_s=self.loop.now)
+        self._tasks.append(row)
+        if not self._is_global:
             self._send(task)
+            return
+        if self._work_s is not None:
+            task.estimate_s = self._work_s(history, tokens)
+        pool = self._cluster.class_of(tokens)
+        asked(self._pool_queues[pool].push, task)
+        for instance in self.instances:
+            if instance.pool == pool and not instance.is_busy:
+                instance.poke()
+                if instance.is_busy:
+                    break
 
     def _send(self, task: PrefillTask) -> None:
         picked = asked(self._router.pick, task, self.instances, self.loop.now)
@@ -232,10 +401,9 @@ class _PrefillSimulation:
             )
         instance = self.instances[picked]
         if instance.cached is not None:
-            missing = task.history - instance.cached_tokens(task)
-            self.owed.more(task, missing)
-            row = self._requests[task.task_id]
-            row.history, row.tokens, row.length_class = task.history, task.tokens, self._cluster.class_of(task.tokens)
+            self.owed.more(task, task.history - instance.cached_tokens(task))
+            row = self._tasks[task.task_id]
+            row.history, row.tokens = task.history, task.tokens
         if self._work_s is not None:
             task.estimate_s = self._work_s(task.history, task.tokens)
         instance.enqueue(task)
@@ -243,39 +411,36 @@ class _PrefillSimulation:
     # ---- what instances tell ----------------------------------------------------------------------------------
 
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
-        row = self._requests[task.task_id]
-        row.started_s, row.instance = now, worker_id
+        row = self._tasks[task.task_id]
+        row.started_s, row.worker_id = now, worker_id
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
-        now = self.loop.now
-        self.owed.ended(task)
-        row = self._requests[task.task_id]
-        row.finished_s = now
-        row.violated = row.deadline_s is not None and now > row.deadline_s
-        instance = self.instances[worker_id]
-        instance.late.append(row.violated)
+        row, instance, slo_s = self._computed(task), self.instances[worker_id], self._cluster.slo_s
+        row.landed_s = now = self.loop.now
+        instance.late.append(slo_s is not None and now > row.ready_s + slo_s)
         if instance.cached is not None:
             instance.cached[task.session_id] = task.history + task.tokens
-        going = self._turns.pop(task.task_id, None)
-        if going is not None:
-            self._go_on(*going, instance)
+        live = self._lives.get(task.order)
+        if live is not None:
+            self._answer(live, task, instance)
 
-    def _go_on(self, talk: _Talk, tokens: int, instance: PrefillInstance) -> None:
-        entry = talk.session.rounds[talk.turn - 1]
-        talk.history += tokens + entry.decode_tokens
-        talk.answered = entry.decode_tokens
-        session_id = talk.session.session_id
+    def _answer(self, live: Live, task: PrefillTask, instance: PrefillInstance) -> None:
+        """Its decoding takes no time here."""
+        answer = live.session.rounds[live.round_index].decode_tokens
+        live.context = task.history + task.tokens + answer
         if instance.cached is not None and not self._cluster.reprefills_answer:
-            instance.cached[session_id] += entry.decode_tokens
-        now = self.loop.now
-        if talk.turn < len(talk.session.rounds):
-            self.loop.at(now + entry.delay_s, self._next_round, talk)
-            return
+            instance.cached[task.session_id] += answer
+        if not self._go_on(live):
+            self._end(live)
+
+    def _end(self, live: Live) -> None:
+        del self._lives[live.order]
         for each in self.instances:
             if each.cached is not None:
-                each.cached.pop(session_id, None)
-        if talk.clients is not None and not talk.clients.go_on(now):
-            self.loop.at(now + talk.clients.think_s, lambda: None)  # the run lasts until all have thought
+                each.cached.pop(live.session.session_id, None)
+        stream = self._streams[live.stream]
+        if isinstance(stream, Clients) and not stream.go_on(self.loop.now):
+            self.loop.at(self.loop.now + stream.think_s, lambda: None)  # the run lasts until all have thought
 
     # ---- spatial disaggregation ---------------------------------------------------------------------------------
 
@@ -313,14 +478,3 @@ class _PrefillSimulation:
             mover.withdraw(task)
         for task in waiting:
             self._send(task)
-
-
-@dataclass(slots=True)
-class _Talk:
-    """A session under way."""
-
-    session: Session
-    clients: Clients | None
-    turn: int = 0
-    history: int = 0
-    answered: int = 0

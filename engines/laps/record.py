@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engines.ar.record import Table
 from engines.policies.instances import LengthClass
 
+PREFILLED = ("kind", "session_id", "round", "history", "tokens", "ready_s", "started_s", "landed_s", "worker_id")
+"""Columns of prefills (``engines.ar.record.TaskRow``) that requests are read from."""
 
-@dataclass(slots=True)
-class RequestRow:
-    """A request that arrived. TTFT is ``finished_s`` - ``arrival_s``.
 
-    ``history`` and ``tokens`` are as prefilled: what was not cached where it ran counts as tokens.
+def requests_of(
+    prefills: Iterable[tuple[Any, ...]], class_of: Callable[[int], LengthClass], slo_s: float | None, end_s: float
+) -> Table:
+    """A request is a turn that arrived, in order of arrival; ``prefills`` are rows of ``PREFILLED``.
+
+    ``history`` and ``tokens`` are as prefilled: what was not cached where it ran counts as tokens. ``started_s``, ``finished_s`` (its
+    first token) and ``instance`` are null where the run ended before. ``violated`` says whether the first token came later than the
+    objective allows, and is null where the run's end left it open.
     """
-
-    request_id: int
-    session_id: int
-    """The conversation it is a turn of."""
-    turn: int
-    """0 is the first."""
-    length_class: LengthClass
-    """short or long, by the run's boundary."""
-    history: int
-    """Tokens whose K/V was there."""
-    tokens: int
-    """Tokens to prefill."""
-    arrival_s: float
-    started_s: float | None = None
-    """Null: not reached by the end of the run, as for the next two."""
-    finished_s: float | None = None
-    """Its first token."""
-    instance: int | None = None
-    """Where it was prefilled."""
-    deadline_s: float | None = None
-    """Null without an objective."""
-    violated: bool | None = None
-    """Whether its first token came later than the objective allows; null where the run's end left it open."""
+    names = ("session_id", "turn", "length_class", "history", "tokens", "arrival_s", "started_s", "finished_s")
+    found: Table = {name: [] for name in ("request_id", *names, "instance", "deadline_s", "violated")}
+    add = [column.append for column in found.values()]
+    number = 0
+    for kind, session_id, turn, history, tokens, ready_s, started_s, landed_s, worker in prefills:
+        if kind == "recompute":
+            continue
+        deadline_s = None if slo_s is None else ready_s + slo_s
+        is_late = deadline_s is not None and deadline_s < (end_s if landed_s is None else landed_s)
+        row = (
+            number,
+            session_id,
+            turn,
+            class_of(tokens),
+            history,
+            tokens,
+            ready_s,
+            started_s,
+            landed_s,
+            None if started_s is None else worker,
+            deadline_s,
+            is_late if is_late or landed_s is not None else None,
+        )
+        for append, value in zip(add, row, strict=True):
+            append(value)
+        number += 1
+    return found
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
-from engines.ar.cluster.cluster import Cluster, StopRule
+from engines.ar.cluster.cluster import Cluster
+from engines.ar.cluster.simulation import StopRule
 from engines.ar.deployment import Deployment, replications, splits
 from engines.ar.metrics import Floats, observe
 from engines.ar.record import ClusterRun

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import Parts, PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
+from engines.ar.cluster.worker import Parts
 from engines.ar.cost import DecodeLine
 from engines.ar.record import ClusterRun, Table
 from engines.ar.session import OpenLoop, Round, Session
@@ -195,7 +196,7 @@ class Sessions:
         make_queue: Callable[[], PrefillQueue] = PrefillQueue,
         binder: Binder | None = None,
     ) -> ClusterRun:
-        built = Simulation(binder=binder or LeastKvMemory(), router=router or Local(), estimator=Linear())
+        built = DecodeSimulation(binder=binder or LeastKvMemory(), router=router or Local(), estimator=Linear())
         for index in range(self.num_homes):
             parts = Parts(worker_id=index, cost=Linear(), queue=make_queue(), batching=batching)
             built.add(DecodeWorker(built, kv_capacity=self.kv_capacity, **parts))

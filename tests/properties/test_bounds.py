@@ -16,7 +16,7 @@ from baselines.ar.vllm import ContinuumConfig, VllmConfig
 from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.planner.planner import PlannerConfig
 from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue, RoutingConfig
-from engines.ar.cluster.cluster import StopRule
+from engines.ar.cluster.simulation import StopRule
 from engines.ar.cost import PHYSICAL
 from engines.ar.metrics import Reading
 from engines.ar.sampling import SamplingParams

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.ar.cluster.caching_worker import CachingPrefillWorker
-from engines.ar.cluster.cluster import NEVER, Simulation, StopRule
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import Parts, PrefillWorker
+from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
+from engines.ar.cluster.simulation import NEVER, DecodeSimulation, StopRule
+from engines.ar.cluster.worker import Parts
 from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, WorkerCost
 from engines.ar.hardware import Hardware, KvLinks, Link
 from engines.ar.record import ClusterRun
@@ -103,11 +103,11 @@ def simulation(
     keep_s: float = 0.0,
     max_run_steps: int = sys.maxsize,
     stop: StopRule = NEVER,
-) -> Simulation:
+) -> DecodeSimulation:
     """Homes 0, 1, ... and prefill workers 100, 101, ..., which with ``own_cache`` keep so many tokens of K/V themselves."""
     from engines.policies.routing import Local
 
-    built = Simulation(
+    built = DecodeSimulation(
         binder=binder or LeastKvMemory(),
         router=router or (FIRST_PREFILL if prefills else Local()),
         estimator=estimator,
@@ -143,7 +143,7 @@ def simulation(
     return built
 
 
-def serve(built: Simulation, *sessions: Session) -> ClusterRun:
+def serve(built: DecodeSimulation, *sessions: Session) -> ClusterRun:
     return built.run(OpenLoop(sessions=sessions))
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from engines.ampd.live.profile import LiveProfile
 from engines.ampd.performance import Piecewise
-from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.cost import DecodeLine
 from engines.ar.hardware import KvLinks, Link
 from engines.ar.record import ClusterRun
@@ -69,7 +69,7 @@ def simulate_live(
     alpha, beta = profile.transfer.pieces[-1]
     there = Link(name="intra-server", latency_s=max(alpha, 0.0), bytes_per_s=1 / max(beta, 1e-12))
     back = Link(name="inter-server", latency_s=there.latency_s + profile.dispatch_s, bytes_per_s=there.bytes_per_s)
-    simulation = Simulation(
+    simulation = DecodeSimulation(
         binder=binder,
         router=router,
         estimator=estimator,

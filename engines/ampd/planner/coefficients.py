@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
-from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.cost import DecodeLine
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Round, Session
@@ -279,7 +279,7 @@ def coefficients(
 
 def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
     """k prefill workers before a decode side without contention; tasks join the shortest queue, first come first served."""
-    simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
+    simulation = DecodeSimulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     simulation.add(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
     for index in range(replicas):
         simulation.add(PrefillWorker(simulation, worker_id=1 + index, degree=degree, cost=ModelCost(model, degree)))
@@ -290,7 +290,7 @@ def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree
 
 def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
     """k decode workers behind a prefill side that takes no time; sessions go where the fewest are."""
-    simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
+    simulation = DecodeSimulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     for index in range(replicas):
         cost = ModelCost(model, degree)
         simulation.add(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, worker_id=index, degree=degree, cost=cost))

@@ -1,301 +1,26 @@
-"""A serving system on hardware, and one run of it: a session's way through its workers (AMPD §3): bind, route, prefill, send K/V, decode,
-environment, and again.
-"""
+"""A serving system on hardware: which workers a run of it has, and by which policies they decide."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from engines.ar.cluster.caching_worker import CachingPrefillWorker
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import Home, Live, Parts, PrefillWorker
+from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
+from engines.ar.cluster.simulation import NEVER, DecodeSimulation, StopRule
+from engines.ar.cluster.worker import Parts
 from engines.ar.deployment import Deployment, place
-from engines.ar.hardware import Hardware, KvLinks
-from engines.ar.record import (
-    ClusterRun,
-    RoundRow,
-    SessionRow,
-    Stay,
-    TaskRow,
-    TransferRow,
-    WorkerRow,
-    gaps_of,
-    prefill_load,
-    table_of,
-)
-from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
+from engines.ar.hardware import Hardware
+from engines.ar.record import ClusterRun
+from engines.ar.session import Arrivals
 from engines.ar.window import WINDOW_S
-from engines.errors import RunError, UserError, require
-from engines.knobs import Checked, Count, Range
-from engines.named import asked
+from engines.errors import require
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.owed import Owed, checked_decision
 from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Router
 from engines.policies.step import Batching
-from engines.policies.task import PrefillQueue, PrefillTask, TaskKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopRule(Checked):
-    """When a run is given up: its unfinished sessions miss every objective, and the record says why."""
-
-    until_s: Annotated[float, Range(above=0)] | None = None
-    max_live_sessions: Count | None = None
-    """More sessions than this at once mean the arrivals outrun the cluster."""
-
-
-NEVER = StopRule()
-
-
-class Simulation:
-    """One run over workers that were built for it. ``ClusterRun`` is all that stays."""
-
-    def __init__(
-        self,
-        *,
-        binder: Binder,
-        router: Router,
-        estimator: Estimator | None = None,
-        links: KvLinks | None = None,
-        stop: StopRule = NEVER,
-        most_tokens: float = math.inf,
-    ) -> None:
-        """Without ``links`` K/V moves at once. ``estimator`` fills the tasks' estimates, for policies that read them. A session
-        of more than ``most_tokens`` fits no worker and is refused."""
-        self.loop = EventLoop()
-        self.owed = Owed()
-        self._homes: list[Home] = []
-        self._prefills: list[PrefillWorker] = []
-        self._home_of: dict[int, Home] = {}
-        self._prefill_of: dict[int, PrefillWorker] = {}
-        self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
-        self._most_tokens = most_tokens
-        self._lives: dict[int, Live] = {}
-        self._num_arrived = 0
-        self._open: OpenArrivals[Session] | None = None
-        self._clients: Clients | None = None
-        self._stop_reason: str | None = None
-        self._sessions: list[SessionRow] = []
-        self._rounds: list[RoundRow] = []
-        self._tasks: list[TaskRow] = []
-        self._transfers: list[TransferRow] = []
-
-    def add(self, worker: Home | PrefillWorker) -> None:
-        """Homes first."""
-        if isinstance(worker, PrefillWorker):
-            self._prefills.append(worker)
-            self._prefill_of[worker.worker_id] = worker
-        else:
-            self._homes.append(worker)
-            self._home_of[worker.worker_id] = worker
-
-    def run(self, arrivals: Arrivals) -> ClusterRun:
-        """Until every session has ended, or ``stop`` says so."""
-        require(bool(self._homes), "no decode workers: add at least one")
-        if isinstance(arrivals, ClosedLoop):
-            self._clients = Clients(self.loop, arrivals, self._arrive)
-        else:
-            self._open = OpenArrivals(self.loop, arrivals.sessions, self._arrive)
-        self.loop.run(math.inf if self._stop.until_s is None else self._stop.until_s)
-        if self._stop_reason is None and (self._lives or not (self._open is None or self._open.is_over)):
-            self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
-        workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
-        span_s = self._sessions[-1].arrival_s if self._sessions and self._clients is None else 0.0
-        return ClusterRun(
-            sessions=table_of(SessionRow, self._sessions),
-            rounds=table_of(RoundRow, self._rounds),
-            tasks=table_of(TaskRow, self._tasks),
-            transfers=table_of(TransferRow, self._transfers),
-            workers=table_of(WorkerRow, workers),
-            gaps=gaps_of([home.log for home in self._homes]),
-            facts={
-                "num_events": self.loop.num_events,
-                "end_s": self.loop.now,
-                "stop_reason": self._stop_reason,
-                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), span_s),
-            },
-        )
-
-    # ---- sessions --------------------------------------------------------------------------------------
-
-    def _arrive(self, session: Session) -> None:
-        limit = self._stop.max_live_sessions
-        if limit is not None and len(self._lives) >= limit:
-            self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
-            self.loop.is_stopped = True
-        prefill, decode = session.prefill_tokens, session.decode_tokens
-        if prefill + decode > self._most_tokens:
-            raise UserError(
-                f"session {session.session_id} grows to {prefill + decode} tokens of K/V and a worker holds "
-                f"{self._most_tokens}: shorten it or raise the degree"
-            )
-        bound = asked(self._binder.bind, self._homes, self.loop.now)
-        home = self._home_of.get(bound)
-        if home is None:
-            raise RunError(
-                f"binder {type(self._binder).__name__} binds a session to {bound!r}, which is no decode worker"
-            )
-        live = Live(session, self._num_arrived, home)
-        self._num_arrived += 1
-        self._lives[live.order] = live
-        home.num_sessions += 1
-        self._sessions.append(
-            SessionRow(session.session_id, self.loop.now, len(session.rounds), prefill, decode, live.home.worker_id)
-        )
-        self._ready(live)
-
-    def _ready(self, live: Live) -> None:
-        """The next round of the session can start."""
-        prefill, decode, _ = live.session.rounds[live.round_index]
-        live.row = len(self._rounds)
-        live.left = decode
-        self._rounds.append(
-            RoundRow(live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode)
-        )
-        self._route(live, "incremental" if live.round_index else "initial", live.context, prefill)
-
-    def _route(self, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
-        now = self.loop.now
-        session_id = live.session.session_id
-        task = PrefillTask(len(self._tasks), session_id, live.order, live.round_index, kind, history, tokens, now, now)
-        home = live.home
-        self.owed.add(task)
-        decision = checked_decision(
-            asked(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
-        )
-        worker = home if decision.is_local else self._prefill_of[decision.worker_id]
-        if self._estimator is not None:
-            here = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
-            task.estimate_s = self._estimator.prefill_s(here, history + tokens - here, worker.degree)
-        self._tasks.append(
-            TaskRow(
-                task.task_id,
-                session_id,
-                live.round_index,
-                kind,
-                decision.worker_id,
-                decision.is_local,
-                decision.reason,
-                history,
-                tokens,
-                estimate_s=task.estimate_s,
-                ready_s=now,
-            )
-        )
-        if kind != "recompute":
-            self._rounds[live.row].is_local = decision.is_local
-        worker.enqueue(task)
-
-    # ---- what workers tell -------------------------------------------------------------------------
-
-    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
-        """When it is here. A lazy read (AMPD §6): the home holds the history until the increment is back; what it no longer has
-        of it is prefilled again."""
-        live, worker = self._lives[task.order], self._prefill_of[worker_id]
-        cached = live.home.lend(live)
-        self.owed.more(task, task.history - cached)
-        return self._send("history", task, live.home, worker, cached, start_s)
-
-    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
-        row = self._tasks[task.task_id]
-        row.started_s = now
-        row.postponed = task.postponed
-
-    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
-        now = self.loop.now
-        self.owed.ended(task)
-        live = self._lives[task.order]
-        row = self._tasks[task.task_id]
-        row.computed_tokens = task.tokens
-        row.finished_s = now
-        worker, missing, end_s = self._prefill_of.get(worker_id), task.tokens, now
-        if worker is not None:
-            if isinstance(worker, CachingPrefillWorker):
-                missing = task.history + task.tokens - live.home.lend(live)
-            end_s = self._send("increment", task, worker, live.home, missing, now)
-        if end_s > now:
-            self.loop.at(end_s, self._land, live, task, worker, missing)
-        else:
-            self._land(live, task, worker, missing)
-
-    def round_done(self, live: Live) -> bool:
-        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
-        self._rounds[live.row].finished_s = self.loop.now
-        delay = live.session.rounds[live.round_index].delay_s
-        live.round_index += 1
-        if live.round_index < len(live.session.rounds):
-            # Also without a delay a later event: the home is between two steps.
-            self.loop.at(self.loop.now + delay, self._ready, live)
-            return True
-        self.loop.at(self.loop.now, self._end, live)
-        return False
-
-    def preempted(self, live: Live) -> None:
-        """Its K/V is gone: it needs a prefill of all its tokens."""
-        self._route(live, "recompute", 0, live.context)
-
-    # ---- in between ----------------------------------------------------------------------------------------
-
-    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None, missing: int) -> None:
-        """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home; else the
-        home has got the ``missing`` tokens."""
-        now = self.loop.now
-        self._tasks[task.task_id].landed_s = now
-        live.context = task.history + task.tokens + 1
-        live.left -= 1
-        if task.kind == "recompute":
-            # Its gap goes with the batch it joins; a round that ends here has it as its last.
-            live.home.log.stays.append(Stay(live.row, now - live.token_s, 0, 0))
-        else:
-            self._rounds[live.row].first_token_s = now
-        live.token_s = now
-        if worker is None:
-            live.home.join(live)
-            return
-        if task.kind != "recompute":
-            worker.ttft.add(now, now - task.ready_s)
-        live.home.land(live, missing)
-        if isinstance(worker, CachingPrefillWorker):
-            worker.sent(task)
-
-    def _end(self, live: Live) -> None:
-        row = self._sessions[live.order]
-        row.finished_s = self.loop.now
-        row.status = "ok"
-        live.home.num_sessions -= 1
-        del self._lives[live.order]
-        source = self._clients or self._open
-        goes_on = self._clients is not None and self._clients.go_on(self.loop.now)
-        if not goes_on and not self._lives and source is not None and source.is_over:
-            self.loop.is_stopped = True
-
-    def _send(
-        self,
-        content: str,
-        task: PrefillTask,
-        source: Home | PrefillWorker,
-        target: Home | PrefillWorker,
-        tokens: int,
-        start_s: float,
-    ) -> float:
-        """When the K/V of ``tokens`` tokens is there."""
-        links = self._links
-        if links is None or tokens == 0:
-            return start_s
-        link = links.between(source.server, target.server)
-        end_s = start_s + links.transfer_s(tokens, link, source.degree, target.degree)
-        num_bytes = tokens * links.kv_bytes_per_token
-        self._transfers.append(
-            TransferRow(
-                task.task_id, content, source.worker_id, target.worker_id, link.name, tokens, num_bytes, start_s, end_s
-            )
-        )
-        return end_s
-
+from engines.policies.task import PrefillQueue
 
 HistoryRead = Literal["overlapped", "serial", "own-cache"]
 """How prefill workers get a history: from its decode worker, during the prefill before (AMPD §6) or after it; or from a prefix cache
@@ -349,7 +74,7 @@ class Cluster:
         policies = self.policies
         decode = [pool.degree for pool in self.deployment.decode for _ in range(pool.replicas)]
         prefill = [pool.degree for pool in self.deployment.prefill for _ in range(pool.replicas)]
-        simulation = Simulation(
+        simulation = DecodeSimulation(
             binder=policies.make_binder(),
             router=policies.make_router(seed),
             estimator=policies.estimator,
@@ -390,7 +115,7 @@ class Cluster:
         vars(simulation).clear()
         return run
 
-    def _prefill_worker(self, simulation: Simulation, parts: Parts) -> PrefillWorker:
+    def _prefill_worker(self, simulation: DecodeSimulation, parts: Parts) -> PrefillWorker:
         history, window_s = self.policies.history, self.policies.window_s
         if history == "own-cache":
             capacity = self.hardware.kv_capacity(parts.get("degree", 1))

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.ar.cluster.cluster import Cluster, StopRule
+from engines.ar.cluster.cluster import Cluster
+from engines.ar.cluster.simulation import StopRule
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import require

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from engines.ar.cost import StepCost
 from engines.cost.cards import gpu
 from engines.errors import require
-from engines.laps.cluster import PrefillCluster
+from engines.laps.cluster import Decoding, PrefillCluster
 from engines.laps.system import PrefillSystem
 from engines.models.shape import model_shape
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
-from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.family import PREFILL, tables_of, window_of
 from repro.systems.laps.settings import InstanceKnobs, Settings, resolve
 from repro.systems.laps.turns import PrefillWorkload, draw_workload
@@ -46,6 +46,11 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
         return {"num_instances": self.settings.num_instances}
 
     def cluster(self, settings: Settings) -> PrefillCluster:
+        decoding = None
+        if settings.decode != "none":
+            # Answers are decoded in a simulation alone, whose costs know how long that takes.
+            cost = cast(StepCost, settings.cost)
+            decoding = Decoding(where=settings.decode, cost=cost, kv_capacity=settings.kv_capacity)
         return PrefillCluster(
             system=self.build(settings, dict(self.options)),
             cost=settings.cost,
@@ -53,6 +58,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
             slo_s=settings.slo_s,
             boundary=settings.boundary,
             cache=settings.cache,
+            decoding=decoding,
             reprefills_answer=settings.reprefills_answer,
         )
 
@@ -62,11 +68,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
         # A measured run's settings have an instance in the body.
         serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
         with serving(self.settings) as settings:
-            cluster = self.cluster(settings)
-            if settings.decode == "none":
-                run = cluster.simulate(workload.arrivals, until_s=until_s)
-            else:
-                run = simulate_with_decode(cluster, workload, settings.decode, settings.kv_capacity, until_s=until_s)
+            run = self.cluster(settings).simulate(workload.arrivals, until_s=until_s)
         last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
         window = window_of(run.requests, run.facts["end_s"], last)
         constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance

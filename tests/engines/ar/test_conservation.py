@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, TokenEstimator, hardware, links, profiled, session, session_lists, simulation
 
-from engines.ar.cluster.cluster import Simulation
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.metrics import observe
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
@@ -57,12 +57,12 @@ def clusters(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-def run_on(cluster: dict[str, object], sessions: list[Session], **more: object) -> tuple[Simulation, ClusterRun]:
+def run_on(cluster: dict[str, object], sessions: list[Session], **more: object) -> tuple[DecodeSimulation, ClusterRun]:
     built = simulation(binder=RoundRobin(), **{**cluster, **more})
     return built, built.run(OpenLoop(sessions=sessions))
 
 
-def check_conserved(built: Simulation, run: ClusterRun, sessions: list[Session]) -> None:
+def check_conserved(built: DecodeSimulation, run: ClusterRun, sessions: list[Session]) -> None:
     assert run.facts["stop_reason"] is None
     assert run.sessions["session_id"] == [each.session_id for each in sessions]
     assert run.sessions["status"] == ["ok"] * len(sessions)

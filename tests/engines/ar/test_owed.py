@@ -10,9 +10,9 @@ from support.liars import Batches, Routes, forgets_history, pretends, shares
 from support.prefill import TokenCost
 
 from baselines.ar.sglang import sglang
-from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import RunError
 from engines.laps.cluster import PrefillCluster
@@ -28,7 +28,7 @@ REMOTE = Decision(1, False, "there")
 
 def cluster(router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], PrefillQueue] = PrefillQueue) -> Any:
     """One decode worker, 0, and one prefill worker, 1."""
-    simulation = Simulation(binder=LeastKvMemory(), router=router or Routes(lambda *_: REMOTE))
+    simulation = DecodeSimulation(binder=LeastKvMemory(), router=router or Routes(lambda *_: REMOTE))
     made = {"degree": 1, "cost": LinearCost(), "batching": batching}
     simulation.add(DecodeWorker(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))
     simulation.add(PrefillWorker(simulation, worker_id=1, queue=queue(), **made))

@@ -15,9 +15,9 @@ from support.lee_longton import mean_wait, wait_quantile
 from waits import deterministic, markov, sampled
 
 from engines.ampd.planner.coefficients import erlang_c
-from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.worker import PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.record import ClusterRun
 from engines.ar.session import EventLoop, OpenLoop, Session
 from engines.errors import UserError
@@ -55,9 +55,9 @@ def lognormal(rng: np.random.Generator, num: int) -> np.ndarray:
     return 1e6 * np.exp(0.6 * rng.standard_normal(num) - 0.18)
 
 
-def queue(servers: int) -> Simulation:
+def queue(servers: int) -> DecodeSimulation:
     """Prefill workers that share one queue, before a decode side that takes no time."""
-    built = Simulation(binder=LeastKvMemory(), router=RemoteOnly("shared"))
+    built = DecodeSimulation(binder=LeastKvMemory(), router=RemoteOnly("shared"))
     built.add(Sink(built, worker_id=0))
     shared = PrefillQueue()
     for index in range(servers):
@@ -69,8 +69,8 @@ def queue(servers: int) -> Simulation:
     return built
 
 
-def colocated() -> Simulation:
-    built = Simulation(binder=LeastKvMemory(), router=Local())
+def colocated() -> DecodeSimulation:
+    built = DecodeSimulation(binder=LeastKvMemory(), router=Local())
     built.add(
         DecodeWorker(
             built, worker_id=0, degree=1, cost=MICRO, queue=PrefillQueue(), batching=ONE_BY_ONE, kv_capacity=10**15

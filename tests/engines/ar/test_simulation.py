@@ -8,8 +8,9 @@ import pytest
 from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 from support.refusals import refuses
 
-from engines.ar.cluster.cluster import Cluster, Policies, Simulation, StopRule
+from engines.ar.cluster.cluster import Cluster, Policies
 from engines.ar.cluster.decode_worker import Sink
+from engines.ar.cluster.simulation import DecodeSimulation, StopRule
 from engines.ar.deployment import Deployment, Pool, place, replications, splits
 from engines.ar.session import ClosedLoop, OpenLoop
 from engines.errors import UserError
@@ -214,7 +215,7 @@ def test_session_too_long_for_memory_is_refused_before_it_runs():
 
 def test_cluster_without_decode_workers_is_refused():
     with pytest.raises(UserError, match="no decode workers"):
-        Simulation(binder=LeastKvMemory(), router=RoundRobin()).run(OpenLoop(sessions=()))
+        DecodeSimulation(binder=LeastKvMemory(), router=RoundRobin()).run(OpenLoop(sessions=()))
 
 
 def test_batch_logs_one_worker_for_all_members():
@@ -222,3 +223,11 @@ def test_batch_logs_one_worker_for_all_members():
     run = serve(simulation(cost=LinearCost(slope_s=1e-9)), *(session(index, 0.0, (10, 1000)) for index in range(10)))
     assert run.gaps.tokens.sum() == 10 * 999
     assert len(run.gaps.row) < 200
+
+
+def test_a_session_that_ends_makes_way_after_the_next_rounds_of_those_in_the_step():
+    """Both rounds end in one decode step: the end is an event of its own, so a client's new session comes after round 1."""
+    sessions = [session(0, 0.0, (10, 5)), session(1, 0.0, (10, 5), (10, 5)), session(2, 0.0, (10, 5))]
+    run = simulation(cost=LinearCost(token_s=0.0)).run(ClosedLoop(sessions=sessions, num_clients=2))
+    assert run.rounds["session_id"] == [0, 1, 1, 2]
+    assert run.rounds["ready_s"][2] == run.rounds["ready_s"][3]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from support.clusters import FIRST_PREFILL, LinearCost, serve, session, simulation
 
-from engines.ar.cluster.cluster import Simulation
+from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.session import ClosedLoop
 from engines.policies.routing import Local
 from engines.policies.step import IDLE, Share, Situation, StepPlan
@@ -62,7 +62,7 @@ class ModedCost(LinearCost):
 
 
 @pytest.fixture(params=["prefill worker", "instance"])
-def gathering(request: pytest.FixtureRequest) -> Iterator[Simulation]:
+def gathering(request: pytest.FixtureRequest) -> Iterator[DecodeSimulation]:
     gather = Gather(window_s=0.05, depth=3)
     if request.param == "instance":
         yield simulation(router=Local(), batching=gather)

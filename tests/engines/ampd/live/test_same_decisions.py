@@ -23,10 +23,11 @@ from engines.ampd.live.store import Store, held, texts
 from engines.ampd.performance import profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.cluster.cluster import Simulation
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.worker import Live, PrefillWorker
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.simulation import DecodeSimulation
+from engines.ar.cluster.worker import Live
 from engines.ar.deployment import Deployment
 from engines.ar.record import ClusterRun
 from engines.ar.session import EventLoop, OpenLoop, Session
@@ -139,7 +140,7 @@ class MirroredHome(DecodeWorker):
         super()._decoded(ran)
 
 
-class Mirror(Simulation):
+class Mirror(DecodeSimulation):
     """Tells Redis what workers would."""
 
     def __init__(

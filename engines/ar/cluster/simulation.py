@@ -1,0 +1,336 @@
+"""One run of a cluster: sessions come, workers prefill their rounds one after the other, and decode workers answer them.
+
+A session's way through its workers is that of AMPD §3: bind, route, prefill, send K/V, decode, environment, and again. Prefill
+instances alone (LAPS) have the parts of it that need no decode worker.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
+from engines.ar.cluster.worker import Home, Live
+from engines.ar.hardware import KvLinks
+from engines.ar.record import (
+    ClusterRun,
+    RoundRow,
+    SessionRow,
+    Stay,
+    TaskRow,
+    TransferRow,
+    WorkerRow,
+    gaps_of,
+    prefill_load,
+    table_of,
+)
+from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
+from engines.errors import RunError, UserError, require
+from engines.knobs import Checked, Count, Range
+from engines.named import asked
+from engines.policies.owed import Owed, checked_decision
+from engines.policies.routing import Binder, Estimator, Router
+from engines.policies.task import PrefillTask, TaskKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule(Checked):
+    """When a run is given up: its unfinished sessions miss every objective, and the record says why."""
+
+    until_s: Annotated[float, Range(above=0)] | None = None
+    max_live_sessions: Count | None = None
+    """More sessions than this at once mean the arrivals outrun the cluster."""
+
+
+NEVER = StopRule()
+
+
+class Simulation:
+    """What every run has: a clock, the ledger of prefills, and sessions whose rounds come one after the other."""
+
+    def __init__(self) -> None:
+        self.loop = EventLoop()
+        self.owed = Owed()
+        self._lives: dict[int, Live] = {}
+        """Sessions under way, by their rank of arrival."""
+        self._num_arrived = 0
+        self._streams: list[Clients | OpenArrivals[Session]] = []
+        self._tasks: list[TaskRow] = []
+
+    def _open(self, arrivals: Arrivals) -> None:
+        """Let the sessions of one more stream come."""
+        begin = partial(self._begin, len(self._streams))
+        if isinstance(arrivals, ClosedLoop):
+            self._streams.append(Clients(self.loop, arrivals, begin))
+        else:
+            self._streams.append(OpenArrivals(self.loop, arrivals.sessions, begin))
+
+    def _begin(self, stream: int, session: Session) -> None:
+        live = Live(session, self._num_arrived, stream)
+        self._num_arrived += 1
+        self._lives[live.order] = live
+        self._arrive(live)
+        self._ready(live)
+
+    def _arrive(self, live: Live) -> None:
+        """A session has come."""
+
+    def _ready(self, live: Live) -> None:
+        """The next round of the session can start."""
+        raise NotImplementedError
+
+    def _owe(
+        self, session_id: int, order: int, round_index: int, kind: TaskKind, history: int, tokens: int
+    ) -> PrefillTask:
+        """A prefill of a session, the ``order``-th to come: it is owed from now on."""
+        now = self.loop.now
+        task = PrefillTask(len(self._tasks), session_id, order, round_index, kind, history, tokens, now, now)
+        self.owed.add(task)
+        return task
+
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
+        row = self._tasks[task.task_id]
+        row.started_s = now
+        row.postponed = task.postponed
+
+    def _computed(self, task: PrefillTask) -> TaskRow:
+        """Its last token is computed now."""
+        self.owed.ended(task)
+        row = self._tasks[task.task_id]
+        row.computed_tokens = task.tokens
+        row.finished_s = self.loop.now
+        return row
+
+    def _go_on(self, live: Live) -> bool:
+        """The round is over; whether the session has another, which is ready after the environment's delay.
+
+        Without a delay the next round is a later event all the same: its worker is between two steps.
+        """
+        rounds = live.session.rounds
+        delay_s = rounds[live.round_index].delay_s
+        live.round_index += 1
+        if live.round_index == len(rounds):
+            return False
+        self.loop.at(self.loop.now + delay_s, self._ready, live)
+        return True
+
+
+class DecodeSimulation(Simulation):
+    """A run whose sessions are also decoded, over workers that were built for it. ``ClusterRun`` is all that stays."""
+
+    def __init__(
+        self,
+        *,
+        binder: Binder,
+        router: Router,
+        estimator: Estimator | None = None,
+        links: KvLinks | None = None,
+        stop: StopRule = NEVER,
+        most_tokens: float = math.inf,
+    ) -> None:
+        """Without ``links`` K/V moves at once. ``estimator`` fills the tasks' estimates, for policies that read them. A session
+        of more than ``most_tokens`` fits no worker and is refused."""
+        super().__init__()
+        self._homes: list[Home] = []
+        self._prefills: list[PrefillWorker] = []
+        self._home_of: dict[int, Home] = {}
+        self._prefill_of: dict[int, PrefillWorker] = {}
+        self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
+        self._most_tokens = most_tokens
+        self._stop_reason: str | None = None
+        self._sessions: list[SessionRow] = []
+        self._rounds: list[RoundRow] = []
+        self._transfers: list[TransferRow] = []
+
+    def add(self, worker: Home | PrefillWorker) -> None:
+        """Homes first."""
+        if isinstance(worker, PrefillWorker):
+            self._prefills.append(worker)
+            self._prefill_of[worker.worker_id] = worker
+        else:
+            self._homes.append(worker)
+            self._home_of[worker.worker_id] = worker
+
+    def run(self, arrivals: Arrivals) -> ClusterRun:
+        """Until every session has ended, or ``stop`` says so."""
+        require(bool(self._homes), "no decode workers: add at least one")
+        self._open(arrivals)
+        self.loop.run(math.inf if self._stop.until_s is None else self._stop.until_s)
+        is_open = isinstance(arrivals, OpenLoop)
+        if self._stop_reason is None and (self._lives or (is_open and not self._streams[0].is_over)):
+            self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
+        workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
+        span_s = self._sessions[-1].arrival_s if self._sessions and is_open else 0.0
+        return ClusterRun(
+            sessions=table_of(SessionRow, self._sessions),
+            rounds=table_of(RoundRow, self._rounds),
+            tasks=table_of(TaskRow, self._tasks),
+            transfers=table_of(TransferRow, self._transfers),
+            workers=table_of(WorkerRow, workers),
+            gaps=gaps_of([home.log for home in self._homes]),
+            facts={
+                "num_events": self.loop.num_events,
+                "end_s": self.loop.now,
+                "stop_reason": self._stop_reason,
+                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), span_s),
+            },
+        )
+
+    # ---- sessions --------------------------------------------------------------------------------------
+
+    def _arrive(self, live: Live) -> None:
+        limit, session = self._stop.max_live_sessions, live.session
+        if limit is not None and len(self._lives) > limit:
+            self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
+            self.loop.is_stopped = True
+        prefill, decode = session.prefill_tokens, session.decode_tokens
+        if prefill + decode > self._most_tokens:
+            raise UserError(
+                f"session {session.session_id} grows to {prefill + decode} tokens of K/V and a worker holds "
+                f"{self._most_tokens}: shorten it or raise the degree"
+            )
+        bound = asked(self._binder.bind, self._homes, self.loop.now)
+        home = self._home_of.get(bound)
+        if home is None:
+            raise RunError(
+                f"binder {type(self._binder).__name__} binds a session to {bound!r}, which is no decode worker"
+            )
+        live.home = home
+        home.num_sessions += 1
+        self._sessions.append(
+            SessionRow(session.session_id, self.loop.now, len(session.rounds), prefill, decode, home.worker_id)
+        )
+
+    def _ready(self, live: Live) -> None:
+        prefill, decode, _ = live.session.rounds[live.round_index]
+        live.row = len(self._rounds)
+        live.left = decode
+        self._rounds.append(
+            RoundRow(live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode)
+        )
+        self._route(live, "incremental" if live.round_index else "initial", live.context, prefill)
+
+    def _route(self, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
+        now, home = self.loop.now, live.home
+        task = self._owe(live.session.session_id, live.order, live.round_index, kind, history, tokens)
+        decision = checked_decision(
+            asked(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
+        )
+        worker = home if decision.is_local else self._prefill_of[decision.worker_id]
+        if self._estimator is not None:
+            here = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
+            task.estimate_s = self._estimator.prefill_s(here, history + tokens - here, worker.degree)
+        self._tasks.append(
+            TaskRow(
+                task.task_id,
+                task.session_id,
+                task.round_index,
+                kind,
+                decision.worker_id,
+                decision.is_local,
+                decision.reason,
+                history,
+                tokens,
+                estimate_s=task.estimate_s,
+                ready_s=now,
+            )
+        )
+        if kind != "recompute":
+            self._rounds[live.row].is_local = decision.is_local
+        worker.enqueue(task)
+
+    # ---- what workers tell -------------------------------------------------------------------------
+
+    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
+        """When it is here. A lazy read (AMPD §6): the home holds the history until the increment is back; what it no longer has
+        of it is prefilled again."""
+        live, worker = self._lives[task.order], self._prefill_of[worker_id]
+        cached = live.home.lend(live)
+        self.owed.more(task, task.history - cached)
+        return self._send("history", task, live.home, worker, cached, start_s)
+
+    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
+        self._computed(task)
+        now, live = self.loop.now, self._lives[task.order]
+        worker, missing, end_s = self._prefill_of.get(worker_id), task.tokens, now
+        if worker is not None:
+            if isinstance(worker, CachingPrefillWorker):
+                missing = task.history + task.tokens - live.home.lend(live)
+            end_s = self._send("increment", task, worker, live.home, missing, now)
+        if end_s > now:
+            self.loop.at(end_s, self._land, live, task, worker, missing)
+        else:
+            self._land(live, task, worker, missing)
+
+    def round_done(self, live: Live) -> bool:
+        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
+        self._rounds[live.row].finished_s = self.loop.now
+        if self._go_on(live):
+            return True
+        self.loop.at(self.loop.now, self._end, live)
+        return False
+
+    def preempted(self, live: Live) -> None:
+        """Its K/V is gone: it needs a prefill of all its tokens."""
+        self._route(live, "recompute", 0, live.context)
+
+    # ---- in between ----------------------------------------------------------------------------------------
+
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None, missing: int) -> None:
+        """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home; else the
+        home has got the ``missing`` tokens."""
+        now = self.loop.now
+        self._tasks[task.task_id].landed_s = now
+        live.context = task.history + task.tokens + 1
+        live.left -= 1
+        if task.kind == "recompute":
+            # Its gap goes with the batch it joins; a round that ends here has it as its last.
+            live.home.log.stays.append(Stay(live.row, now - live.token_s, 0, 0))
+        else:
+            self._rounds[live.row].first_token_s = now
+        live.token_s = now
+        if worker is None:
+            live.home.join(live)
+            return
+        if task.kind != "recompute":
+            worker.ttft.add(now, now - task.ready_s)
+        live.home.land(live, missing)
+        if isinstance(worker, CachingPrefillWorker):
+            worker.sent(task)
+
+    def _end(self, live: Live) -> None:
+        row = self._sessions[live.order]
+        row.finished_s = self.loop.now
+        row.status = "ok"
+        live.home.num_sessions -= 1
+        del self._lives[live.order]
+        stream = self._streams[live.stream]
+        if isinstance(stream, Clients) and stream.go_on(self.loop.now):
+            return
+        if not self._lives and stream.is_over:
+            self.loop.is_stopped = True
+
+    def _send(
+        self,
+        content: str,
+        task: PrefillTask,
+        source: Home | PrefillWorker,
+        target: Home | PrefillWorker,
+        tokens: int,
+        start_s: float,
+    ) -> float:
+        """When the K/V of ``tokens`` tokens is there."""
+        links = self._links
+        if links is None or tokens == 0:
+            return start_s
+        link = links.between(source.server, target.server)
+        end_s = start_s + links.transfer_s(tokens, link, source.degree, target.degree)
+        num_bytes = tokens * links.kv_bytes_per_token
+        self._transfers.append(
+            TransferRow(
+                task.task_id, content, source.worker_id, target.worker_id, link.name, tokens, num_bytes, start_s, end_s
+            )
+        )
+        return end_s
