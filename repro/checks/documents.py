@@ -78,7 +78,7 @@ class TableCell:
     def text(self, read: Callable[[str], Sequence[Row]]) -> str:
         names = [self.of] if isinstance(self.of, str) else self.of
         rows = _chosen([row for name in names for row in read(name)], self.where)
-        if not rows and self.missing:
+        if self.missing and not _chosen(rows, self.one):
             return self.missing
         if self.show == "text":
             (text,) = {row[self.column] for row in rows}
