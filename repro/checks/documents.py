@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ TABLES = Path("docs/tables")
 COMMAND = "python -m repro.checks.documents"
 Row = Mapping[str, str]
 Number = float | tuple[float, float] | Interval
+_COMPARED: Mapping[str, Callable[[float, float], bool]] = {"<": operator.lt, ">": operator.gt}
 BLOCK = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 _SUMMARIES: Mapping[str, Callable[[Sequence[float]], Number]] = {
     "mean": mean,
@@ -44,7 +46,7 @@ class TableCell:
     """How one cell of a table is computed from rows of a CSV file.
 
     ``where``, ``one`` and ``other`` choose rows: a value, or a list of values, for each column; ``=name`` stands for the value of
-    another column, ``*`` for any. ``one`` and ``other`` are the sides of a comparison.
+    another column, ``*`` for any, ``>0`` for numbers above 0. ``one`` and ``other`` are the sides of a comparison.
     """
 
     of: str | Sequence[str]
@@ -171,6 +173,8 @@ def _is(row: Row, column: str, wanted: Any) -> bool:
         return text.lower() == str(wanted).lower()
     if isinstance(wanted, int | float):
         return bool(text) and math.isclose(float(text), wanted)
+    if isinstance(wanted, str) and wanted[:1] in ("<", ">"):
+        return bool(text) and _COMPARED[wanted[0]](float(text), float(wanted[1:]))
     if isinstance(wanted, str) and wanted.startswith("="):
         return text == row[wanted[1:]]
     return text == ("" if wanted is None else wanted)

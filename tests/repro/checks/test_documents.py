@@ -124,6 +124,8 @@ def test_a_declaration_that_cannot_be_read_is_one_sentence(repository, name, tex
     [
         ({"show": "count"}, "12"),
         ({"show": "count", "where": {"place": "=place", "system": ["ours", "third"]}}, "8"),
+        ({"show": "count", "where": {"speed": ">2", "low": None}}, "5"),
+        ({"show": "count", "where": {"low": "<8"}}, "1"),
         ({"where": {"system": "ours", "place": "*"}, "format": ".1f"}, "4.7"),
         ({"show": "median", "where": {"system": "third"}}, "2.5"),
         ({"show": "range", "where": {"system": "ours"}, "format": ".1f"}, "1.0 to 8.8"),
