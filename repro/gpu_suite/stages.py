@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engines.cost.cards import GB
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
 from engines.knobs import knobs_of
@@ -15,7 +16,7 @@ from repro.gpu_suite.checks import check_cell
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.platforms import GB, DllmPart, Platform, platform
+from repro.systems.platforms import DllmPart, Platform, platform
 
 STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256
 """Requests of the steps that are timed, and tokens of each."""

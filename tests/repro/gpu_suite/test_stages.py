@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.cost.cards import gpu
+from engines.cost.cards import GB, gpu
 from engines.models.shape import model_shape
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.expected import PREPARATION_S
@@ -15,7 +15,7 @@ from repro.gpu_suite.verdict import _blocks
 from repro.prefill.instance import setting_of
 from repro.runs.cell import Cell
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.platforms import GB, MIB
+from repro.systems.platforms import MIB
 
 CARDS = ("h200", "h100", "b200", "a100", "l40s", "rtx4090")
 LARGE = ("mixing", "prefill")

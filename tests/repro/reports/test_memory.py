@@ -2,10 +2,11 @@
 
 from support.platforms import L40S, RTX4090
 
+from engines.cost.cards import GB
 from engines.dllm.config import EngineConfig
 from engines.models.shape import LLADA_8B
 from repro.reports.memory import PlanCase, compare_logit_budgets
-from repro.systems.platforms import GB, DllmPart, Platform
+from repro.systems.platforms import DllmPart, Platform
 
 
 def case_of(where: Platform) -> PlanCase:
