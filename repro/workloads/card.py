@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,19 +20,19 @@ Role = Literal["stated", "inferred", "assumed", "by construction"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Checked):
-    """A card, or a section of one."""
+class Section(Checked):
+    """A card, or a section of one, checked when it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalFile(Part):
+class LocalFile(Section):
     path: str
     """Below the data directory."""
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card(Part):
+class Card(Section):
     name: str
     title: str
     summary: str
@@ -73,7 +73,7 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
         numbers = {
             f"{name}.{field.name}"
             for name, part in sections.items()
-            if isinstance(part, Part)
+            if isinstance(part, Section)
             for field in fields(part)
             if getattr(part, field.name) is not None
         }
@@ -109,7 +109,7 @@ def built(kind: type[Any], raw: object, where: str) -> Any:
         raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
     unknown = [str(key) for key in raw if key not in known]
     require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(known)}")
-    missing = [name for name, field in known.items() if name not in raw and field.default is MISSING]
+    missing = [name for name, field in known.items() if name not in raw and _is_required(field)]
     require(not missing, f"{where}: missing key {', '.join(missing)}")
     declared = get_type_hints(kind, include_extras=True)
     values = {name: _value(declared[name], value, f"{where}: {name}") for name, value in raw.items()}
@@ -117,6 +117,10 @@ def built(kind: type[Any], raw: object, where: str) -> Any:
         return kind(**values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _value(declared: Any, raw: object, where: str) -> Any:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from engines.errors import UserError, require
+from repro.files import read_yaml
+from repro.workloads.card import Section, built
 from repro.workloads.knobs import TimeUnit
 from repro.workloads.rounds import MESSAGES
 
@@ -37,141 +40,41 @@ OPTIONAL = frozenset({*_SESSION, *DELAYS, *WAITS, "prefix_len"})
 EXAMPLE = "--columns arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
 
 
-class Format(NamedTuple):
-    """A published format, known by its columns."""
+@dataclass(frozen=True, kw_only=True)
+class Format(Section):
+    """A published format of ``formats.yaml``, known by its columns."""
 
+    name: str
     title: str
     columns: Mapping[str, str]
-    """Our names -> its own; a file of the format has all of them."""
-    also: Mapping[str, str] = {}
-    """Those that a file of it may have."""
-    marks: frozenset[str] = frozenset()
-    """Columns that a file of it has besides, and others have not."""
+    also: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
     digits: Literal["whole", "fractions", "dates"] | None = None
-    """How its times are written, where all files have them so."""
 
     def fits(self, names: Sequence[str]) -> bool:
         return {*self.columns.values(), *self.marks} <= set(names)
 
-    def of(self, names: Sequence[str]) -> dict[str, str]:
+    def among(self, names: Sequence[str]) -> dict[str, str]:
+        """Returns the columns that a file with these names has, by our names."""
         return {**self.columns, **{name: column for name, column in self.also.items() if column in names}}
 
 
-_BURST = {"arrival_s": "Timestamp", "gen_length": "Response tokens"}
-_MOONCAKE = {"prompt_len": "input_length", "gen_length": "output_length"}
-_AIPERF = {"session": "session_id", "wait_ms": "delay"}
-FormatName = Literal[
-    "burstgpt_csv",
-    "azure_csv",
-    "mooncake_jsonl",
-    "burstgpt_sessions_csv",
-    "bailian_jsonl",
-    "blis_csv",
-    "vidur_csv",
-    "servegen_csv",
-    "aiperf_sessions_jsonl",
-    "aiperf_text_input_jsonl",
-    "aiperf_text_jsonl",
-    "aiperf_messages_jsonl",
-]
-FORMATS: Mapping[FormatName, Format] = {
-    "azure_csv": Format(
-        "Azure LLM inference traces",
-        {"arrival_s": "TIMESTAMP", "prompt_len": "ContextTokens", "gen_length": "GeneratedTokens"},
-        digits="dates",
-    ),
-    "burstgpt_sessions_csv": Format(
-        "BurstGPT with sessions",
-        {**_BURST, "context_len": "Request tokens", "session": "Session ID"},
-        {"duration_s": "Elapsed time"},
-    ),
-    "burstgpt_csv": Format("BurstGPT", {**_BURST, "prompt_len": "Request tokens"}),
-    "bailian_jsonl": Format(
-        "Qwen-Bailian",
-        {
-            "arrival_s": "timestamp",
-            "context_len": "input_length",
-            "gen_length": "output_length",
-            "id": "chat_id",
-            "parent": "parent_chat_id",
-        },
-        digits="fractions",
-    ),
-    "blis_csv": Format(
-        "BLIS",
-        {"arrival_us": "arrival_time_us", "prompt_len": "input_tokens", "gen_length": "output_tokens"},
-        {"session": "session_id", "turn": "round_index", "prefix_len": "prefix_length"},
-    ),
-    "vidur_csv": Format(
-        "Vidur", {"arrival_s": "arrived_at", "prompt_len": "num_prefill_tokens", "gen_length": "num_decode_tokens"}
-    ),
-    "servegen_csv": Format(
-        "ServeGen",
-        {"arrival_s": "timestamp", "prompt_len": "input_tokens", "gen_length": "output_tokens"},
-        marks=frozenset({"request_id"}),
-        digits="fractions",
-    ),
-    "mooncake_jsonl": Format(
-        "Mooncake", {"arrival_ms": "timestamp", **_MOONCAKE}, _AIPERF, marks=frozenset({"hash_ids"}), digits="whole"
-    ),
-    "aiperf_sessions_jsonl": Format("AIPerf", {**_MOONCAKE, **_AIPERF}, {"arrival_ms": "timestamp"}),
-    "aiperf_text_input_jsonl": Format(
-        "AIPerf", {"prompt": "text_input", "gen_length": "output_length"}, {"arrival_ms": "timestamp", **_AIPERF}
-    ),
-    "aiperf_text_jsonl": Format(
-        "AIPerf", {"prompt": "text", "gen_length": "output_length"}, {"arrival_ms": "timestamp", **_AIPERF}
-    ),
-    "aiperf_messages_jsonl": Format(
-        "AIPerf", {"rounds": "messages", "gen_length": "output_length"}, {"arrival_ms": "timestamp"}
-    ),
-}
-"""The first that fits is taken."""
+@dataclass(frozen=True, kw_only=True)
+class KnownNames(Section):
+    """The content of ``formats.yaml``."""
 
-_PLAIN: Mapping[str, tuple[str, ...]] = {
-    "prompt_len": (
-        "prompt_len",
-        "prompt_length",
-        "prompt_tokens",
-        "num_prompt_tokens",
-        "input_len",
-        "input_length",
-        "input_tokens",
-        "num_input_tokens",
-        "num_prefill_tokens",
-        "prefill_tokens",
-        "context_tokens",
-        "request_tokens",
-        "prompt_tokens_count",
-        "input_tokens_count",
-        "input_sequence_length",
-        "isl",
-    ),
-    "gen_length": (
-        "gen_length",
-        "gen_len",
-        "output_len",
-        "output_length",
-        "output_tokens",
-        "num_output_tokens",
-        "num_decode_tokens",
-        "completion_tokens",
-        "num_completion_tokens",
-        "decode_tokens",
-        "generated_tokens",
-        "num_generated_tokens",
-        "response_tokens",
-        "output_tokens_count",
-        "completion_tokens_count",
-        "output_sequence_length",
-        "osl",
-    ),
-    "prompt": ("prompt", "text_input", "text"),
-    "session": ("session", "session_id", "conversation_id"),
-    "turn": ("turn", "turn_index", "round_index"),
-}
-"""Names that need no saying, by what they mean, in small letters and with underscores."""
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
-"""The lengths that a request asks for, where nothing says what came."""
+    formats: tuple[Format, ...]
+    names: Mapping[str, tuple[str, ...]]
+    limits: tuple[str, ...]
+
+
+@cache
+def known_names() -> KnownNames:
+    path = Path(__file__).with_name("formats.yaml")
+    known: KnownNames = built(KnownNames, read_yaml(path), path.name)
+    return known
+
+
 _TIME = re.compile(
     r"(arrival|arrival_time|arrival_timestamp|arrived_at|timestamp|time|ts|start_time|request_time|created|created_at|date|datetime)"
     r"(?:_(?:unix_)?(s|sec|secs|seconds|ms|msec|millis|milliseconds|us|usec|micros|microseconds|ns|nanos|nanoseconds))?"
@@ -235,28 +138,18 @@ class Columns:
         return None
 
 
-def columns_as(kind: FormatName, names: Sequence[str], file: str, unit: TimeUnit | None) -> Columns:
-    """Returns the columns of a known format, whichever of them the file has."""
-    found = FORMATS[kind]
-    if not found.marks <= set(names):
-        found = Format(
-            found.title, {"arrival" if each in TIMES else each: name for each, name in found.columns.items()}
-        )
-    return _timed(found.of(names), found, unit, file)
-
-
 def columns_of(
     names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None, *, needs_answers: bool = True
 ) -> Columns:
     """Finds the columns to read in a file that has these: as ``given`` says (OURS=THEIRS, ...), or by its names; ``unit`` is the one that a
     user says of its times, if any. ``file`` is what a refusal names. A file without the answers' lengths is refused where it
     ``needs_answers``."""
-    known = next((each for each in FORMATS.values() if each.fits(names)), None)
+    known = next((each for each in known_names().formats if each.fits(names)), None)
     if given is not None:
         named, found = _given(given, names, file), None
         said = f"columns={given!r}:"
     elif known is not None:
-        named, found, said = known.of(names), known, f"{file}:"
+        named, found, said = known.among(names), known, f"{file}:"
     else:
         named, found, said = _plain(names, file), None, f"{file}:"
     _check_consistent(named, names, said, needs_answers)
@@ -270,7 +163,7 @@ def columns_of(
     )
     # A published column's unit is known better than most remember it.
     if given is not None and known is not None and name != "arrival":
-        published = next((each for each in TIMES if known.of(names).get(each) == named[name]), name)
+        published = next((each for each in TIMES if known.among(names).get(each) == named[name]), name)
         require(
             published == name,
             f"{said} {named[name]} of {file}, a file of {known.title}, is in {WORDS[TIMES[published] or 's']}: write {published}={named[name]}, or "
@@ -327,14 +220,14 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
     by_plain: dict[str, list[str]] = {}
     for name in names:
         by_plain.setdefault(_spelt(name), []).append(name)
-    for name, others in _PLAIN.items():
+    for name, others in known_names().names.items():
         is_told = own.keys() & {*LENGTHS, "rounds"} if name in LENGTHS else name in own
         is_whole = "rounds" in own and (name != "gen_length" or own["rounds"] not in MESSAGES)
         if is_told or is_whole or (name == "turn" and "session" not in own):
             continue
         there = [each for other in others for each in by_plain.get(other, ())]
         if name == "gen_length" and not there:
-            there = [each for other in _LIMITS for each in by_plain.get(other, ())]
+            there = [each for other in known_names().limits for each in by_plain.get(other, ())]
         require(len(there) < 2, f"{file}: {' and '.join(there)} both say {name}: name one of them, like {EXAMPLE}")
         if there:
             own[name] = there[0]

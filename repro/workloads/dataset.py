@@ -9,7 +9,7 @@ when ``hub`` is asked for by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,29 +21,34 @@ from engines.errors import UserError, require
 from engines.knobs import Range
 from engines.strict_json import DECODER
 from repro.paths import DATASETS
-from repro.workloads.card import Card, Local, LocalFile, Origin, Part, find_local, known_cards, load, local_file
+from repro.workloads.card import Card, Local, LocalFile, Origin, Section, find_local, known_cards, load, local_file
 from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_statistics
 from repro.workloads.knobs import SourceKind, TimeUnit
-from repro.workloads.rows import Row, first_line, json_rows
+from repro.workloads.rounds import TracedSession
+from repro.workloads.rows import Row, csv_rows, first_line, is_json, is_parquet, json_rows
+from repro.workloads.table import estimate_tokens, names_in, read_requests, request_of
 from repro.workloads.text import TextStyle
-from repro.workloads.trace import (
-    OWN_KEYS,
-    RENAMED,
-    FileFormat,
-    PromptRow,
-    detect_format,
-    parse_lengths_csv,
-    parse_prompts_jsonl,
-    parse_trace,
-)
 
 CARDS_DIR = DATASETS
 
 _PARAMETER_TOLERANCE = 5e-4
 
+FileFormat = Literal["trace", "prompts_jsonl", "lengths_csv"]
+"""A table of requests, which says by its columns what it is; a prompt in a named column; a length in a named column."""
+OWN_KEYS = ("arrival_s", "prompt_len", "prompt", "gen_length")
+RENAMED = {
+    "timestamp": "arrival_s, in seconds",
+    "arrival_time": "arrival_s, in seconds",
+    "input_length": "prompt_len",
+    "output_length": "gen_length",
+    "output_len": "gen_length",
+    "max_tokens": "gen_length",
+}
+"""Keys of other traces -> ours, of the same meaning."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class HubReference(Part):
+class HubReference(Section):
     id: str
     config: str | None
     split: str
@@ -53,17 +58,16 @@ class HubReference(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns(Part):
+class PublishedColumns(Section):
     """Names in the published rows. Either ``prompt`` (text) or ``prompt_tokens`` (a count) is given."""
 
     prompt: str | None = None
     prompt_tokens: str | None = None
-    response_tokens: str | None = None
     timestamp_s: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFilter(Part):
+class RowFilter(Section):
     """Rows are kept whose ``column`` has one of ``values``."""
 
     column: str
@@ -81,7 +85,7 @@ class PromptFile(LocalFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddedGenerator(Part):
+class EmbeddedGenerator(Section):
     text: TextStyle
     lengths: LengthDistribution
     basis: Literal["fitted", "assumed"]
@@ -93,7 +97,7 @@ class EmbeddedGenerator(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperRun(Part):
+class PaperRun(Section):
     num_requests: Annotated[int, Range(0, 10**9)] | None
     note: str
 
@@ -101,7 +105,7 @@ class PaperRun(Part):
 @dataclass(frozen=True, kw_only=True)
 class DatasetCard(Card):
     hub: HubReference
-    columns: Columns
+    columns: PublishedColumns
     filter: RowFilter | None
     local: tuple[PromptFile, ...]
     embedded: EmbeddedGenerator
@@ -152,12 +156,15 @@ Record = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSource:
-    """``rows`` is None for the embedded generator, which has no end. Rows have a prompt that is not empty."""
+    """``rows`` is None for the embedded generator, which has no end. Each is a session of one round with a prompt; an answer's tokens
+    are those that the request asks for, if it does."""
 
     origin: Origin
-    rows: tuple[PromptRow, ...] | None
+    rows: tuple[TracedSession, ...] | None
     num_dropped: int = 0
     """Rows left out because the prompt is empty (failed calls, in BurstGPT), or another cell of a trace."""
+    has_answers: bool = False
+    """Whether it is a trace, whose answers have lengths that nobody asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,21 +187,22 @@ def open_source(
     time_unit: TimeUnit | None = None,
 ) -> PromptSource:
     """``time_unit`` is that of a trace whose columns do not say theirs."""
-    file = _local_file(card, kind, dataset_path, data_dir)
+    file, has_answers = _local_file(card, kind, dataset_path, data_dir), False
     if file is not None:
         found, entry = file
         origin, rows = found.origin, _prompts_of(card, found.paths[0], entry, time_unit)
+        has_answers = entry.format == "trace" and not _is_own(found.paths[0])
     elif kind == "hub":
         origin, rows = _hub_origin(card), _hub_prompts(card)
     else:
         origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
         return PromptSource(origin=origin, rows=None)
-    kept = tuple(row for row in rows if row.prompt or row.prompt_len)
+    kept = tuple(row for row in rows if row.rounds[0].prefill_tokens)
     require(
         bool(kept),
         f"{origin.location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file",
     )
-    return PromptSource(origin=origin, rows=kept, num_dropped=len(rows) - len(kept))
+    return PromptSource(origin=origin, rows=kept, num_dropped=len(rows) - len(kept), has_answers=has_answers)
 
 
 def open_records(
@@ -280,7 +288,7 @@ def _entry_for(card: DatasetCard, path: Path) -> PromptFile:
     """Says by its content how a file is read whose name the card does not know."""
     if card.columns.prompt is not None and _begins_with_prompt(path, card.columns.prompt):
         return PromptFile(path=path.name, format="prompts_jsonl")
-    return PromptFile(path=path.name, format=detect_format(path))
+    return PromptFile(path=path.name, format="trace")
 
 
 def _begins_with_prompt(path: Path, column: str) -> bool:
@@ -295,19 +303,72 @@ def _begins_with_prompt(path: Path, column: str) -> bool:
     return isinstance(Row(path.name, record).at(column), str)
 
 
-def _prompts_of(card: DatasetCard, path: Path, entry: PromptFile, time_unit: TimeUnit | None) -> tuple[PromptRow, ...]:
+def _prompts_of(
+    card: DatasetCard, path: Path, entry: PromptFile, time_unit: TimeUnit | None
+) -> tuple[TracedSession, ...]:
     require(
-        time_unit is None or entry.format not in ("prompts_jsonl", "lengths_csv"),
+        time_unit is None or entry.format == "trace",
         f"time_unit={time_unit!r} has no effect: {path.name} is read without times: leave it out",
     )
     if entry.format == "prompts_jsonl":
         if card.columns.prompt is None:
             raise UserError(f"{path.name}: the card of {card.name!r} names no prompt column: use a trace file")
-        return parse_prompts_jsonl(path, card.columns.prompt, keep=card.keeps)
+        return read_prompts(path, card.columns.prompt, card.keeps)
     if entry.format == "lengths_csv":
-        assert entry.column is not None
-        return parse_lengths_csv(path, entry.column, unit=entry.unit, offset=entry.offset)
-    return parse_trace(path, entry.format, time_unit)
+        return read_lengths(path, entry)
+    return read_rows(path, time_unit)
+
+
+def read_prompts(
+    path: Path, column: str, keeps: Callable[[Mapping[str, object]], bool] = lambda row: True
+) -> tuple[TracedSession, ...]:
+    """``column`` names the prompt: ``question``, or ``turns[0]`` for the first of a list."""
+    return tuple(request_of(row, 0, row.text(column)) for row in json_rows(path) if keeps(row.values))
+
+
+def read_lengths(path: Path, entry: PromptFile) -> tuple[TracedSession, ...]:
+    """Adds the offset to every row that has any tokens (a template around the text)."""
+    column = str(entry.column)
+    rows = [(row, row.count(column)) for row in csv_rows(path, column)]
+    if entry.unit == "chars":
+        rows = [(row, estimate_tokens(count)) for row, count in rows]
+    return tuple(request_of(row, count + entry.offset if count else 0) for row, count in rows)
+
+
+def read_rows(path: Path, time_unit: TimeUnit | None = None) -> tuple[TracedSession, ...]:
+    """Reads a table of requests, or our own JSON lines, in which a request may ask for an answer's length."""
+    if not _is_own(path):
+        return read_requests(path, time_unit)
+    require(
+        time_unit is None, f"time_unit={time_unit!r} has no effect: {path.name} says arrival_s, which is in seconds"
+    )
+    return tuple(map(_own, json_rows(path)))
+
+
+def _is_own(path: Path) -> bool:
+    """Tells whether a table is JSON lines in our own format."""
+    return not is_parquet(path) and is_json(path) and bool({"prompt", "prompt_len"} & {*names_in(path)})
+
+
+def _own(row: Row) -> TracedSession:
+    """Reads a row of our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
+    given = row.values
+    for key in given:
+        if key not in OWN_KEYS:
+            fix = f"call it {RENAMED[key]}" if key in RENAMED else f"use only {', '.join(OWN_KEYS)}"
+            raise row.bad(key, given[key], f"unknown key, {fix}")
+    if ("prompt" in given) == ("prompt_len" in given):
+        fix = "give either prompt (text) or prompt_len (tokens), not both or neither"
+        raise row.bad("prompt_len", given.get("prompt_len"), fix)
+    if given.get("prompt") == "":
+        raise row.bad("prompt", "", "expected a text that is not empty")
+    return request_of(
+        row,
+        row.count("prompt_len", low=1) if "prompt_len" in given else 0,
+        row.text("prompt") if "prompt" in given else None,
+        row.seconds("arrival_s") if "arrival_s" in given else None,
+        row.count("gen_length", low=1) if "gen_length" in given else None,
+    )
 
 
 def _record(row: Row, columns: Sequence[str]) -> Record:
@@ -335,24 +396,24 @@ def _pinned(card: DatasetCard) -> Iterator[None]:
         raise UserError(f"{error}: pin another revision in datasets/{card.name}.yaml") from error
 
 
-def _hub_prompts(card: DatasetCard) -> tuple[PromptRow, ...]:
+def _hub_prompts(card: DatasetCard) -> tuple[TracedSession, ...]:
     names = card.columns
     wanted = [(names.prompt or names.prompt_tokens or "").partition("[")[0], names.timestamp_s]
-    wanted += [names.response_tokens, None if card.filter is None else card.filter.column]
+    wanted += [None if card.filter is None else card.filter.column]
     rows = _hub_rows(card, tuple(filter(None, wanted)))
     with _pinned(card):
         return tuple(_hub_prompt(card, row) for row in rows if card.keeps(row.values))
 
 
-def _hub_prompt(card: DatasetCard, row: Row) -> PromptRow:
+def _hub_prompt(card: DatasetCard, row: Row) -> TracedSession:
     names = card.columns
-    for name in (names.prompt_tokens, names.response_tokens, names.timestamp_s):
+    for name in (names.prompt_tokens, names.timestamp_s):
         if name is not None and isinstance(row.values[name], str):
             raise row.bad(name, row.values[name], "expected a number")
     is_stamped = names.timestamp_s is not None and row.values[names.timestamp_s] is not None
-    return PromptRow(
-        prompt=None if names.prompt is None else row.text(names.prompt),
-        prompt_len=None if names.prompt_tokens is None else row.count(names.prompt_tokens),
-        response_len=None if names.response_tokens is None else row.count(names.response_tokens),
-        arrival_s=row.seconds(str(names.timestamp_s)) if is_stamped else None,
+    return request_of(
+        row,
+        0 if names.prompt_tokens is None else row.count(names.prompt_tokens),
+        None if names.prompt is None else row.text(names.prompt),
+        row.seconds(str(names.timestamp_s)) if is_stamped else None,
     )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
-from repro.workloads.card import Part
+from repro.workloads.card import Section
 from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate, TimeScale
 
 
@@ -55,14 +55,13 @@ class ArrivalConfig(Checked):
     ``gamma`` takes ``burstiness`` as vLLM's benchmark does: the shape of the gaps' gamma
     distribution, 1 is Poisson, below 1 burstier, above 1 more even (the coefficient of variation of
     the gaps is burstiness ** -0.5). ``burst`` has everything arrive at 0. ``trace`` replays the
-    timestamps of ``path``, or of the workload's own file when ``path`` is None, divided by ``time_scale``;
-    a ``rate`` rescales the trace's own mean rate.
+    timestamps of the workload's own file, divided by ``time_scale``; a ``rate`` rescales the trace's
+    own mean rate.
     """
 
     kind: ArrivalKind
     rate: Rate | None = None
     burstiness: Burstiness = 1.0
-    path: str | None = None
     time_scale: TimeScale | None = None
 
     def __post_init__(self) -> None:
@@ -84,8 +83,6 @@ class ArrivalConfig(Checked):
             raise UserError(
                 f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma', or leave it out"
             )
-        if self.kind != "trace" and self.path is not None:
-            raise UserError(f"path={self.path!r} has no effect when arrivals={self.kind!r}: use 'trace'")
 
 
 def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
@@ -166,7 +163,7 @@ class LogNormalParameters(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogNormalLengths(Part):
+class LogNormalLengths(Section):
     """offset + exp(Normal(mu, sigma)), clipped to [low, high] and rounded to whole tokens.
 
     Clipped draws stay, at the bound: they are not drawn again.
@@ -186,7 +183,7 @@ class LogNormalLengths(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmpiricalLengths(Part):
+class EmpiricalLengths(Section):
     """Draws the observed lengths themselves, with replacement."""
 
     distribution: Literal["empirical"] = "empirical"

@@ -51,6 +51,8 @@ from repro.workloads.rows import (
 
 __all__ = ["NAMES", "Trace", "TraceFile", "read_trace"]
 
+CHARS_PER_TOKEN = 4
+"""Length of a text that nobody tokenized. Off by some 20-30 % for English and code."""
 MOST_ROWS = 10**6
 MOST_RATE = 10_000
 """Rows a second; a file that has more is read in another unit than its own."""
@@ -169,6 +171,32 @@ def read_trace(file: TraceFile) -> Trace:
             if holds
         ),
     )
+
+
+def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession, ...]:
+    """Reads each row of a data set's file as a request, in the file's order; the answers' lengths are left out.
+
+    A row with an empty cell, or with an empty prompt (a failed call, in BurstGPT), has a prompt of no tokens.
+    """
+    columns = columns_of(names_in(path), path.name, None, time_unit)
+    require("rounds" not in columns, f"{path.name} is a file of conversations: serve it as a workload (--workload)")
+    entries = read_entries(path, columns)
+    require(any(not entry.is_empty for entry in entries), f"{path.name} has no rows: check that it is the whole file")
+    clock = Clock.of(path.name, columns, entries)
+    require(clock.unclear is None, clock.unclear or "")
+    return tuple(request_of(entry.row, entry.tokens, entry.prompt, clock.seconds(entry)) for entry in entries)
+
+
+def request_of(
+    row: Row, tokens: int, prompt: str | None = None, arrival_s: float | None = None, answer: int | None = None
+) -> TracedSession:
+    """Returns the session of one round that a row of a data set is; a text counts characters / 4, rounded up."""
+    tokens = estimate_tokens(len(prompt)) if prompt else tokens
+    return TracedSession((RecordedRound(tokens, answer),), arrival_s, prompt or None, row.where)
+
+
+def estimate_tokens(num_chars: int) -> int:
+    return -(-num_chars // CHARS_PER_TOKEN)
 
 
 # -- rows ---------------------------------------------------------------------------------------------------

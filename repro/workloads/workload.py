@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +24,9 @@ from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_s
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
 from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.own import Traced
+from repro.workloads.rounds import RecordedRound, TracedSession
 from repro.workloads.served import served
 from repro.workloads.text import TextStyle, more_text, prompt_text
-from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without adding special tokens: a text may be encoded in pieces."""
@@ -100,39 +100,24 @@ def build_workload(
         f"length_scale={config.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
     )
     card = load_card(config.dataset)
-    path, unit = config.dataset_path, config.time_unit
+    path, unit, arrivals = config.dataset_path, config.time_unit, config.arrivals
     source = open_source(card, config.source, dataset_path=path, data_dir=data_dir, time_unit=unit)
     if not config.may_replace_arrivals:
-        _refuse_replaced_arrivals(config.arrivals, source)
+        _refuse_replaced_arrivals(arrivals, source)
     trace_s = None
-    if config.arrivals.kind == "trace":
-        source, trace_s = _with_trace_times(config.arrivals, source)
+    if arrivals.kind == "trace":
+        source, trace_s = _in_order_of_time(source)
     num = config.num_requests
     rows = list(islice(_rows(config, source), num))
     own_ids = [encode(row.prompt) if encode and row.prompt else None for row in rows]
     drawn = _drawn_lengths(config, card, source, rows, own_ids)
     scaled = drawn if config.length_scale == 1.0 else np.rint(drawn * config.length_scale).astype(np.int64)
     lengths = np.clip(scaled, low, high)
-    arrivals = arrival_times(config.arrivals, num, config.seed, trace_s=trace_s)
-
-    prompts: list[tuple[int, ...] | None] = [None] * num
-    if encode is not None:
-        for index, (own, length) in enumerate(zip(own_ids, lengths.tolist(), strict=True)):
-            rng = random.Random(derive_seed(config.seed, "text", index))
-            prompts[index] = _prompt_ids(encode, card.embedded.text, rng, length, own)
-    requests = [
-        Request(
-            request_id=index,
-            prompt_len=length,
-            prompt_ids=ids,
-            arrival_s=float(arrivals[index]),
-            generation=replace(
-                generation if row.gen_length is None else generation_of_length(generation, row.gen_length),
-                seed=derive_seed(config.seed, "generation", index),
-            ),
-        )
-        for index, (row, ids, length) in enumerate(zip(rows, prompts, lengths.tolist(), strict=True))
-    ]
+    times = arrival_times(arrivals, num, config.seed, trace_s=trace_s)
+    answers = [row.rounds[0].decode_tokens for row in rows]
+    generations = [generation if each is None else generation_of_length(generation, each) for each in answers]
+    prompts = _prompts(encode, card.embedded.text, config.seed, lengths.tolist(), own_ids)
+    requests = _requests(prompts, lengths.tolist(), times.tolist(), generations, config.seed)
     counted = {
         "num_clipped": int((lengths != scaled).sum()),
         "num_repeated": 0 if source.rows is None else max(0, num - len(source.rows)),
@@ -158,17 +143,8 @@ def fixed_workload(
         raise UserError(
             f"arrivals='trace' with dataset={name!r}, which has no timestamps: use poisson, gamma, constant or burst"
         )
-    times = arrival_times(arrivals, len(prompts), seed)
-    requests = [
-        Request(
-            request_id=index,
-            prompt_len=len(ids),
-            prompt_ids=ids,
-            arrival_s=float(times[index]),
-            generation=replace(generation, seed=derive_seed(seed, "generation", index)),
-        )
-        for index, ids in enumerate(prompts)
-    ]
+    times = arrival_times(arrivals, len(prompts), seed).tolist()
+    requests = _requests(prompts, list(map(len, prompts)), times, [generation] * len(prompts), seed)
     return workload_of(name, requests, origin, description, seed=seed)
 
 
@@ -187,41 +163,30 @@ def traced_workload(
     """Makes a request of each row of a file, with an answer as long as ``generation_of`` makes the row's; prompts that leave no room
     for it in ``most`` tokens are cut. Without a text of its own a request has a generated one, the same for each seed and place."""
     found = served(file, arrivals, seed, num=num)
-    requests, num_cut, num_longer, num_added = [], 0, 0, 0
-    for index, (row, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True)):
-        require(
-            len(row.rounds) == 1,
-            f"{row.where}: a session of {len(row.rounds)} rounds, and requests have one: use a system that serves sessions, or name the "
-            "file's columns without those of sessions (--columns)",
-        )
-        ((tokens, answer, _),) = row.rounds
-        if answer is None:
-            raise UserError(
-                f"{row.where}: a prompt without an answer, whose tokens are asked for: give --gen-length, or take the row out"
-            )
-        generation = replace(generation_of(answer), seed=derive_seed(seed, "generation", index))
+    answers = [_answer_of(each) for each in found.sessions]
+    generations = list(map(generation_of, answers))
+    own_ids = [encode(each.prompt) if encode and each.prompt else None for each in found.sessions]
+    lengths, num_cut = [], 0
+    for each, own, generation in zip(found.sessions, own_ids, generations, strict=True):
         room = most - generation.gen_length
         require(
             room >= 1,
-            f"{row.where}: an answer of {generation.gen_length} tokens leaves none for a prompt of the {most} that a request may "
+            f"{each.where}: an answer of {generation.gen_length} tokens leaves none for a prompt of the {most} that a request may "
             f"have: take the row out, or use a larger platform",
         )
-        own = encode(row.prompt) if encode and row.prompt else None
-        tokens = fixed_prompt_len or max(1, round(length_scale * (tokens if own is None else len(own))))
-        length = min(tokens, room)
-        ids = None
-        if encode is not None:
-            ids = _prompt_ids(encode, "chat", random.Random(derive_seed(seed, "text", index)), length, own)
-        requests.append(
-            Request(request_id=index, prompt_len=length, prompt_ids=ids, arrival_s=arrival_s, generation=generation)
-        )
-        added = generation.gen_length - answer
-        num_cut, num_longer, num_added = num_cut + (length < tokens), num_longer + (added > 0), num_added + added
+        told = each.rounds[0].prefill_tokens if own is None else len(own)
+        tokens = fixed_prompt_len or max(1, round(length_scale * told))
+        lengths.append(min(tokens, room))
+        num_cut += tokens > room
+    prompts = _prompts(encode, "chat", seed, lengths, own_ids)
+    requests = _requests(prompts, lengths, found.arrival_s, generations, seed)
+    added = [generation.gen_length - answer for generation, answer in zip(generations, answers, strict=True)]
+    num_longer, mean = sum(each > 0 for each in added), sum(added) / len(added)
     said = {
         f"lengths x {length_scale:g}": length_scale != 1.0,
         f"every prompt set to {fixed_prompt_len} tokens": fixed_prompt_len is not None,
         f"{num_cut} of {len(requests)} prompts cut to the room in {most} tokens beside their answers": num_cut,
-        f"{num_longer} of {len(requests)} answers rounded up to whole blocks, by {num_added / len(requests):.3g} tokens on the mean": num_longer,
+        f"{num_longer} of {len(requests)} answers rounded up to whole blocks, by {mean:.3g} tokens on the mean": num_longer,
     }
     facts = {
         "num_clipped": num_cut,
@@ -231,6 +196,42 @@ def traced_workload(
     }
     description = "; ".join([found.description, *(text for text, holds in said.items() if holds)])
     return workload_of(found.trace.name, requests, found.trace.origin, description, **facts)
+
+
+def _answer_of(session: TracedSession) -> int:
+    """Returns the tokens of the one answer; raises UserError where a request is no such session."""
+    require(
+        len(session.rounds) == 1,
+        f"{session.where}: a session of {len(session.rounds)} rounds, and requests have one: use a system that serves sessions, or name "
+        "the file's columns without those of sessions (--columns)",
+    )
+    answer = session.rounds[0].decode_tokens
+    if answer is None:
+        raise UserError(
+            f"{session.where}: a prompt without an answer, whose tokens are asked for: give --gen-length, or take the row out"
+        )
+    return answer
+
+
+def _requests(
+    prompts: Sequence[tuple[int, ...] | None],
+    lengths: Sequence[int],
+    arrival_s: Sequence[float],
+    generations: Sequence[GenerationConfig],
+    seed: int,
+) -> list[Request]:
+    return [
+        Request(
+            request_id=index,
+            prompt_len=length,
+            prompt_ids=ids,
+            arrival_s=at,
+            generation=replace(generation, seed=derive_seed(seed, "generation", index)),
+        )
+        for index, (ids, length, at, generation) in enumerate(
+            zip(prompts, lengths, arrival_s, generations, strict=True)
+        )
+    ]
 
 
 def workload_of(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
@@ -262,29 +263,24 @@ def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> 
         )
 
 
-def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, Floats]:
-    """Finds the timestamps to replay; a source replayed with its own ones comes back in their order."""
-    if arrivals.path is not None:
-        rows, name = parse_trace(Path(arrivals.path)), Path(arrivals.path).name
-    elif source.rows is not None:
-        rows, name = source.rows, source.origin.location
-    else:
+def _in_order_of_time(source: PromptSource) -> tuple[PromptSource, Floats]:
+    """Returns the source with its rows in the order of their own timestamps, and these."""
+    if source.rows is None:
         raise UserError(
-            "arrivals='trace' with embedded prompts, which have no timestamps: give the arrivals a path, or "
-            "a dataset_path with timestamps"
+            "arrivals='trace' with embedded prompts, which have no timestamps: give a dataset_path with timestamps"
         )
-    stamped = sorted(((row.arrival_s, index) for index, row in enumerate(rows) if row.arrival_s is not None))
-    if len(stamped) < len(rows):
-        raise UserError(
-            f"arrivals='trace': {name} has a timestamp for {len(stamped)} of {len(rows)} rows only: "
-            f"use another file, or arrivals='poisson'"
-        )
-    if arrivals.path is None:
-        source = replace(source, rows=tuple(rows[index] for _, index in stamped))
+    rows = source.rows
+    stamped = sorted((row.arrival_s, index) for index, row in enumerate(rows) if row.arrival_s is not None)
+    require(
+        len(stamped) == len(rows),
+        f"arrivals='trace': {source.origin.location} has a timestamp for {len(stamped)} of {len(rows)} rows only: use another "
+        "file, or arrivals='poisson'",
+    )
+    source = replace(source, rows=tuple(rows[index] for _, index in stamped))
     return source, np.array([stamp for stamp, _ in stamped], dtype=np.float64)
 
 
-def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[PromptRow]:
+def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[TracedSession]:
     """Yields rows without end; they are empty for the embedded generator.
 
     Rows come in the order of their own timestamps when those are replayed, else in seeded random
@@ -292,8 +288,8 @@ def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[PromptRow]:
     """
     rows = source.rows
     if rows is None:
-        return cycle([PromptRow()])
-    if config.arrivals.kind == "trace" and config.arrivals.path is None:
+        return repeat(TracedSession((RecordedRound(0, None),)))
+    if config.arrivals.kind == "trace":
         return cycle(rows)
     return (rows[index] for index in shuffled(len(rows), config.seed, "rows"))
 
@@ -302,7 +298,7 @@ def _drawn_lengths(
     config: WorkloadConfig,
     card: DatasetCard,
     source: PromptSource,
-    rows: Sequence[PromptRow],
+    rows: Sequence[TracedSession],
     own_ids: Sequence[list[int] | None],
 ) -> Ints:
     """Draws or counts the lengths before they are scaled and clipped."""
@@ -311,11 +307,20 @@ def _drawn_lengths(
     if source.rows is None:
         rng = np.random.default_rng(derive_seed(config.seed, "lengths"))
         return card.embedded.lengths.draw(len(rows), rng)
-    drawn = [
-        row.prompt_len if row.prompt is None else estimate_tokens(len(row.prompt)) if own is None else len(own)
-        for row, own in zip(rows, own_ids, strict=True)
-    ]
+    drawn = [row.rounds[0].prefill_tokens if own is None else len(own) for row, own in zip(rows, own_ids, strict=True)]
     return np.array(drawn, dtype=np.int64)
+
+
+def _prompts(
+    encode: Encode | None, style: TextStyle, seed: int, lengths: Sequence[int], own_ids: Sequence[list[int] | None]
+) -> list[tuple[int, ...] | None]:
+    """Makes each prompt's ids, with a random stream of its own; None of each without a tokenizer."""
+    if encode is None:
+        return [None] * len(lengths)
+    return [
+        _prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, own)
+        for index, (length, own) in enumerate(zip(lengths, own_ids, strict=True))
+    ]
 
 
 def _prompt_ids(
@@ -368,7 +373,6 @@ def _describe(
     kind = "hub data set" if source.origin.source == "hub" else "local file"
     has_texts, is_embedded = any(row.prompt is not None for row in rows), source.rows is None
     lacks_texts = is_embedded or any(row.prompt is None for row in rows)
-    is_trace = config.dataset_path is not None and any(row.response_len is not None for row in rows)
     said = {
         f"{card.title}: embedded generator, lengths {basis} ({embedded.summary})": is_embedded,
         f"{card.title}: {kind} {source.origin.location}, {len(rows)} rows": not is_embedded,
@@ -379,7 +383,7 @@ def _describe(
         f"every prompt set to {config.fixed_prompt_len} tokens": config.fixed_prompt_len is not None,
         f"lengths x {config.length_scale:g}": config.length_scale != 1.0,
         f"{num_cut} of {num} prompts cut to these lengths": num_cut,
-        "outputs as long as asked for, not as the trace's": is_trace,
+        "outputs as long as asked for, not as the trace's": config.dataset_path is not None and source.has_answers,
         f"{num_clipped} of {num} lengths clipped to [{config.min_prompt_len}, {config.max_prompt_len}]": num_clipped,
     }
     return "; ".join(text for text, holds in said.items() if holds)

@@ -26,8 +26,7 @@ from repro.prompt import read_prompt_ids
 from repro.reports.paper import read_claims
 from repro.runs.cell import Cell
 from repro.workloads.card import built
-from repro.workloads.dataset import DatasetCard
-from repro.workloads.trace import detect_format, parse_prompts_jsonl, parse_trace
+from repro.workloads.dataset import DatasetCard, read_prompts, read_rows
 
 DEEP = "[" * 100_000
 NUMBERS = [0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5, True]
@@ -132,8 +131,8 @@ def test_a_trace_is_replayed_as_it_is(tmp_path):
 def test_records_of_a_trace(tmp_path_factory, record):
     path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
     path.write_text(json.dumps(record) + "\n")
-    named(lambda: parse_trace(path), "fuzz.jsonl")
-    named(lambda: parse_prompts_jsonl(path, "prompt"), "fuzz.jsonl")
+    named(lambda: read_rows(path), "fuzz.jsonl")
+    named(lambda: read_prompts(path, "prompt"), "fuzz.jsonl")
 
 
 CSV = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
@@ -144,8 +143,7 @@ CSV = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,
 def test_bytes_of_a_csv(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "fuzz.csv"
     path.write_bytes(content)
-    named(lambda: parse_trace(path), "fuzz.csv")
-    named(lambda: detect_format(path), "fuzz.csv")
+    named(lambda: read_rows(path), "fuzz.csv")
 
 
 @settings(max_examples=100)

@@ -13,14 +13,15 @@ from repro.prompt import read_prompt_ids
 from repro.systems.http.knobs import resolve
 from repro.workloads.card import Card, load
 from repro.workloads.conversations.chats import read_chats
+from repro.workloads.dataset import PromptFile, read_lengths, read_prompts, read_rows
 from repro.workloads.sessions.traces import read_sessions
-from repro.workloads.trace import parse_lengths_csv, parse_prompts_jsonl, parse_trace
 
+LENGTHS = PromptFile(path="n.csv", format="lengths_csv", column="n")
 READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
-    "a trace": (parse_trace, '{"prompt_len": 8, "prompt_len": 9}', "prompt_len"),
-    "a trace of Mooncake's": (parse_trace, '{"timestamp": 1, "input_length": 1, "timestamp": 2}', "timestamp"),
-    "prompts": (lambda path: parse_prompts_jsonl(path, "q"), '{"q": "a", "q": "a"}', "q"),
-    "a line within": (lambda path: parse_prompts_jsonl(path, "q"), '{"q": "a", "b": [{"c": 1, "c": 2}]}', "c"),
+    "a trace": (read_rows, '{"prompt_len": 8, "prompt_len": 9}', "prompt_len"),
+    "a trace of Mooncake's": (read_rows, '{"timestamp": 1, "input_length": 1, "timestamp": 2}', "timestamp"),
+    "prompts": (lambda path: read_prompts(path, "q"), '{"q": "a", "q": "a"}', "q"),
+    "a line within": (lambda path: read_prompts(path, "q"), '{"q": "a", "b": [{"c": 1, "c": 2}]}', "c"),
     "sessions": (lambda path: read_sessions(path, "sessions_jsonl"), '{"rounds": [[1, 2]], "rounds": 3}', "rounds"),
     "an array": (
         lambda path: read_sessions(path, "hotpotqa_distractor"),
@@ -29,7 +30,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "chats": (lambda path: read_chats([path]), '{"rounds": [[1, 2]], "rounds": [[3, 4]]}', "rounds"),
     "an array of chats": (lambda path: read_chats([path]), '[{"rounds": [[1, 2]], "rounds": [[3, 4]]}]', "rounds"),
-    "a table": (lambda path: parse_lengths_csv(path, "n"), "n,m,n\n1,2,3", "n"),
+    "a table": (lambda path: read_lengths(path, LENGTHS), "n,m,n\n1,2,3", "n"),
     "ids": (read_prompt_ids, '{"prompt_ids": [1], "prompt_ids": [2]}', "prompt_ids"),
     "a card": (lambda path: load(Card, "own", path.parent, unknown="x"), "a: 1\nb: {c: 1, c: 2}", "c"),
     "a knob": (

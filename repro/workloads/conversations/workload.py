@@ -23,7 +23,7 @@ from engines.errors import require
 from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
-from repro.workloads.card import Origin, Part, Provenance, SourcedCard, checksum, known_cards, load, local_file
+from repro.workloads.card import Origin, Provenance, Section, SourcedCard, checksum, known_cards, load, local_file
 from repro.workloads.conversations.chats import read_chats
 from repro.workloads.draws import (
     NORMAL,
@@ -47,14 +47,14 @@ SHORT, LONG = 256, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turns(Part):
+class Turns(Section):
     """Turns of a conversation, geometric."""
 
     mean: Annotated[float, Range(1, 1000)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptShares(Part):
+class PromptShares(Section):
     """Shares of prompts below ``SHORT`` and above ``LONG`` tokens, which fix a log-normal."""
 
     short_share: Proportion
@@ -66,7 +66,7 @@ class PromptShares(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Part):
+class Answers(Section):
     """Tokens of an answer, log-normal."""
 
     median: Annotated[float, Range(1, 10**6)]
@@ -74,7 +74,7 @@ class Answers(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds(Part):
+class Bounds(Section):
     """Least and most tokens of a prompt or an answer; what is drawn beyond is put there."""
 
     low: Annotated[int, Range(1, SHORT - 1)]

@@ -27,9 +27,9 @@ from repro.paths import DATASETS
 from repro.workloads.card import (
     LocalFile,
     Origin,
-    Part,
     Provenance,
     ProvenanceOf,
+    Section,
     SourcedCard,
     checksum,
     known_cards,
@@ -52,7 +52,7 @@ Sigma = Annotated[float, Range(0, 100)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundCounts(Part):
+class RoundCounts(Section):
     """Rounds of a session: 1 + a count with the mean that is left, or always the same number."""
 
     kind: Literal["fixed", "poisson", "negative_binomial"]
@@ -62,7 +62,7 @@ class RoundCounts(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthTotals(Part):
+class LengthTotals(Section):
     """Means of Table 1 and how sessions and rounds scatter around them (log-normal, sigma of the logarithm)."""
 
     counted: Lengths
@@ -77,7 +77,7 @@ class LengthTotals(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment(Part):
+class Environment(Section):
     """Time between the rounds of a session, exponential."""
 
     delay_mean_s: Delay

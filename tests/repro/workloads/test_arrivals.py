@@ -118,7 +118,6 @@ def test_trace_without_any_time_in_it_cannot_be_rescaled():
         ({"kind": "poisson", "rate": 1.0, "burstiness": 0.5}, "burstiness=0.5 has no effect when arrivals='poisson'"),
         ({"kind": "gamma", "rate": 1.0, "burstiness": 0.0}, "burstiness=0.0 must be at least 1e-06"),
         ({"kind": "burst", "rate": 1.0}, "request_rate=1.0 has no effect when arrivals='burst'"),
-        ({"kind": "constant", "rate": 1.0, "path": "a.csv"}, "path='a.csv' has no effect when arrivals='constant'"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -222,7 +222,7 @@ def raw_card(name: str) -> dict[str, Any]:
             "burst",
             "local",
             [{"path": "x", "format": "parquet"}],
-            "format='parquet' is unknown: use one of burstgpt_csv",
+            "format='parquet' is unknown: use one of trace",
         ),
         ("burst", "local", [{"path": "x", "format": "lengths_csv"}], "column goes with format lengths_csv"),
         ("burst", "filter", {"column": "a", "values": [1]}, ": filter: values[0]=1 must be a text"),

@@ -5,17 +5,15 @@ import json
 import os
 from decimal import Decimal
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from engines.errors import UserError
-from repro.workloads.columns import FORMATS, FormatName
-from repro.workloads.dataset import load_card, open_source
+from repro.workloads.columns import known_names
+from repro.workloads.dataset import load_card, open_source, read_rows
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.served import served
 from repro.workloads.table import TraceFile, read_trace
-from repro.workloads.trace import parse_trace
 
 TRACE = ArrivalConfig(kind="trace")
 HEAD = "arrival_s,prompt_len,gen_length\n"
@@ -132,34 +130,35 @@ def test_a_row_with_an_empty_cell_is_counted_of_a_data_set_too(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("Timestamp,Request tokens,Response tokens\n1,5,5\n2,,5\n,7,5\n4,7,7\n")
     source = open_source(load_card("burst"), "local", dataset_path=str(path))
-    assert [row.prompt_len for row in source.rows or ()] == [5, 7]
+    assert [row.rounds[0].prefill_tokens for row in source.rows or ()] == [5, 7]
     assert source.num_dropped == 2
 
 
 def test_a_data_set_s_chat_that_counts_tokens_is_no_trace_without_times(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(lines({"messages": [{"role": "user", "content": "Hi"}], "input_length": 30, "output_length": 7}))
-    with pytest.raises(UserError, match="field 'timestamp'"):
-        parse_trace(path)
+    with pytest.raises(UserError, match="is a file of conversations"):
+        read_rows(path)
 
 
 def test_every_format_can_be_a_data_set_s(tmp_path):
-    assert {*get_args(FormatName)} == {*FORMATS}
+    assert len({known.name for known in known_names().formats}) == 12
     path = tmp_path / "t.jsonl"
     path.write_text(lines(*BAILIAN))
     source = open_source(load_card("burst"), "local", dataset_path=str(path))
-    assert [row.response_len for row in source.rows or ()] == [132, 13, 80]
+    assert source.has_answers
+    assert [row.rounds[0].decode_tokens for row in source.rows or ()] == [None, None, None]
 
 
 def test_a_data_set_s_file_is_read_by_the_same_columns(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(lines(*BAILIAN))
-    assert [row.arrival_s for row in parse_trace(path)] == [61.114, 61.364, 92.5]
-    assert [row.prompt_len for row in parse_trace(path)] == [521, 50, 800]
+    assert [row.arrival_s for row in read_rows(path)] == [61.114, 61.364, 92.5]
+    assert [row.rounds[0].prefill_tokens for row in read_rows(path)] == [521, 50, 800]
     path.write_text(lines(*({k: v for k, v in row.items() if k != "hash_ids"} for row in MOONCAKE)))
     with pytest.raises(UserError, match=r"timestamp.* in ms 4 rows in 9 s"):
-        parse_trace(path)
-    assert [row.arrival_s for row in parse_trace(path, time_unit="ms")] == [0, 3.027, 6, 9]
+        read_rows(path)
+    assert [row.arrival_s for row in read_rows(path, time_unit="ms")] == [0, 3.027, 6, 9]
 
 
 def test_published_names_in_other_letters_are_names_too(file):

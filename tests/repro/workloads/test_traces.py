@@ -4,21 +4,13 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from engines.errors import UserError
+from repro.workloads.dataset import PromptFile, read_lengths, read_prompts, read_rows
 from repro.workloads.rows import Row
-from repro.workloads.trace import (
-    PromptRow,
-    TraceFormat,
-    detect_format,
-    estimate_tokens,
-    parse_lengths_csv,
-    parse_prompts_jsonl,
-    parse_trace,
-)
+from repro.workloads.table import estimate_tokens
 
 BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -29,37 +21,39 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
+def told(path: Path) -> list[tuple[float | None, int, int | None, str | None]]:
+    """When each request comes, its tokens, those that it asks for, and its text."""
+    return [(each.arrival_s, *each.rounds[0][:2], each.prompt) for each in read_rows(path)]
+
+
 def test_burstgpt(tmp_path):
     path = write(
         tmp_path / "b.csv", BURST_HEADER, "5,ChatGPT,472,18,490,Conversation log", "", "45,ChatGPT,0,0,0,API log"
     )
-    assert parse_trace(path) == (
-        PromptRow(arrival_s=5.0, prompt_len=472, response_len=18),
-        PromptRow(arrival_s=45.0, prompt_len=0, response_len=0),
-    )
+    assert told(path) == [(5.0, 472, None, None), (45.0, 0, None, None)]
 
 
 def test_burstgpt_with_more_columns_in_another_order(tmp_path):
     path = write(
         tmp_path / "b.csv", "Session ID,Response tokens,Request tokens,Elapsed time,Timestamp", "s1,18,472,0.5,5"
     )
-    assert parse_trace(path) == (PromptRow(arrival_s=5.0, prompt_len=472, response_len=18),)
+    assert told(path) == [(5.0, 472, None, None)]
 
 
 def test_azure_keeps_all_seven_decimals(tmp_path):
     path = write(
         tmp_path / "a.csv", AZURE_HEADER, "2023-11-16 23:59:59.9799605,4808,10", "2023-11-17 00:00:00.0319600,3180,8"
     )
-    first, second = parse_trace(path)
-    assert (first.prompt_len, first.response_len, second.prompt_len) == (4808, 10, 3180)
-    assert second.arrival_s - first.arrival_s == pytest.approx(0.0519995, abs=5e-7)
+    first, second = told(path)
+    assert (first[1], second[1]) == (4808, 3180)
+    assert second[0] - first[0] == pytest.approx(0.0519995, abs=5e-7)
 
 
 def test_mooncake_milliseconds_and_gzip(tmp_path):
     path = tmp_path / "m.jsonl.gz"
     record = {"timestamp": 1500, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
     path.write_bytes(gzip.compress((json.dumps(record) + "\n").encode()))
-    assert parse_trace(path) == (PromptRow(arrival_s=1.5, prompt_len=6758, response_len=500),)
+    assert told(path) == [(1.5, 6758, None, None)]
 
 
 @pytest.mark.parametrize("front", ["\ufeff", "\n \r\n", "\ufeff\n"])
@@ -67,7 +61,7 @@ def test_mooncake_milliseconds_and_gzip(tmp_path):
 def test_what_an_editor_puts_in_front_is_nothing(front, name, tmp_path):
     path, content = tmp_path / name, (front + '{"prompt_len": 5}\n\n{"prompt_len": 7}').encode()
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    assert [row.prompt_len for row in parse_trace(path)] == [5, 7]
+    assert [row[1] for row in told(path)] == [5, 7]
 
 
 def test_own_format(tmp_path):
@@ -77,23 +71,20 @@ def test_own_format(tmp_path):
         '{"arrival_s": 1.5, "prompt": "Write a haiku.", "gen_length": 64}',
         '{"prompt_len": 9}',
     )
-    assert parse_trace(path) == (
-        PromptRow(arrival_s=0.0, prompt_len=120, gen_length=256),
-        PromptRow(arrival_s=1.5, prompt="Write a haiku.", gen_length=64),
-        PromptRow(prompt_len=9),
-    )
+    assert told(path) == [(0.0, 120, 256, None), (1.5, 4, 64, "Write a haiku."), (None, 9, None, None)]
 
 
 def test_prompts_from_a_list_column_with_a_filter(tmp_path):
     path = write(tmp_path / "q.jsonl", '{"turns": ["solve", "x"], "task": "a"}', '{"turns": [], "task": "b"}')
-    assert parse_prompts_jsonl(path, "turns[0]", keep=lambda r: r["task"] == "a") == (PromptRow(prompt="solve"),)
+    assert [each.prompt for each in read_prompts(path, "turns[0]", lambda row: row["task"] == "a")] == ["solve"]
     with pytest.raises(UserError, match=r"q.jsonl line 2: field 'turns\[0\]' is None: expected text"):
-        parse_prompts_jsonl(path, "turns[0]")
+        read_prompts(path, "turns[0]")
 
 
 def test_lengths_in_characters_get_the_template_only_where_there_is_text(tmp_path):
     path = write(tmp_path / "l.csv", "id,chars", "0,1048", "1,1049", "2,0")
-    assert [row.prompt_len for row in parse_lengths_csv(path, "chars", unit="chars", offset=25)] == [287, 288, 0]
+    entry = PromptFile(path="l.csv", format="lengths_csv", column="chars", unit="chars", offset=25)
+    assert [each.rounds[0].prefill_tokens for each in read_lengths(path, entry)] == [287, 288, 0]
 
 
 def test_token_estimate_rounds_up():
@@ -123,15 +114,16 @@ MALFORMED = {
 }
 """Behind the header of BurstGPT."""
 MALFORMED_FILES = {
-    "Timestamp,Request tokens\n5,3": "line 1: field 'Response tokens' is None: column missing, the file has "
-    "Timestamp, Request tokens",
+    "Timestamp,Request tokens\n5,3": "no column is the answers' length gen_length, the file has Timestamp, Request tokens",
     f"{AZURE_HEADER}\n16 Nov 2023,3,4": "line 2: field 'TIMESTAMP' is '16 Nov 2023': expected a time like "
     "2023-11-16 18:17:03.9799600",
     f"{AZURE_HEADER}\n2023-13-45 18:17:03.9,3,4": "line 2: field 'TIMESTAMP' is '2023-13-45 18:17:03.9': expected a time "
     "like 2023-11-16 18:17:03.9799600",
-    "when,what\n1,2": f"line 1: field 'header' is 'when,what': not a known trace, use one of {', '.join(get_args(TraceFormat))}",
+    "when,what\n1,2": "no column is the prompts' length, the file has when, what: name it",
     '{"timestamp": 0, "input_length": "12", "output_length": 5.5}': f"line 1: field 'output_length' is 5.5: {COUNT}",
-    '{"timestamp": 0, "input_length": 12}': "line 1: field 'output_length' is None: the key is missing",
+    '{"timestamp": 0, "input_length": 12}': "no column is the answers' length gen_length",
+    '{"timestamp": 0, "input_length": 12, "output_length": 1}\n{"timestamp": 0, "input_length": 12}': "line 2: field "
+    "'output_length' is None: the key is missing",
     '{"timestamp": -1, "input_length": 12, "output_length": 5}': f"line 1: field 'timestamp' is -1: {TIME}",
     '{"prompt_len": 3}\n{"prompt_len": 3': "line 2: field 'line' is '{\"prompt_len\": 3': not JSON (Expecting ',' delimiter), "
     "one object a line",
@@ -140,8 +132,8 @@ MALFORMED_FILES = {
     '{"prompt_len": true}': "line 1: field 'prompt_len' is True: expected a whole number, at least 1",
     '{"prompt_len": 3, "prompt": "x"}': "line 1: field 'prompt_len' is 3: give either prompt (text) or prompt_len (tokens), "
     "not both or neither",
-    '{"arrival_s": 3}': "line 1: field 'prompt_len' is None: give either prompt (text) or prompt_len (tokens), not both or "
-    "neither",
+    '{"arrival_s": 3}': "no column is the prompts' length",
+    '{"prompt_len": 3}\n{"arrival_s": 3}': "line 2: field 'prompt_len' is None: give either prompt (text) or prompt_len",
     '{"prompt": ""}': "line 1: field 'prompt' is '': expected a text that is not empty",
     '{"prompt_len": 3, "arival_s": 1}': "line 1: field 'arival_s' is 1: unknown key, use only arrival_s, prompt_len, prompt, "
     "gen_length",
@@ -157,20 +149,21 @@ MALFORMED_FILES = {
 )
 def test_malformed_line_is_named(tmp_path, content, message):
     with pytest.raises(UserError) as caught:
-        parse_trace(write(tmp_path / "bad.csv", content))
-    assert str(caught.value) == f"bad.csv {message}"
+        read_rows(write(tmp_path / "bad.csv", content))
+    assert str(caught.value).startswith("bad.csv")
+    assert message in str(caught.value)
 
 
 def test_long_values_are_shortened_in_the_message(tmp_path):
     path = write(tmp_path / "t.jsonl", json.dumps({"prompt_len": "x" * 500}))
     with pytest.raises(UserError) as caught:
-        parse_trace(path)
+        read_rows(path)
     assert len(str(caught.value)) < 160
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.csv' does not exist: check the path"):
-        parse_trace(tmp_path / "nowhere.csv")
+        read_rows(tmp_path / "nowhere.csv")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01binary\x00", gzip.compress(b"x" * 100, mtime=0)[:20]])
@@ -178,7 +171,7 @@ def test_unreadable_file(tmp_path, content):
     path = tmp_path / "broken.csv.gz"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"broken\.csv\.gz is not a text file"):
-        detect_format(path)
+        read_rows(path)
 
 
 def test_file_damaged_in_the_middle(tmp_path):
@@ -187,7 +180,7 @@ def test_file_damaged_in_the_middle(tmp_path):
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(UserError, match=r"cut.jsonl.gz line \d+: unreadable"):
-        parse_trace(path)
+        read_rows(path)
 
 
 REAL = {
@@ -204,9 +197,9 @@ def test_published_traces_parse_to_their_known_statistics(name):
     directory = os.environ.get("REPRO_DATA_DIR")
     if not directory or not (Path(directory) / name).is_file():
         pytest.skip(f"REPRO_DATA_DIR has no {name}")
-    rows = parse_trace(Path(directory) / name)
+    rows = told(Path(directory) / name)
     num_rows, mean_prompt, span_s = REAL[name]
     assert len(rows) == num_rows
-    assert sum(row.prompt_len for row in rows) / num_rows == pytest.approx(mean_prompt, abs=0.006)
-    stamps = [row.arrival_s for row in rows]
+    assert sum(row[1] for row in rows) / num_rows == pytest.approx(mean_prompt, abs=0.006)
+    stamps = [row[0] for row in rows]
     assert max(stamps) - min(stamps) == pytest.approx(span_s, abs=0.001)

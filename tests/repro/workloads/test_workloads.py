@@ -21,8 +21,8 @@ from engines.errors import UserError
 from repro.workloads.card import find_data_dir
 from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, load_card, load_hub_columns
 from repro.workloads.draws import ArrivalConfig
+from repro.workloads.table import estimate_tokens
 from repro.workloads.text import more_text, prompt_text
-from repro.workloads.trace import estimate_tokens
 from repro.workloads.workload import WorkloadConfig, build_workload
 
 PAPER_DATASETS = ("livebench", "burst", "osc")
@@ -333,17 +333,6 @@ def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path):
     assert "1 rows with an empty prompt left out" in workload.provenance.description
 
 
-def test_arrivals_of_another_trace(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,9,9\n2023-11-16 18:17:05.7500000,9,9\n"
-    )
-    arrivals = ArrivalConfig(kind="trace", path=str(path))
-    traced = build_workload(config(num_requests=2, arrivals=arrivals), GENERATION)
-    assert [r.arrival_s for r in traced.requests] == [0.0, 2.25]
-    assert lengths(traced) == lengths(build_workload(config(num_requests=2), GENERATION))
-
-
 @pytest.mark.parametrize(
     ("records", "message"),
     [
@@ -462,7 +451,7 @@ def test_hub_token_counts_with_timestamps(monkeypatch):
     cfg = config("burst", source="hub", num_requests=2, arrivals=ArrivalConfig(kind="trace"))
     workload = build_workload(cfg, GENERATION)
     assert [(r.prompt_len, r.arrival_s) for r in workload.requests] == [(40, 0.0), (90, 4.0)]
-    assert asked[0][1] == ("Request tokens", "Timestamp", "Response tokens")
+    assert asked[0][1] == ("Request tokens", "Timestamp")
     assert workload.provenance.revision is None
 
 
