@@ -45,7 +45,7 @@ from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.workloads.sessions.workload import load_session_card
+from repro.workloads.sessions import load_session_card
 
 DRAWN = ("ampd", "ampd-tuned", "ours-tuned", "dynamo", "dynamo-tuned", "vllm-tuned")
 DETAILED = ("ampd", "dynamo", "vllm", "continuum")

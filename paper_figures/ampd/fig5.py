@@ -24,7 +24,7 @@ from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.workloads.sessions.workload import load_session_card
+from repro.workloads.sessions import load_session_card
 
 ABLATED = ("dureader", "gaia")
 LADDER = ("none", "none-random", "pr", "ar", "ampd")

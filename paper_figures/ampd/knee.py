@@ -28,7 +28,7 @@ from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.systems.ar.settings import resolve
-from repro.workloads.sessions.workload import load_session_card
+from repro.workloads.sessions import load_session_card
 
 ON_PLAN = ("ampd", "ours", "dynamo", "dynamo-own", "vllm")
 TUNED = ("ampd-tuned", "ours-tuned", "dynamo-tuned", "vllm-tuned")

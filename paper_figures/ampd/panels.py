@@ -9,7 +9,7 @@ from functools import cache
 
 from engines.ar.deployment import Deployment
 from repro.reports.paper import TableValue, load_table
-from repro.workloads.sessions.workload import load_session_card
+from repro.workloads.sessions import load_session_card
 
 MODELS = ("Qwen3-32B", "Llama-3.1-70B", "Mixtral-8x7B")
 TRACES = ("toolbench", "gaia", "hotpotqa", "dureader")

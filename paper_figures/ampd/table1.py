@@ -11,7 +11,7 @@ from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.systems.platforms import ArPart
 from repro.workloads.draws import ArrivalConfig
-from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, load_session_card
+from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, load_session_card
 
 FIELDS = {"rounds": "avg_rounds", "prefill_tokens": "avg_prefill_length", "decode_tokens": "avg_decode_length"}
 """With the printed table's columns."""

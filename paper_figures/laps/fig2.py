@@ -15,13 +15,7 @@ from paper_figures.laps.contenders import LMSYS
 from paper_figures.laps.layout import laps_figure
 from repro.reports.claims import Finding
 from repro.reports.paper import stated
-from repro.workloads.conversations.workload import (
-    LONG,
-    SHORT,
-    ConversationConfig,
-    draw_conversations,
-    load_conversation_card,
-)
+from repro.workloads.conversations import LONG, SHORT, ConversationConfig, draw_conversations, load_conversation_card
 
 NUM_TURNS = 20_000
 EDGES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8193)

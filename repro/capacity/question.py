@@ -20,9 +20,9 @@ from repro.runs.system import SYSTEMS
 from repro.systems.ar.system import ArSystem
 from repro.systems.laps.system import PrefillSystemEntry
 from repro.systems.platforms import ArPart, PrefillPart, platform
-from repro.workloads.conversations.workload import known_conversation_cards
+from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.knobs import named_after, place_of
-from repro.workloads.sessions.workload import known_session_cards
+from repro.workloads.sessions import known_session_cards
 
 _NAMES = "ampd, dynamo-sim, vllm-sim, continuum-sim, or for prefill laps, reserve, srpt, sglang-pd, vllm-pd"
 

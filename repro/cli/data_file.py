@@ -40,10 +40,8 @@ def readable(option: str, path: Path | None, datasets: Iterable[str]) -> Iterato
 
 def _read(option: str, path: Path, dataset: str) -> None:
     """What the file's content makes fail is refused with its name."""
-    from repro.workloads.recorded import read_alone
-
     try:
-        read_alone(path, dataset)
+        _read_alone(path, dataset.lower())
     except UserError:
         raise
     except _MALFORMED as error:
@@ -52,6 +50,21 @@ def _read(option: str, path: Path, dataset: str) -> None:
             f"{option}={str(path)!r} has not the format that its name or its card says ({type(error).__name__}: {error}): "
             f"check that it is the whole file, and of that kind"
         ) from error
+
+
+def _read_alone(path: Path, dataset: str) -> None:
+    """Reads the file as the data set's card says; nothing is read where there is no card here."""
+    from repro.workloads import conversations, rounds, sessions
+    from repro.workloads.card import find_local
+    from repro.workloads.dataset import known_datasets, load_card, open_source
+
+    if dataset in sessions.known_session_cards():
+        found = find_local(sessions.load_session_card(dataset).local, str(path), None)
+        rounds.read_sessions(path, None if found is None or found.entry is None else found.entry.format)
+    elif dataset in conversations.known_conversation_cards():
+        rounds.read_chats([path])
+    elif dataset in known_datasets():
+        open_source(load_card(dataset), "local", dataset_path=str(path))
 
 
 def check_regular(option: str, path: Path) -> None:

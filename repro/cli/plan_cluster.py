@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engines.cost.cards import Gpu
     from engines.models.shape import ModelShape
     from engines.policies.task import Slo
-    from repro.workloads.sessions.workload import SessionCard, SessionWorkloadConfig
+    from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_SEED = 10**6
 Objective = Annotated[float, Range(1e-6, 1e6)]
@@ -91,7 +91,7 @@ class Sample(Checked):
 
     def workload(self, card: SessionCard, gpus: int, rate: float) -> SessionWorkloadConfig:
         from repro.workloads.draws import ArrivalConfig
-        from repro.workloads.sessions.workload import SessionWorkloadConfig
+        from repro.workloads.sessions import SessionWorkloadConfig
 
         usual = max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
         path = self.trace_path
@@ -139,7 +139,7 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
     from repro.systems.ar.settings import PLANNING_RATE
     from repro.systems.platforms import card as card_named
     from repro.systems.simulated import DIFFUSION
-    from repro.workloads.sessions.workload import load_session_card
+    from repro.workloads.sessions import load_session_card
 
     card, shape, gpu = load_session_card(asked.trace), model_shape(asked.model), card_named(asked.hardware)
     require(
@@ -185,7 +185,7 @@ def _planned(
     from engines.ampd.planner.planner import PlannerConfig, solve
     from repro.cli.data_file import readable
     from repro.systems.ar.settings import hardware_of, performance_of, profiled_context, sessions_of
-    from repro.workloads.sessions.workload import load_session_card
+    from repro.workloads.sessions import load_session_card
 
     config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]
     workload, gpus = sample.workload(load_session_card(asked.trace), asked.gpus, rate), asked.gpus

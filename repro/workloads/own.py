@@ -118,6 +118,7 @@ def _drawn(workload: OwnWorkload, seed: int) -> Trace:
         sessions=sessions,
         columns=columns,
         noun="workload",
+        unit="session",
         time=columns.get("arrival_s"),
     )
 

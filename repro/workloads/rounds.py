@@ -1,11 +1,39 @@
-"""Rounds of a session as files write them: counted in tokens, or as the messages of a chat. A length nobody tokenized is an estimate:
-4 characters a token, 0.7 tokens a CJK character."""
+"""Sessions of rounds as files hold them: counted in tokens, as the messages of a chat, or as published sets of agents and retrieval.
+
+| format              | file                                                          | what it lacks          |
+|---------------------|---------------------------------------------------------------|------------------------|
+| sessions_jsonl      | ours: {"arrival_s"?, "rounds": [[prefill, decode, delay_s?]]} | nothing                |
+| toolbench_dfsdt     | ToolBench answers found by DFSDT, one query an object         | times of tool calls    |
+| hotpotqa_distractor | HotpotQA with ten paragraphs a question                       | generated text, rounds |
+| dureader_search     | DuReader 2.0, documents a question                            | generated text, rounds |
+| LMSYS-Chat-1M       | {"conversation": [{"role": "user", "content": "..."}]}        | times, token counts    |
+| ShareGPT            | {"conversations": [{"from": "human", "value": "..."}]}        | times, token counts    |
+
+A length nobody tokenized is an estimate: 4 characters a token, 0.7 tokens a CJK character. A turn of a chat is all that users (and the
+system) say until the model answers; answers before the first prompt are left out, for ShareGPT's file is split in the middle of
+conversations. Where the generated text is missing a round's decode length is None. Retrieval sets have their paragraphs dealt in order to
+three retrievals, as AMPD's traces invoke three (App. B); the question comes with the first.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from repro.workloads.rows import MOST_TOKENS, Row, is_seconds
+from engines.errors import require
+from repro.workloads.rows import (
+    MOST_SECONDS,
+    MOST_TOKENS,
+    Row,
+    array_rows,
+    is_seconds,
+    json_rows,
+    object_rows,
+    parquet_rows,
+)
 
 MOST_DELAY_S = 10**6
 """Between two rounds; twelve days."""
@@ -31,19 +59,14 @@ class TracedSession(NamedTuple):
     """File and line of its first row, for what is said of it."""
 
 
-Chat = tuple[RecordedRound, ...]
-"""Turns of one conversation, prompts and answers in tokens."""
+SessionFormat = Literal["sessions_jsonl", "toolbench_dfsdt", "hotpotqa_distractor", "dureader_search"]
+RETRIEVALS = 3
+MOST_CONVERSATIONS = 20_000
+"""Read of a data set: more add minutes and no information."""
 MESSAGES = ("conversation", "conversations", "messages", "turns")
 """Columns of a whole chat."""
 _ASKING = frozenset({"user", "human", "system", "developer", "tool", "function"})
 _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
-
-
-def repeats(num: int, num_recorded: int, unit: str, noun: str = "file") -> str:
-    """Writes a clause where a file's sessions or turns, or a workload's, come round again; else nothing."""
-    if num <= num_recorded:
-        return ""
-    return f"; {num - num_recorded} of {num} {unit}s repeat one of the {noun}'s {num_recorded}"
 
 
 def text_tokens(text: str) -> int:
@@ -73,7 +96,7 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
-def chat_of(row: Row, column: str | None = None) -> Chat:
+def chat_of(row: Row, column: str | None = None) -> tuple[RecordedRound, ...]:
     """Reads the messages of ``column``; where the row has none, of the first column that has a chat."""
     name = next((name for name in (column, "rounds", *MESSAGES) if name in row.values), None)
     if name == "rounds":
@@ -102,7 +125,7 @@ def chat_of(row: Row, column: str | None = None) -> Chat:
     return tuple(turns)
 
 
-def _asked_turns(row: Row, turns: list[object]) -> Chat:
+def _asked_turns(row: Row, turns: list[object]) -> tuple[RecordedRound, ...]:
     """Reads a session as AIPerf has it: what the user says, milliseconds before it, and how long the answer is, if that is told."""
     rounds: list[RecordedRound] = []
     for turn in turns:
@@ -136,3 +159,114 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
     if not isinstance(text, str):
         raise row.bad("content", text, "expected text")
     return role, text
+
+
+def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[TracedSession, ...]:
+    """Reads conversations with at least one prompt, the first ``most`` of these files."""
+    rows = (row for path in paths for row in _chat_rows(path))
+    chats = (TracedSession(rounds, where=row.where) for row in rows if (rounds := chat_of(row)))
+    found = tuple(islice(chats, most))
+    require(bool(found), f"{paths[0].name} has no conversation with a prompt: check that it is the whole file")
+    return found
+
+
+def _chat_rows(path: Path) -> Iterator[Row]:
+    return parquet_rows(path, *MESSAGES) if path.suffix == ".parquet" else object_rows(path)
+
+
+def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[TracedSession, ...]:
+    """Reads sessions with at least one round; in our own format where none is said."""
+    published = None if kind is None else _PUBLISHED.get(kind)
+    sessions = tuple(map(_own_session, json_rows(path)) if published is None else _published(path, published))
+    require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
+    bare = next((number for number, session in enumerate(sessions, start=1) if not session.rounds), None)
+    require(bare is None, f"{path.name}: session {bare} has no round: take it out")
+    return sessions
+
+
+def _own_session(row: Row) -> TracedSession:
+    for key in sorted(row.values.keys() - {"arrival_s", "rounds"}):
+        raise row.bad(key, row.values[key], "unknown: use arrival_s and rounds")
+    arrival_s = row.values.get("arrival_s")
+    if arrival_s is not None and not is_seconds(arrival_s, MOST_SECONDS):
+        raise row.bad("arrival_s", arrival_s, f"expected seconds, 0 to {MOST_SECONDS:g}")
+    rounds = counted_rounds(row, with_delays=True)
+    return TracedSession(rounds, None if arrival_s is None else float(arrival_s), where=row.where)
+
+
+class _Published(NamedTuple):
+    read: Callable[[Mapping[str, Any]], TracedSession | None]
+    """None: to be left out."""
+    record: str
+    rows: Callable[[Path], Iterator[Row]] = json_rows
+
+
+def _published(path: Path, kind: _Published) -> Iterator[TracedSession]:
+    """Records of another make are refused as a whole."""
+    for row in kind.rows(path):
+        try:
+            session = kind.read(row.values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise row.bad("line", row.values, f"not {kind.record} ({type(error).__name__}: {error})") from error
+        if session is not None:
+            yield session
+
+
+def _toolbench(record: Mapping[str, Any]) -> TracedSession | None:
+    """Takes the winning path of a query; tool descriptions come with the first prompt."""
+    answer = _field(record, "answer_generation", dict)
+    if not answer.get("valid_data"):
+        return None
+    chats = _field(answer, "train_messages", list)
+    if not chats:
+        return None
+    prompt = text_tokens(json.dumps(answer.get("function", []), ensure_ascii=False))
+    decode = 0
+    rounds = []
+    for message in chats[-1]:
+        tokens = text_tokens(str(message.get("content") or ""))
+        if message.get("role") == "assistant":
+            call = message.get("function_call")
+            decode += tokens + (text_tokens(f"{call['name']} {call['arguments']}") if call else 0)
+            continue
+        if decode:
+            rounds.append(RecordedRound(prompt, decode))
+            prompt = decode = 0
+        prompt += tokens
+    if decode:
+        rounds.append(RecordedRound(prompt, decode))
+    return TracedSession(tuple(rounds))
+
+
+def _hotpotqa(record: Mapping[str, Any]) -> TracedSession:
+    context = _field(record, "context", dict)
+    titled = zip(context["title"], context["sentences"], strict=True)
+    return _retrieval(record, [title + " " + "".join(sentences) for title, sentences in titled])
+
+
+def _dureader(record: Mapping[str, Any]) -> TracedSession | None:
+    documents = _field(record, "documents", list)
+    paragraphs = [paragraph for document in documents for paragraph in document.get("paragraphs", ())]
+    return _retrieval(record, paragraphs) if paragraphs else None
+
+
+def _retrieval(record: Mapping[str, Any], paragraphs: list[str]) -> TracedSession:
+    question = _field(record, "question", str)
+    ends = [turn * len(paragraphs) // RETRIEVALS for turn in range(RETRIEVALS + 1)]
+    texts = [" ".join(paragraphs[start:end]) for start, end in pairwise(ends)]
+    texts[0] = f"{question} {texts[0]}"
+    return TracedSession(tuple(RecordedRound(text_tokens(text), None) for text in texts))
+
+
+def _field(record: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = record.get(name)
+    if not isinstance(value, kind):
+        raise TypeError(f"{name!r} must be a {kind.__name__}")
+    return value
+
+
+_PUBLISHED: Mapping[SessionFormat, _Published] = {
+    "toolbench_dfsdt": _Published(_toolbench, "an answer of ToolBench"),
+    "hotpotqa_distractor": _Published(_hotpotqa, "a question of HotpotQA", array_rows),
+    "dureader_search": _Published(_dureader, "a question of DuReader"),
+}

@@ -98,6 +98,8 @@ class Trace:
     """Rows left out, without a prompt or an answer: failed calls."""
     noun: Literal["file", "workload"] = "file"
     """What it is of."""
+    unit: Literal["row", "session"] = "row"
+    """What it is counted in."""
     time: str | None = None
     """The column of times."""
     time_unit: str | None = None
@@ -110,10 +112,6 @@ class Trace:
     """Whether delays within sessions follow from its times."""
     span_s: float | None = None
     """From the first to the last of its times."""
-
-    @property
-    def unit(self) -> str:
-        return "row" if self.noun == "file" else "session"
 
     @property
     def how(self) -> str:

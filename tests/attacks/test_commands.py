@@ -22,9 +22,9 @@ from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS
 from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS
-from repro.workloads.conversations.workload import known_conversation_cards
+from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.dataset import known_datasets
-from repro.workloads.sessions.workload import known_session_cards
+from repro.workloads.sessions import known_session_cards
 
 NAMES = (
     *SYSTEMS,

@@ -109,15 +109,15 @@ def test_times_of_a_file_come_once(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(rows("[50, 9]", arrival_s=str(at)) for at in range(3)))
     asked = ("--dataset-path", path, "--arrivals", "trace", "--result-dir", tmp_path / "r")
-    refused(repro(*SESSIONS[:3], *asked, "--num-prompts", 4), "num_prompts=4", "use --num-prompts 3")
-    refused(repro(*SESSIONS[:3], *asked), "use --num-prompts 3")
+    refused(repro(*SESSIONS[:3], *asked, "--num-prompts", 4), "num_prompts=4", "--num-prompts 3")
+    refused(repro(*SESSIONS[:3], *asked), "--num-prompts 3")
     assert repro(*SESSIONS[:3], *asked, "--num-prompts", 3).code == 0
 
 
 def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     """The same failure is the file's where reading it alone fails too."""
     from repro.systems.ar import system
-    from repro.workloads.sessions import traces, workload
+    from repro.workloads import rounds, sessions
 
     path = tmp_path / "mine.jsonl"
     path.write_text(rows("[50, 9]") * 2)
@@ -132,9 +132,8 @@ def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     assert result.code == 1
     assert "TypeError: of our own: a fault of this program" in result.err
     with monkeypatch.context() as patch:
-        for module in (traces, workload):
+        for module in (rounds, sessions):
             patch.setattr(module, "read_sessions", fail)
-        patch.setattr("repro.workloads.recorded.read_sessions", fail)
         refused(repro(*command), "mine.jsonl' has not the format", "TypeError: of our own")
 
 

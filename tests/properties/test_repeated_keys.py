@@ -12,9 +12,8 @@ from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
 from repro.systems.http.knobs import resolve
 from repro.workloads.card import Card, load
-from repro.workloads.conversations.chats import read_chats
 from repro.workloads.dataset import PromptFile, read_lengths, read_prompts, read_rows
-from repro.workloads.sessions.traces import read_sessions
+from repro.workloads.rounds import read_chats, read_sessions
 
 LENGTHS = PromptFile(path="n.csv", format="lengths_csv", column="n")
 READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {

@@ -33,12 +33,12 @@ from repro.systems.http.knobs import HttpKnobs
 from repro.systems.http.workload import workload_of as http_workload
 from repro.systems.laps.turns import PrefillWorkloadConfig, Stream, draw_workload
 from repro.workloads.card import Origin, checksum
-from repro.workloads.conversations.workload import ConversationConfig, draw_conversations, known_conversation_cards
+from repro.workloads.conversations import ConversationConfig, draw_conversations, known_conversation_cards
 from repro.workloads.dataset import known_datasets
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs
 from repro.workloads.own import Traced, trace_asked
-from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.table import TraceFile
 from repro.workloads.workload import WorkloadConfig, build_workload, fixed_workload, traced_workload
 

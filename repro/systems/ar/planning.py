@@ -23,7 +23,7 @@ from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
 from repro.systems.ar.settings import Ground, Settings, resolve
-from repro.workloads.sessions.workload import SessionWorkload
+from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress

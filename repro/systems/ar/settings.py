@@ -28,7 +28,7 @@ from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.own import trace_asked, workload_knobs
-from repro.workloads.sessions.workload import (
+from repro.workloads.sessions import (
     Lengths,
     SessionWorkload,
     SessionWorkloadConfig,

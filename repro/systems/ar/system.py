@@ -22,7 +22,7 @@ from repro.systems.ar.settings import ClusterKnobs, Ground, Settings, resolve, s
 from repro.systems.platforms import ArPart, Platform
 from repro.systems.simulated import PolicyDeployment, PolicySystem
 from repro.workloads.card import remarked
-from repro.workloads.sessions.workload import SessionWorkload
+from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress

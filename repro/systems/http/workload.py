@@ -23,7 +23,7 @@ from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
 from repro.workloads.own import Traced, trace_asked
 from repro.workloads.rows import MOST_TOKENS
-from repro.workloads.sessions.workload import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.text import more_text
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload
 

@@ -26,11 +26,11 @@ from repro.systems.cost import CostKnobs
 from repro.systems.laps.turns import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, PrefillPart, platform
 from repro.systems.simulated import autoregressive_shape
-from repro.workloads.conversations.workload import LONG, ConversationConfig, load_conversation_card
+from repro.workloads.conversations import LONG, ConversationConfig, load_conversation_card
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers
 from repro.workloads.own import trace_asked, workload_knobs
-from repro.workloads.sessions.workload import Source
+from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
     from repro.prefill.instance import MeasuredInstance

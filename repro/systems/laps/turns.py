@@ -9,7 +9,7 @@ from engines.ar.session import ClosedLoop, OpenLoop
 from engines.errors import require
 from engines.laps.cluster import PrefillArrivals
 from repro.files import kept
-from repro.workloads.conversations.workload import (
+from repro.workloads.conversations import (
     ConversationConfig,
     ConversationProvenance,
     Conversations,

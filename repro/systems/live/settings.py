@@ -24,7 +24,7 @@ from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.platforms import platform
 from repro.workloads.own import workload_knobs
-from repro.workloads.sessions.workload import SessionWorkloadConfig
+from repro.workloads.sessions import SessionWorkloadConfig
 
 TINY = "tiny"
 _TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)

@@ -30,7 +30,7 @@ from repro.systems.ar.settings import DEFAULT_READING
 from repro.systems.live.family import LIVE
 from repro.systems.live.front import Direct, Front
 from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, Settings, resolve
-from repro.workloads.sessions.workload import SessionWorkload, build_sessions
+from repro.workloads.sessions import SessionWorkload, build_sessions
 
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet

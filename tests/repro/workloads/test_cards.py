@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from engines.errors import UserError
 from repro.paths import DATASETS
 from repro.workloads.card import Card, introductions
-from repro.workloads.conversations.workload import known_conversation_cards, load_conversation_card
+from repro.workloads.conversations import known_conversation_cards, load_conversation_card
 from repro.workloads.dataset import CARDS_DIR, known_datasets, load_card
 from repro.workloads.draws import EmpiricalLengths, LogNormalLengths, derive_seed, fit_statistics
-from repro.workloads.sessions.workload import known_session_cards, load_session_card
+from repro.workloads.sessions import known_session_cards, load_session_card
 
 PAPER_DATASETS = ("livebench", "burst", "osc")
 LOADERS: dict[str, Callable[[str, Path], Card]] = {
@@ -218,12 +218,7 @@ def raw_card(name: str) -> dict[str, Any]:
         ("burst", "embedded.statistics", [3], "statistics must be a mapping"),
         ("burst", "embedded.text", "poem", "text='poem' is unknown: use one of coding, post"),
         ("burst", "embedded.basis", "guessed", "basis='guessed' is unknown: use one of fitted, assumed"),
-        (
-            "burst",
-            "local",
-            [{"path": "x", "format": "parquet"}],
-            "format='parquet' is unknown: use one of trace",
-        ),
+        ("burst", "local", [{"path": "x", "format": "parquet"}], "format='parquet' is unknown: use one of trace"),
         ("burst", "local", [{"path": "x", "format": "lengths_csv"}], "column goes with format lengths_csv"),
         ("burst", "filter", {"column": "a", "values": [1]}, ": filter: values[0]=1 must be a text"),
         ("burst", "defects", "none", ": defects must be a list"),

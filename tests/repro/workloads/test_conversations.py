@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.reports.paper import load_claims
-from repro.workloads.conversations.chats import read_chats
-from repro.workloads.conversations.workload import (
-    ConversationConfig,
-    Conversations,
-    draw_conversations,
-    load_conversation_card,
-)
+from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations, load_conversation_card
+from repro.workloads.rounds import read_chats
 
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 
@@ -121,7 +116,7 @@ LMSYS_TURNS = [(100, 20), (10, 5)]
 
 
 def lengths(path: Path) -> list[list[tuple[int, int | None]]]:
-    return [[(turn.prefill_tokens, turn.decode_tokens) for turn in chat] for chat in read_chats([path])]
+    return [[(turn.prefill_tokens, turn.decode_tokens) for turn in chat.rounds] for chat in read_chats([path])]
 
 
 def test_lmsys_rows_of_a_parquet_shard(tmp_path):

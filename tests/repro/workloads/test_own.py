@@ -320,7 +320,7 @@ def test_times_are_its_own_and_may_not_fall(monkeypatch):
     monkeypatch.setattr(Given, "what", [TracedSession(ONE)])
     where = f"{__name__}:Given"
     assert refusal(asked(Given, arrivals="trace")) == (
-        f"arrivals='trace': {where} yields no arrival_s: give its sessions one, or use other arrivals"
+        f"arrivals='trace': {where} has no arrival_s for its sessions: give each one, or use other arrivals"
     )
     forget()
     monkeypatch.setattr(Given, "what", [TracedSession(ONE, 1.0), TracedSession(ONE, 0.5)])

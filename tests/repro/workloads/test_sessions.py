@@ -18,8 +18,8 @@ from engines.cost.cards import H20
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.draws import ArrivalConfig
-from repro.workloads.sessions.traces import read_sessions, text_tokens
-from repro.workloads.sessions.workload import (
+from repro.workloads.rounds import read_sessions, text_tokens
+from repro.workloads.sessions import (
     LengthTotals,
     RoundCounts,
     SessionWorkloadConfig,

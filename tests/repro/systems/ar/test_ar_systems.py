@@ -93,7 +93,7 @@ def test_it_is_stored_once_and_the_same_bytes_again(tmp_path):
 def test_policies_are_part_of_the_code_behind_a_run():
     modules = prepare(cell()).code.modules
     assert {"engines.ampd.policies", "engines.ar.cluster.decode_worker"} <= modules.keys()
-    assert {"repro.systems.ar.settings", "repro.workloads.sessions.workload"} <= modules.keys()
+    assert {"repro.systems.ar.settings", "repro.workloads.sessions"} <= modules.keys()
     assert not any(name.startswith(("paper_figures", "repro.cli")) for name in modules)
 
 

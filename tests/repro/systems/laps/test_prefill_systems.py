@@ -14,13 +14,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.laps.family import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
-from repro.workloads.conversations.workload import (
-    LANES,
-    ConversationConfig,
-    Conversations,
-    draw_conversations,
-    open_turns,
-)
+from repro.workloads.conversations import LANES, ConversationConfig, Conversations, draw_conversations, open_turns
 from repro.workloads.draws import ArrivalConfig
 
 SYSTEMS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
@@ -24,7 +24,6 @@ from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
 from repro.workloads.card import Origin, Provenance, Section, SourcedCard, checksum, known_cards, load, local_file
-from repro.workloads.conversations.chats import read_chats
 from repro.workloads.draws import (
     NORMAL,
     SMALLEST_UNIFORM,
@@ -34,12 +33,12 @@ from repro.workloads.draws import (
     arrival_times,
     derive_seed,
     fit_quantiles,
-    shuffled,
 )
 from repro.workloads.own import Traced
-from repro.workloads.rounds import Chat, RecordedRound, repeats
-from repro.workloads.served import served
-from repro.workloads.sessions.workload import RoundCounts, SessionWorkload, Source, draw_rounds
+from repro.workloads.rounds import RecordedRound, TracedSession, read_chats
+from repro.workloads.served import served, taken
+from repro.workloads.sessions import RoundCounts, SessionWorkload, Source, draw_rounds
+from repro.workloads.table import Trace
 
 CARDS_DIR = DATASETS / "conversations"
 SHORT, LONG = 256, 1000
@@ -149,43 +148,60 @@ class ConversationProvenance(Provenance):
 
 
 Conversations = SessionWorkload[ConversationProvenance]
-"""Each has ``arrival_s`` 0, but of a file that is replayed: who serves them says when they come."""
 
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
+    """Makes the conversations of ``config``: a file's, a data set's recorded ones, or drawn ones."""
     low, high = config.band
     require(low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}: exchange them")
     band = ""
     if config.is_banded:
         band = f", prompts of {low} to {config.high or 'any number of'} tokens alone"
     if config.file is not None:
-        return _served(config, config.file, band)
+        keep = _in_band(config, config.file.trace(config.seed).sessions, repr(config.file.where))
+        found = served(config.file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
+        description = f"{found.description}; {found.trace.how} conversations{band}"
+        return _workload(found.trace.name, config, found.sessions, found.arrival_s, found.trace.origin, description)
     card = load_conversation_card(config.dataset)
     if config.source == "local":
-        held, origin = _held(card, config, data_dir)
-        chats = _sampled(card, held, config)
+        held = _held(card, config, data_dir)
+        stream = ("conversations", "sample")
+        found = taken(
+            held, None, config.seed, num=config.num_turns, in_rounds=True, stream=stream, step=len(held.sessions)
+        )
+        sessions = _answered(card, found.sessions, config)
+        origin = held.origin
         description = f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
-        description += repeats(sum(map(len, chats)), sum(map(len, held)), "turn")
+        description += found.repeated
     else:
         require(
             config.path is None,
             f"dataset_path={config.path!r} has no effect with dataset_source='embedded': leave one of them out",
         )
-        chats = _drawn(card, config)
+        sessions = _drawn(card, config)
         description = f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
         origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)
-    sessions = tuple(
-        Session(
-            index,
-            0.0,
-            tuple(Round(prompt, config.answer_tokens or answer or 1, config.think_s) for prompt, answer, _ in chat),
+    return _workload(card.name, config, sessions, [0.0] * len(sessions), origin, description)
+
+
+def _workload(
+    name: str,
+    config: ConversationConfig,
+    recorded: Sequence[TracedSession],
+    arrival_s: Sequence[float],
+    origin: Origin,
+    description: str,
+) -> Conversations:
+    """A last turn without an answer has one of a token, which nobody waits for. Where a file is replayed its delays are too."""
+    is_replayed = config.file is not None and config.replayed is not None
+    rounds = [
+        tuple(
+            Round(prompt, config.answer_tokens or answer or 1, (delay_s or 0.0) if is_replayed else config.think_s)
+            for prompt, answer, delay_s in each.rounds
         )
-        for index, chat in enumerate(chats)
-    )
-    return _workload(card.name, sessions, origin, description)
-
-
-def _workload(name: str, sessions: tuple[Session, ...], origin: Origin, description: str) -> Conversations:
+        for each in recorded
+    ]
+    sessions = tuple(map(Session, range(len(rounds)), arrival_s, rounds))
     prompts = {
         "first": [session.rounds[0].prefill_tokens for session in sessions],
         "later": [turn.prefill_tokens for session in sessions for turn in session.rounds[1:]],
@@ -209,11 +225,11 @@ def _workload(name: str, sessions: tuple[Session, ...], origin: Origin, descript
 # -- generator ----------------------------------------------------------------------------------------------
 
 
-def _drawn(card: ConversationCard, config: ConversationConfig) -> list[Chat]:
+def _drawn(card: ConversationCard, config: ConversationConfig) -> list[TracedSession]:
     first_spread = card.first.log_normal
     if config.is_banded:
         alone = _lengths(card, first_spread, config.num_turns, config, "first", shares=_shares_of_band(card, config))
-        return [(RecordedRound(prompt, 1),) for prompt in alone]
+        return [TracedSession((RecordedRound(prompt, 1),)) for prompt in alone]
     if card.turns.mean == 1:
         turns = [1] * config.num_turns
     else:
@@ -223,7 +239,9 @@ def _drawn(card: ConversationCard, config: ConversationConfig) -> list[Chat]:
     later = iter(_lengths(card, card.later.log_normal, sum(turns) - len(turns), config, "later"))
     answers = iter(_answers(card, sum(turns), config))
     return [
-        tuple(map(RecordedRound, chain(islice(first, 1), islice(later, count - 1)), islice(answers, count)))
+        TracedSession(
+            tuple(map(RecordedRound, chain(islice(first, 1), islice(later, count - 1)), islice(answers, count)))
+        )
         for count in turns
     ]
 
@@ -269,76 +287,46 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def _served(config: ConversationConfig, file: Traced, band: str) -> Conversations:
-    """Makes conversations of a file's rows; a last turn without an answer has one of a token, which nobody waits for."""
-    keep = None
-    if config.is_banded:
-        low, high = config.band
-        keep = [
-            each._replace(rounds=(turn,))
-            for each in file.trace(config.seed).sessions
-            for turn in each.rounds
-            if low <= turn.prefill_tokens <= high
-        ]
-        require(
-            bool(keep),
-            f"min_tokens={config.low}, max_tokens={config.high}: {file.where!r} has no such prompts, ask for other lengths",
-        )
-    found = served(file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
-    sessions = tuple(
-        Session(
-            index,
-            arrival_s,
-            tuple(
-                Round(
-                    prompt,
-                    config.answer_tokens or answer or 1,
-                    config.think_s if config.replayed is None else delay_s or 0.0,
-                )
-                for prompt, answer, delay_s in each.rounds
-            ),
-        )
-        for index, (each, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True))
-    )
-    description = f"{found.description}; {found.trace.how} conversations{band}"
-    return _workload(found.trace.name, sessions, found.trace.origin, description)
-
-
-def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> tuple[tuple[Chat, ...], Origin]:
+def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> Trace:
     """Reads the conversations of a file, or its prompts within the band alone."""
     found = local_file(card, card.local, config.path, data_dir)
-    held = read_chats(found.paths)
-    if config.is_banded:
-        low, high = config.band
-        held = tuple((turn,) for chat in held for turn in chat if low <= turn.prefill_tokens <= high)
-        require(
-            bool(held),
-            f"min_tokens={config.low}, max_tokens={config.high}: the file of {card.name} has no such prompts, ask for other lengths",
-        )
-    return held, replace(found.origin, location=", ".join(path.name for path in found.paths))
+    sessions = read_chats(found.paths)
+    sessions = _in_band(config, sessions, f"the file of {card.name}") or sessions
+    origin = replace(found.origin, location=", ".join(path.name for path in found.paths))
+    return Trace(name=card.name, origin=origin, sessions=sessions, columns={}, unit="session")
 
 
-def _sampled(card: ConversationCard, held: tuple[Chat, ...], config: ConversationConfig) -> list[Chat]:
-    """Takes conversations in random order, again and again as needed; answers that nobody recorded are drawn."""
-    order = shuffled(len(held), config.seed, "conversations", "sample", step=len(held))
-    chats = list(_up_to((held[index] for index in order), config.num_turns))
-    drawn = iter(_answers(card, sum(map(len, chats)), config))
+def _in_band(
+    config: ConversationConfig, sessions: Iterable[TracedSession], where: str
+) -> tuple[TracedSession, ...] | None:
+    """Returns the turns whose prompts are in the band, each a conversation of its own; None without a band."""
+    if not config.is_banded:
+        return None
+    low, high = config.band
+    found = tuple(
+        each._replace(rounds=(turn,)) for each in sessions for turn in each.rounds if low <= turn.prefill_tokens <= high
+    )
+    require(
+        bool(found),
+        f"min_tokens={config.low}, max_tokens={config.high}: {where} has no such prompts, ask for other lengths",
+    )
+    return found
+
+
+def _answered(
+    card: ConversationCard, sessions: Sequence[TracedSession], config: ConversationConfig
+) -> list[TracedSession]:
+    """Returns them with answers drawn that nobody recorded."""
+    drawn = iter(_answers(card, sum(len(each.rounds) for each in sessions), config))
     return [
-        tuple(
-            turn if turn.decode_tokens else turn._replace(decode_tokens=answer)
-            for turn, answer in zip(chat, drawn, strict=False)
+        each._replace(
+            rounds=tuple(
+                turn if turn.decode_tokens else turn._replace(decode_tokens=answer)
+                for turn, answer in zip(each.rounds, drawn, strict=False)
+            )
         )
-        for chat in chats
+        for each in sessions
     ]
-
-
-def _up_to(chats: Iterable[Chat], num_turns: int) -> Iterator[Chat]:
-    """Yields as many conversations as have so many turns."""
-    for chat in chats:
-        yield chat
-        num_turns -= len(chat)
-        if num_turns <= 0:
-            return
 
 
 # -- turns that wait for no answer ----------------------------------------------------------------------------

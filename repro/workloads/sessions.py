@@ -11,7 +11,7 @@ sessions and rounds. So the first n sessions of a longer sample are not a shorte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
@@ -36,11 +36,11 @@ from repro.workloads.card import (
     load,
     local_file,
 )
-from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
+from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed
 from repro.workloads.own import Traced
-from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, repeats
-from repro.workloads.served import served
-from repro.workloads.sessions.traces import RecordedSession, SessionFormat, read_sessions
+from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, SessionFormat, TracedSession, read_sessions
+from repro.workloads.served import served, taken
+from repro.workloads.table import Trace
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -151,6 +151,8 @@ class SessionProvenance(Provenance):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionWorkload(Generic[ProvenanceOf]):
+    """Sessions to serve. Those of conversations have ``arrival_s`` 0, but of a file that is replayed: a family says when they come."""
+
     name: str
     sessions: tuple[Session, ...]
     provenance: ProvenanceOf
@@ -168,46 +170,53 @@ class SessionWorkload(Generic[ProvenanceOf]):
 def build_sessions(
     config: SessionWorkloadConfig, *, data_dir: Path | None = None
 ) -> SessionWorkload[SessionProvenance]:
+    """Makes the sessions of ``config``: a file's as they are, a trace's recorded ones, or drawn ones."""
     if config.file is not None:
         return _served(config, config.file)
     card = load_session_card(config.trace)
-    totals = card.lengths if config.counted is None else replace(card.lengths, counted=config.counted)
-    recorded: tuple[RecordedSession, ...] = ()
+    num, totals, found = config.num_sessions, card.lengths, None
+    if config.counted is not None:
+        totals = replace(totals, counted=config.counted)
     if config.source == "local":
-        held, origin = _held(card, config, data_dir)
-        recorded = _sampled(held, config, origin)
+        held = _held(card, config, data_dir)
+        found = taken(held, config.arrivals, config.seed, num=num, stream=("sample",), step=len(held.sessions))
         kept = "scaled to the card's means" if config.meets_totals else "as recorded"
-        description = f"{card.title}: recorded sessions, lengths {kept}; lengths the file lacks are drawn"
-        description += repeats(len(recorded), len(held), "session")
-        rounds = np.array([len(session.rounds) for session in recorded], dtype=np.int64)
+        origin = held.origin
+        description = (
+            f"{card.title}: recorded sessions, lengths {kept}; lengths the file lacks are drawn{found.repeated}"
+        )
+        rounds, arrival_s = np.array([len(each.rounds) for each in found.sessions], dtype=np.int64), found.arrival_s
     else:
         require(
             config.trace_path is None,
             f"dataset_path={config.trace_path!r} has no effect with dataset_source='embedded': leave one of them out",
         )
         require(config.meets_totals, "meets_totals=False has no effect with source='embedded': it always meets them")
-        origin = Origin(source="embedded", location=f"datasets/sessions/{card.name}.yaml", revision=None)
+        require(
+            config.arrivals.kind != "trace",
+            "arrivals='trace' needs a local file with an arrival_s for every session: use 'poisson'",
+        )
         unit = "session" if totals.counted == "per_session" else "round"
+        origin = Origin(source="embedded", location=f"datasets/sessions/{card.name}.yaml", revision=None)
         description = f"{card.title}: embedded generator, means per {unit} met by construction, spread assumed"
-        rounds = draw_rounds(card.rounds, config.num_sessions, config.seed)
-    flat = [entry for session in recorded for entry in session.rounds]
-    prefill, decode = _lengths(config, totals, flat, rounds)
-    delays = _delays(config, card, flat, int(rounds.sum()))
+        rounds = draw_rounds(card.rounds, num, config.seed)
+        arrival_s = tuple(arrival_times(config.arrivals, num, config.seed).tolist())
+    recorded = [entry for session in found.sessions for entry in session.rounds] if found is not None else []
+    prefill, decode = _lengths(config, totals, recorded, rounds)
+    delays = _delays(config, card, recorded, int(rounds.sum()))
     entries = map(Round, prefill.tolist(), decode.tolist(), delays.tolist())
-    sessions = [
-        Session(index, arrival_s, tuple(islice(entries, count)))
-        for index, (arrival_s, count) in enumerate(zip(_arrivals(config, recorded), rounds.tolist(), strict=True))
-    ]
-    return _workload(card.name, sessions, origin, description)
+    each_has = [tuple(islice(entries, count)) for count in rounds.tolist()]
+    return _workload(card.name, arrival_s, each_has, origin, description)
 
 
 def _workload(
-    name: str, sessions: Sequence[Session], origin: Origin, description: str
+    name: str, arrival_s: Sequence[float], rounds: Sequence[tuple[Round, ...]], origin: Origin, description: str
 ) -> SessionWorkload[SessionProvenance]:
-    num = len(sessions)
+    num = len(rounds)
+    sessions = tuple(map(Session, range(num), arrival_s, rounds))
     return SessionWorkload(
         name=name,
-        sessions=tuple(sessions),
+        sessions=sessions,
         provenance=SessionProvenance(
             **vars(origin),
             description=description,
@@ -224,74 +233,58 @@ def _workload(
 def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
     """Makes sessions of a file's rows, as they are: nothing is drawn but a delay that is asked for."""
     found = served(file, config.arrivals, config.seed, num=config.num_sessions, is_sample=config.is_sample)
-    num = sum(len(each.rounds) for each in found.sessions)
-    mean_s = config.delay_mean_s
-    drawn = iter(() if mean_s is None else _exponential(mean_s, num, config.seed).tolist())
-    sessions = []
-    for index, (each, arrival_s) in enumerate(zip(found.sessions, found.arrival_s, strict=True)):
-        rounds = []
-        for prefill, decode, delay_s in each.rounds:
+    mean_s, drawn = config.delay_mean_s, iter([0.0])
+    if mean_s is not None:
+        num = sum(len(each.rounds) for each in found.sessions)
+        drawn = iter(_exponential(mean_s, num, config.seed).tolist())
+
+    def made(session: TracedSession) -> Iterator[Round]:
+        for prefill, decode, delay_s in session.rounds:
             if decode is None:
                 raise UserError(
-                    f"{each.where}: a turn has no answer, whose tokens are served here: give --gen-length, or take the row out"
+                    f"{session.where}: a turn has no answer, whose tokens are served here: give --gen-length, or take the row out"
                 )
-            rounds.append(Round(prefill, decode, (delay_s or 0.0) if mean_s is None else next(drawn)))
-        sessions.append(Session(index, arrival_s, tuple(rounds)))
+            yield Round(prefill, decode, (delay_s or 0.0) if mean_s is None else next(drawn))
+
+    rounds = [tuple(made(each)) for each in found.sessions]
     delays = "" if mean_s is None else f"; delays between rounds drawn, {mean_s:g} s on the mean"
     if mean_s is None and any(entry.delay_s is None for each in found.sessions for entry in each.rounds[:-1]):
         delays = "; rounds without a delay follow at once"
     how = found.trace.how
     description = f"{found.description}; {how} sessions, lengths as {how}{delays}"
-    return _workload(found.trace.name, sessions, found.trace.origin, description)
+    return _workload(found.trace.name, found.arrival_s, rounds, found.trace.origin, description)
 
 
-def _held(
-    card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None
-) -> tuple[tuple[RecordedSession, ...], Origin]:
+def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:
     found = local_file(card, card.local, config.trace_path, data_dir)
-    return read_sessions(found.paths[0], None if found.entry is None else found.entry.format), found.origin
-
-
-def _sampled(
-    held: tuple[RecordedSession, ...], config: SessionWorkloadConfig, origin: Origin
-) -> tuple[RecordedSession, ...]:
-    """Takes sessions in file order where the trace's own times are replayed, else in random order, again and again as
-    needed."""
-    num, is_replayed = config.num_sessions, config.arrivals.kind == "trace"
-    require(
-        not is_replayed or num <= len(held),
-        f"num_prompts={num} is more than the sessions of {Path(origin.location).name}, which come once at "
-        f"arrivals='trace': use --num-prompts {len(held)}, or other arrivals",
-    )
-    order = range(len(held)) if is_replayed else shuffled(len(held), config.seed, "sample", step=len(held))
-    return tuple(held[index] for index in islice(order, num))
+    sessions = read_sessions(found.paths[0], None if found.entry is None else found.entry.format)
+    time = "arrival_s" if any(each.arrival_s is not None for each in sessions) else None
+    return Trace(name=card.name, origin=found.origin, sessions=sessions, columns={}, unit="session", time=time)
 
 
 def _lengths(
-    config: SessionWorkloadConfig, totals: LengthTotals, flat: Sequence[RecordedRound], rounds: Ints
+    config: SessionWorkloadConfig, totals: LengthTotals, recorded: Sequence[RecordedRound], rounds: Ints
 ) -> tuple[Ints, Ints]:
-    """Finds prefill and decode tokens of every round, all sessions one after the other. Nothing is drawn for a file that
-    is served as it is."""
-    if flat and not config.meets_totals and all(entry.decode_tokens is not None for entry in flat):
+    """Finds prefill and decode tokens of every round, all sessions one after the other.
+
+    Recorded lengths are scaled to the sums that are drawn, where totals are to be met; a length that nobody recorded is drawn. Nothing
+    is drawn for a file that is served as it is.
+    """
+    is_whole = bool(recorded) and all(entry.decode_tokens is not None for entry in recorded)
+    if is_whole and not config.meets_totals:
         require(
             config.counted is None,
             f"counted={config.counted!r} has no effect on recorded sessions that are served as they are: leave it out",
         )
-        prefill, decode, _ = zip(*flat, strict=True)
+        prefill, decode, _ = zip(*recorded, strict=True)
         return np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64)
-    drawn = draw_lengths(totals, rounds, config.seed)
-    return _recorded_lengths(flat, *drawn, scaled=config.meets_totals) if flat else drawn
-
-
-def _recorded_lengths(
-    flat: Sequence[RecordedRound], drawn_prefill: Ints, drawn_decode: Ints, *, scaled: bool
-) -> tuple[Ints, Ints]:
-    """Returns recorded lengths, and as drawn the decode lengths that nobody recorded; ``scaled`` to the sums that
-    were drawn."""
-    prefill = [entry.prefill_tokens for entry in flat]
-    pairs = zip(flat, drawn_decode.tolist(), strict=True)
+    drawn_prefill, drawn_decode = draw_lengths(totals, rounds, config.seed)
+    if not recorded:
+        return drawn_prefill, drawn_decode
+    prefill = [entry.prefill_tokens for entry in recorded]
+    pairs = zip(recorded, drawn_decode.tolist(), strict=True)
     decode = [drawn if entry.decode_tokens is None else entry.decode_tokens for entry, drawn in pairs]
-    if not scaled:
+    if not config.meets_totals:
         return np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64)
     return _scaled(prefill, int(drawn_prefill.sum())), _scaled(decode, int(drawn_decode.sum()))
 
@@ -300,11 +293,11 @@ def _scaled(tokens: list[int], total: int) -> Ints:
     return 1 + apportion(np.array(tokens, dtype=np.int64).astype(np.float64), total - len(tokens))
 
 
-def _delays(config: SessionWorkloadConfig, card: SessionCard, flat: Sequence[RecordedRound], num: int) -> Floats:
+def _delays(config: SessionWorkloadConfig, card: SessionCard, recorded: Sequence[RecordedRound], num: int) -> Floats:
     """Returns recorded delays where there are any, else draws them from an exponential."""
     mean_s = card.environment.delay_mean_s if config.delay_mean_s is None else config.delay_mean_s
     drawn = _exponential(mean_s, num, config.seed)
-    for index, entry in enumerate(flat if config.delay_mean_s is None else ()):
+    for index, entry in enumerate(recorded if config.delay_mean_s is None else ()):
         if entry.delay_s is not None:
             drawn[index] = entry.delay_s
     return drawn
@@ -313,20 +306,6 @@ def _delays(config: SessionWorkloadConfig, card: SessionCard, flat: Sequence[Rec
 def _exponential(mean_s: float, num: int, seed: int) -> Floats:
     rng = np.random.default_rng(derive_seed(seed, "delays"))
     return np.round(-np.log1p(-rng.random(num)) * mean_s, 6)
-
-
-def _arrivals(config: SessionWorkloadConfig, recorded: tuple[RecordedSession, ...]) -> list[float]:
-    trace_s = None
-    if config.arrivals.kind == "trace":
-        stamps = [session.arrival_s for session in recorded]
-        if not stamps or None in stamps:
-            raise UserError("arrivals='trace' needs a local file with an arrival_s for every session: use 'poisson'")
-        trace_s = np.array(stamps, dtype=np.float64)
-        if (np.diff(trace_s) < 0).any():
-            raise UserError(
-                f"{config.trace_path or config.trace}: arrival_s must rise from line to line: sort the file"
-            )
-    return arrival_times(config.arrivals, config.num_sessions, config.seed, trace_s=trace_s).tolist()
 
 
 def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:
