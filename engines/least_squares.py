@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from math import fsum, sqrt
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ def without(column: Column, share: float, unit: Column) -> list[float]:
 
 
 def dot(a: Column, b: Column) -> float:
-    return fsum([x * y for x, y in zip(a, b, strict=True)])
+    return fsum(map(mul, a, b))
 
 
 def reduced(columns: Sequence[Column], target: Column) -> Reduced:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import fsum
+from operator import mul
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -103,7 +104,7 @@ class _Segments:
             rows = self._rows[self._starts[first] : self._starts[end]]
             solution = least_squares(list(zip(*rows, strict=True)), [1.0] * len(rows))
             # As a product of matrices would round them, no two machines would have them alike.
-            missed = [fsum([*[c * x for c, x in zip(solution, row, strict=True)], -1.0]) for row in rows]
+            missed = [fsum([*map(mul, solution, row), -1.0]) for row in rows]
             found = self._fitted[first, end] = _Piece(fsum([miss * miss for miss in missed]), solution)
         return found
 

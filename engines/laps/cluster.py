@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
-from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
@@ -22,7 +21,7 @@ from engines.ar.session import Clients, ClosedLoop, OpenArrivals, OpenLoop
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import PressureController, Signals
-from engines.laps.record import PREFILLED, InstanceRow, MoveRow, PrefillRun, StepRow, requests_of
+from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow, requests_of
 from engines.laps.system import PrefillSystem
 from engines.named import asked
 from engines.policies.instances import LengthClass
@@ -164,7 +163,7 @@ class PrefillCluster(Checked):
             if role != "sink"
         ]
         return PrefillRun(
-            requests=requests_of(rows_of(run.tasks, *PREFILLED), self.class_of, self.slo_s, run.facts["end_s"]),
+            requests=requests_of(simulation.tasks, self.class_of, self.slo_s, run.facts["end_s"]),
             steps=table_of(StepRow, []),
             moves=table_of(MoveRow, []),
             instances=table_of(InstanceRow, instances),
@@ -292,7 +291,6 @@ def _label(mode: object) -> str:
 
 NOWHERE = -1
 """The worker of a request that no instance has begun."""
-_PREFILLED_OF = attrgetter(*PREFILLED)
 
 
 class _PrefillSimulation(Simulation):
@@ -347,7 +345,7 @@ class _PrefillSimulation(Simulation):
             (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
         )
         return PrefillRun(
-            requests=requests_of(map(_PREFILLED_OF, self._tasks), self._cluster.class_of, self._cluster.slo_s, now),
+            requests=requests_of(self.tasks, self._cluster.class_of, self._cluster.slo_s, now),
             steps=table_of(StepRow, steps),
             moves=table_of(MoveRow, self._moves),
             instances=table_of(InstanceRow, [each.summary(now) for each in self.instances]),
@@ -379,7 +377,7 @@ class _PrefillSimulation(Simulation):
         kind: TaskKind = "incremental" if turn else "initial"
         task = self._owe(session_id, order, turn, kind, history, tokens)
         row = TaskRow(task.task_id, session_id, turn, kind, NOWHERE, False, "", history, tokens, ready_s=self.loop.now)
-        self._tasks.append(row)
+        self.tasks.append(row)
         if not self._is_global:
             self._send(task)
             return
@@ -394,7 +392,9 @@ class _PrefillSimulation(Simulation):
                     break
 
     def _send(self, task: PrefillTask) -> None:
-        picked = asked(self._router.pick, task, self.instances, self.loop.now)
+        # A lone instance needs no router.
+        alone = len(self.instances) == 1
+        picked = 0 if alone else asked(self._router.pick, task, self.instances, self.loop.now)
         if not isinstance(picked, int) or not 0 <= picked < len(self.instances):
             raise RunError(
                 f"router {type(self._router).__name__} picks instance {picked!r} of 0 to {len(self.instances) - 1}"
@@ -402,7 +402,7 @@ class _PrefillSimulation(Simulation):
         instance = self.instances[picked]
         if instance.cached is not None:
             self.owed.more(task, task.history - instance.cached_tokens(task))
-            row = self._tasks[task.task_id]
+            row = self.tasks[task.task_id]
             row.history, row.tokens = task.history, task.tokens
         if self._work_s is not None:
             task.estimate_s = self._work_s(task.history, task.tokens)
@@ -411,7 +411,7 @@ class _PrefillSimulation(Simulation):
     # ---- what instances tell ----------------------------------------------------------------------------------
 
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
-        row = self._tasks[task.task_id]
+        row = self.tasks[task.task_id]
         row.started_s, row.worker_id = now, worker_id
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:

@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.ar.record import Table
+from engines.ar.record import Table, TaskRow
 from engines.policies.instances import LengthClass
-
-PREFILLED = ("kind", "session_id", "round", "history", "tokens", "ready_s", "started_s", "landed_s", "worker_id")
-"""Columns of prefills (``engines.ar.record.TaskRow``) that requests are read from."""
 
 
 def requests_of(
-    prefills: Iterable[tuple[Any, ...]], class_of: Callable[[int], LengthClass], slo_s: float | None, end_s: float
+    prefills: Sequence[TaskRow], class_of: Callable[[int], LengthClass], slo_s: float | None, end_s: float
 ) -> Table:
-    """A request is a turn that arrived, in order of arrival; ``prefills`` are rows of ``PREFILLED``.
+    """Columns of the requests, turns in order of arrival, that these prefills and no recomputation are.
 
     ``history`` and ``tokens`` are as prefilled: what was not cached where it ran counts as tokens. ``started_s``, ``finished_s`` (its
     first token) and ``instance`` are null where the run ended before. ``violated`` says whether the first token came later than the
     objective allows, and is null where the run's end left it open.
     """
-    names = ("session_id", "turn", "length_class", "history", "tokens", "arrival_s", "started_s", "finished_s")
-    found: Table = {name: [] for name in ("request_id", *names, "instance", "deadline_s", "violated")}
-    add = [column.append for column in found.values()]
-    number = 0
-    for kind, session_id, turn, history, tokens, ready_s, started_s, landed_s, worker in prefills:
-        if kind == "recompute":
-            continue
-        deadline_s = None if slo_s is None else ready_s + slo_s
-        is_late = deadline_s is not None and deadline_s < (end_s if landed_s is None else landed_s)
-        row = (
-            number,
-            session_id,
-            turn,
-            class_of(tokens),
-            history,
-            tokens,
-            ready_s,
-            started_s,
-            landed_s,
-            None if started_s is None else worker,
-            deadline_s,
-            is_late if is_late or landed_s is not None else None,
-        )
-        for append, value in zip(add, row, strict=True):
-            append(value)
-        number += 1
-    return found
+    rows = [row for row in prefills if row.kind != "recompute"]
+    deadlines = [None if slo_s is None else row.ready_s + slo_s for row in rows]
+    late = [
+        deadline_s is not None and deadline_s < (end_s if row.landed_s is None else row.landed_s)
+        for row, deadline_s in zip(rows, deadlines, strict=True)
+    ]
+    return {
+        "request_id": list(range(len(rows))),
+        "session_id": [row.session_id for row in rows],
+        "turn": [row.round for row in rows],
+        "length_class": [class_of(row.tokens) for row in rows],
+        "history": [row.history for row in rows],
+        "tokens": [row.tokens for row in rows],
+        "arrival_s": [row.ready_s for row in rows],
+        "started_s": [row.started_s for row in rows],
+        "finished_s": [row.landed_s for row in rows],
+        "instance": [None if row.started_s is None else row.worker_id for row in rows],
+        "deadline_s": deadlines,
+        "violated": [
+            is_late if is_late or row.landed_s is not None else None for row, is_late in zip(rows, late, strict=True)
+        ],
+    }
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import ClassVar, Unpack
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
@@ -41,7 +42,7 @@ class DecodeWorker(Worker):
         self.log = self.batch.log
         self.num_sessions = 0
         self._hub = hub
-        self._decode_line = parts["cost"].decode_line
+        self._decode_line = cache(parts["cost"].decode_line)
         self._keep_s, self._max_run_steps = keep_s, max_run_steps
         self._itl = TokenWindow(window_s)
         self._landed: list[tuple[Live, int]] = []

@@ -57,7 +57,8 @@ class Simulation:
         """Sessions under way, by their rank of arrival."""
         self._num_arrived = 0
         self._streams: list[Clients | OpenArrivals[Session]] = []
-        self._tasks: list[TaskRow] = []
+        self.tasks: list[TaskRow] = []
+        """A row for each prefill so far."""
 
     def _open(self, arrivals: Arrivals) -> None:
         """Let the sessions of one more stream come."""
@@ -86,19 +87,19 @@ class Simulation:
     ) -> PrefillTask:
         """A prefill of a session, the ``order``-th to come: it is owed from now on."""
         now = self.loop.now
-        task = PrefillTask(len(self._tasks), session_id, order, round_index, kind, history, tokens, now, now)
+        task = PrefillTask(len(self.tasks), session_id, order, round_index, kind, history, tokens, now, now)
         self.owed.add(task)
         return task
 
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
-        row = self._tasks[task.task_id]
+        row = self.tasks[task.task_id]
         row.started_s = now
         row.postponed = task.postponed
 
     def _computed(self, task: PrefillTask) -> TaskRow:
         """Its last token is computed now."""
         self.owed.ended(task)
-        row = self._tasks[task.task_id]
+        row = self.tasks[task.task_id]
         row.computed_tokens = task.tokens
         row.finished_s = self.loop.now
         return row
@@ -166,7 +167,7 @@ class DecodeSimulation(Simulation):
         return ClusterRun(
             sessions=table_of(SessionRow, self._sessions),
             rounds=table_of(RoundRow, self._rounds),
-            tasks=table_of(TaskRow, self._tasks),
+            tasks=table_of(TaskRow, self.tasks),
             transfers=table_of(TransferRow, self._transfers),
             workers=table_of(WorkerRow, workers),
             gaps=gaps_of([home.log for home in self._homes]),
@@ -222,7 +223,7 @@ class DecodeSimulation(Simulation):
         if self._estimator is not None:
             here = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
             task.estimate_s = self._estimator.prefill_s(here, history + tokens - here, worker.degree)
-        self._tasks.append(
+        self.tasks.append(
             TaskRow(
                 task.task_id,
                 task.session_id,
@@ -282,7 +283,7 @@ class DecodeSimulation(Simulation):
         """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home; else the
         home has got the ``missing`` tokens."""
         now = self.loop.now
-        self._tasks[task.task_id].landed_s = now
+        self.tasks[task.task_id].landed_s = now
         live.context = task.history + task.tokens + 1
         live.left -= 1
         if task.kind == "recompute":
