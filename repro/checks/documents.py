@@ -75,7 +75,7 @@ class TableCell:
     format: str = ""
     """Python's for a number; ``%`` shows the excess over 1 in percent, ``+`` before it the sign."""
     missing: str = ""
-    """Text for a cell without rows, which is else refused."""
+    """Text for a cell without rows, which is else refused. A row of nothing else is left out."""
 
     def text(self, read: Callable[[str], Sequence[Row]]) -> str:
         names = [self.of] if isinstance(self.of, str) else self.of
@@ -207,16 +207,15 @@ def table(declared: Mapping[str, Any], results: Path) -> str:
     columns = _axis(declared["columns"], ", ")
     lines = [[declared.get("corner", ""), *(name for name, _ in columns)]]
     for name, row in _axis(declared["rows"], " | "):
-        literal = row.get("cells", {})
+        literal = row.pop("cells", {})
         unknown = literal.keys() - {column for column, _ in columns}
         require(not unknown, f"row {name!r} has cells for {sorted(unknown)}, which are no columns: rename them")
-        cells = []
-        for column, keys in columns:
-            own = {key: value for key, value in row.items() if key != "cells"}
-            cells.append(
-                str(literal[column]) if column in literal else _text(_merged(common, own, keys), read, name, column)
-            )
-        lines.append([name, *cells])
+        cells = [
+            str(literal[column]) if column in literal else _text(_merged(common, row, keys), read, name, column)
+            for column, keys in columns
+        ]
+        if set(cells) != {common.get("missing")}:
+            lines.append([name, *cells])
     width = len(" | ".join(lines[0]).split(" | "))
     return "\n".join(f"| {' | '.join(each)} |" for each in [lines[0], ["---"] * width, *lines[1:]])
 
@@ -229,7 +228,7 @@ def _text(keys: Mapping[str, Any], read: Callable[[str], Sequence[Row]], row: st
         raise UserError(f"row {row!r}, column {column!r} cannot be computed ({reason}): correct its keys") from error
 
 
-def _axis(declared: Any, between: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+def _axis(declared: Any, between: str) -> Sequence[tuple[str, dict[str, Any]]]:
     """Names and keys of rows or columns; of several mappings, one of each with each."""
     mappings = declared if isinstance(declared, list) else [declared]
     products = itertools.product(*(each.items() for each in mappings))
