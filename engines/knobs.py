@@ -5,9 +5,13 @@
         alpha: Annotated[float, Range(0, 10)] = 0.9
         '''Proportion of the TTFT objective that a prefill worker may have used up (§4.1).'''
 
-A field's kind, its choices (a ``Literal``), its ``Range`` and when it has an effect (``Only``) are stated there and nowhere else.
-A ``Checked`` dataclass refuses values by them; ``given_to`` sets fields by name, also of settings inside of settings; the command line, the
-reference in the docs and the errors are made from ``knobs_of``. The text below a field is its help: no part of the code identity.
+A field's kind, its choices (a ``Literal``), its ``Range`` and what it depends on are stated there and nowhere else. ``Only`` says beside
+which values of other fields it has an effect: ``given_to`` refuses it elsewhere if it is asked for. ``Needs`` says which values of other
+fields it cannot be without: a ``Checked`` dataclass refuses it elsewhere unless it has its default.
+
+``Checked`` settings refuse values that are none of theirs. ``made`` builds settings of values by name, also settings inside of settings, and
+``given_to`` sets some of them. The command line, the reference in the docs and the errors are made from ``knobs_of``. The text below a
+field is its help: no part of the code identity.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from engines.errors import UserError, require
+from engines.errors import UserError
 
 Settings = TypeVar("Settings")
 T = TypeVar("T")
@@ -72,15 +76,76 @@ class Range(NamedTuple):
         return f"must be at least {_short(self.least)}" if self.least != 0 else "must not be negative"
 
 
-class Only:
-    """A field has an effect only where others of the same settings have one of these values."""
+class _Something:
+    """Any value but None."""
+
+
+SOMETHING = _Something()
+"""Stands for any value but None where a field depends on another that is given."""
+
+
+class Except(NamedTuple):
+    """Any value but this one."""
+
+    value: object
+
+
+class _Beside:
+    """Values that other fields have to have: some of them, a ``Range``, ``SOMETHING``, or all ``Except`` one."""
 
     def __init__(self, **values: object) -> None:
-        self.values = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+        is_one = (Range, Except)
+        self.values: dict[str, tuple[Any, ...]] = {
+            name: value if isinstance(value, tuple) and not isinstance(value, is_one) else (value,)
+            for name, value in values.items()
+        }
 
     @property
     def said(self) -> str:
-        return ", ".join(f"{name}={' or '.join(map(_written_in, values))}" for name, values in self.values.items())
+        return ", ".join(_wanted_said(name, wanted) for name, wanted in self.values.items())
+
+    def unmet(self, values: Mapping[str, object]) -> str | None:
+        """The first field whose value is none of those wanted; a field that stands nowhere here is checked elsewhere."""
+        return next((name for name, wanted in self.values.items() if not _is_met(wanted, values, name)), None)
+
+
+class Only(_Beside):
+    """A field has an effect only where others have these values; elsewhere it cannot be asked for."""
+
+
+class Needs(_Beside):
+    """A field has to have its default unless others of the same settings have these values."""
+
+
+def _is_met(wanted: tuple[Any, ...], values: Mapping[str, object], name: str) -> bool:
+    if name not in values:
+        return True
+    value: Any = values[name]
+    for each in wanted:
+        if each is SOMETHING:
+            is_met = value is not None
+        elif isinstance(each, Range):
+            is_met = value is not None and each.allows(value)
+        elif isinstance(each, Except):
+            is_met = value != each.value
+        else:
+            is_met = value == each and isinstance(value, bool) == isinstance(each, bool)
+        if is_met:
+            return True
+    return False
+
+
+def _wanted_said(name: str, wanted: tuple[Any, ...]) -> str:
+    first = wanted[0]
+    if first is SOMETHING:
+        return f"{name} given"
+    if isinstance(first, Range):
+        return f"{name} {first.said}"
+    if isinstance(first, Except):
+        return f"{name} other than {_written_in(first.value)}"
+    if wanted == (None,):
+        return f"no {name}"
+    return f"{name}={' or '.join(map(_written_in, wanted))}"
 
 
 class Size:
@@ -118,6 +183,7 @@ class Knob(NamedTuple):
     """The choices, or those that a user can add to."""
     range: Range | None
     only: Only
+    needs: Needs
     is_fixed: bool
     is_size: bool
     default: Any
@@ -180,7 +246,7 @@ def _schema_of(kind: Any) -> _Schema:
     for field in fields(kind):
         base, may_be_none, marks = _taken_apart(hints[field.name])
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        only = Only(**{name: value for mark in marks if isinstance(mark, Only) for name, value in mark.values.items()})
+        only = _of_marks(Only, marks)
         knob = _knob(field.name, default, base, may_be_none, marks, only)
         if knob is not None:
             own[field.name] = knob
@@ -225,8 +291,13 @@ class Checked:
 
     def __post_init__(self) -> None:
         kind: Any = self.__class__
-        for name, knob in _schema_of(kind).own.items():
-            knob.check(getattr(self, name))
+        own = _schema_of(kind).own
+        for name, knob in own.items():
+            value = knob.check(getattr(self, name))
+            if knob.needs.values and value not in (knob.default, None, False):
+                other = knob.needs.unmet(vars(self))
+                if other is not None:
+                    raise no_effect(name, value, other, getattr(self, other), f"or correct {other}")
 
 
 def check_value(declared: Any, name: str, value: object) -> None:
@@ -239,7 +310,7 @@ def check_value(declared: Any, name: str, value: object) -> None:
 def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> Settings:
     """The settings with the fields that are given, by name, wherever inside of them a field stands.
 
-    Raises UserError for a value that a field may not have, and for a field that has no effect with the others, or with what
+    Raises UserError for a value that a field may not have, and for one that has no effect with the others, or with what
     stands ``beside`` the settings.
     """
     given = {name: value for name, value in given.items() if value is not None}
@@ -248,18 +319,32 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     asked = [(name, only) for name, only in _schema_of(kind).conditions if name in given]
     values = beside | _values(changed) if asked else {}
     for name, only in asked:
-        for other, wanted in only.values.items():
-            found = values.get(other, wanted[0])  # what stands nowhere here is checked elsewhere
-            fix = (
-                "leave it out, or use --executor torch"
-                if (other, wanted) == ("executor", ("torch",))
-                else "leave it out"
-            )
-            require(
-                found in wanted,
-                f"{name}={_written_in(given[name])} has no effect with {other}={_written_in(found)}: {fix}",
-            )
+        if (other := only.unmet(values)) is not None:
+            torch = "or use --executor torch" if only.values[other] == ("torch",) else ""
+            raise no_effect(name, given[name], other, values[other], torch)
     return changed
+
+
+def no_effect(name: str, value: object, other: str, found: object, fix: str = "") -> UserError:
+    """The refusal of a field that has no effect beside what was ``found`` of another, with what may be done besides leaving it out."""
+    where = f"without {other}" if found is None else f"with {other}={_written_in(found)}"
+    return UserError(
+        f"{name}={_written_in(value)} has no effect {where}: {', '.join(filter(None, ('leave it out', fix)))}"
+    )
+
+
+def made(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: object) -> Settings:
+    """Settings of values by name, wherever inside of them a field stands; fields that are not named have their defaults, those of
+    ``fixed`` are the outermost settings' own. Raises UserError for a value that a field may not have."""
+    declared: Any = kind
+    schema = _schema_of(declared)
+    found: dict[str, Any] = {name: knob.check(values[name]) for name, knob in schema.own.items() if name in values}
+    defaults = {each.name: each.default_factory for each in fields(declared)}
+    for name, inner in schema.inside.items():
+        if name not in fixed:
+            make: Any = defaults[name]
+            found[name] = made(inner, values) if make is MISSING else _replaced(make(), values, with_fixed=True)
+    return kind(**{**found, **fixed})
 
 
 def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who: str) -> None:
@@ -303,13 +388,13 @@ def written(number: object) -> str:
         return f"{'-' if number < 0 else ''}9999..."  # type: ignore[operator]
 
 
-def _replaced(settings: Any, given: Mapping[str, Any]) -> Any:
+def _replaced(settings: Any, given: Mapping[str, Any], *, with_fixed: bool = False) -> Any:
     schema = _schema_of(settings.__class__)
-    own = schema.own
-    changes = {name: own[name].check(value) for name, value in given.items() if name in own and not own[name].is_fixed}
+    own = {name: knob for name, knob in schema.own.items() if with_fixed or not knob.is_fixed}
+    changes = {name: own[name].check(value) for name, value in given.items() if name in own}
     for name, inner in schema.inside.items():
-        if given.keys() & knobs_of(inner).keys():
-            changes[name] = _replaced(getattr(settings, name), given)
+        if with_fixed or given.keys() & knobs_of(inner).keys():
+            changes[name] = _replaced(getattr(settings, name), given, with_fixed=with_fixed)
     return replace(settings, **changes) if changes else settings
 
 
@@ -326,6 +411,11 @@ def _written_in(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
+def _of_marks(kind: Callable[..., T], marks: tuple[Any, ...]) -> T:
+    """What all marks of a kind say together."""
+    return kind(**{name: value for mark in marks if type(mark) is kind for name, value in mark.values.items()})
+
+
 def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[Any, ...], only: Only) -> Knob | None:
     choices: tuple[str, ...] = ()
     if get_origin(base) is Literal:
@@ -340,6 +430,7 @@ def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[An
         words=next((mark.words for mark in marks if isinstance(mark, Names)), choices),
         range=next((mark for mark in marks if isinstance(mark, Range)), None),
         only=only,
+        needs=_of_marks(Needs, marks),
         is_fixed=Fixed in marks,
         is_size=Size in marks,
         default=default,

@@ -12,7 +12,7 @@ from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.blockdiffusion.rules import Level
 from engines.errors import require
-from engines.knobs import Only, Range
+from engines.knobs import SOMETHING, Needs, Range
 
 VERSION = "0.5.23"
 ENVIRONMENT = ServerEnvironment(
@@ -46,26 +46,15 @@ class Sglang(Launch):
     dllm_algorithm: Literal["LowConfidence", "JointThreshold"] | None = None
     """Serve a block-diffusion checkpoint (LLaDA2, SDAR), its blocks decoded so; of such the server runs one request at a time unless
     max_num_seqs is given."""
-    dllm_threshold: Level | None = None
+    dllm_threshold: Annotated[Level, Needs(dllm_algorithm=SOMETHING)] | None = None
     """Confidence above which a token of a block is taken; the server's own default unless given."""
-    dllm_edit_threshold: Annotated[Level, Only(dllm_algorithm="JointThreshold")] | None = None
+    dllm_edit_threshold: Annotated[Level, Needs(dllm_algorithm="JointThreshold")] | None = None
     """Confidence above which a written token is replaced; the server's own default unless given."""
-    dllm_fdfo: bool | None = None
+    dllm_fdfo: Annotated[bool, Needs(dllm_algorithm=SOMETHING)] | None = None
     """Return to the scheduler after each denoise (first done, first out), not once all blocks of a batch are done."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = [
-            name for name in ("dllm_threshold", "dllm_edit_threshold", "dllm_fdfo") if getattr(self, name) is not None
-        ]
-        require(
-            self.dllm_algorithm is not None or not own,
-            f"{', '.join(own)} has no effect without dllm_algorithm: give one, or leave it out",
-        )
-        require(
-            self.dllm_edit_threshold is None or self.dllm_algorithm == "JointThreshold",
-            f"dllm_edit_threshold={self.dllm_edit_threshold} has no effect with dllm_algorithm={self.dllm_algorithm!r}: leave it out",
-        )
         require(
             self.dllm_algorithm is None or self.model != TINY,
             f"dllm_algorithm={self.dllm_algorithm!r} with model='tiny', a Qwen2: give a LLaDA2 or SDAR checkpoint with --model",

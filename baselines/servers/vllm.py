@@ -13,8 +13,7 @@ from baselines.servers.admission import AdmissionConfig
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
-from engines.errors import require
-from engines.knobs import Range
+from engines.knobs import SOMETHING, Needs, Range
 
 VERSION = "0.32.0"
 """One for both builds: the scheduler's interface, which plug-ins use, is not declared public."""
@@ -73,28 +72,17 @@ class Vllm(Launch):
     """No compilation, which on a CPU takes longer than a short run; by default there alone."""
     scheduler_cls: str | None = None
     """module.Class of a scheduler in place of vLLM's."""
-    policy: str | None = None
+    policy: Annotated[str, Needs(scheduler_cls=None, prefix_caching=False)] | None = None
     """laps or reserve in place of vLLM's order of prefills."""
-    policy_settings: str = "{}"
+    policy_settings: Annotated[str, Needs(policy=SOMETHING)] = "{}"
     """A JSON object of ``AdmissionConfig``'s."""
-    admission_log: str | None = None
+    admission_log: Annotated[str, Needs(policy=SOMETHING)] | None = None
     """File that the policy's arrivals and decisions are appended to."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy is not None:
             AdmissionConfig.parse(self.policy_settings, policy=self.policy)
-            require(
-                self.scheduler_cls is None,
-                f"scheduler_cls={self.scheduler_cls!r} and policy={self.policy!r} are two schedulers: give one",
-            )
-            require(
-                not self.prefix_caching,
-                f"prefix_caching=true has no effect that policy={self.policy!r} knows of: leave it out",
-            )
-        else:
-            require(self.policy_settings == "{}", "policy_settings has no effect without policy: leave it out")
-            require(self.admission_log is None, "admission_log has no effect without policy: leave it out")
 
     @property
     def environment(self) -> ServerEnvironment:

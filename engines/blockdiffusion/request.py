@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from engines.blockdiffusion.rules import DecodeRule, LowConfidence
 from engines.errors import require
-from engines.knobs import Checked, Proportion, Range, Seed
+from engines.knobs import Checked, Needs, Proportion, Range, Seed
 
 AnswerTokens = Annotated[int, Range(1, 2**20)]
 
@@ -18,20 +18,11 @@ class BlockSampling(Checked):
     (LLaDA2, SDAR). Temperature 0 is greedy, its confidence the model's own probability."""
 
     temperature: Annotated[float, Range(0, 1e6)] = 0.0
-    top_k: Annotated[int, Range(1, 2**31 - 1)] | None = None
-    top_p: Proportion = 1.0
+    top_k: Annotated[int, Range(1, 2**31 - 1), Needs(temperature=Range(above=0))] | None = None
+    top_p: Annotated[Proportion, Needs(temperature=Range(above=0))] = 1.0
     draws: bool = True
     """False takes the likeliest token, whose confidence is still what temperature, top_k and top_p leave of it."""
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, is_set in (("top_p", self.top_p < 1), ("top_k", self.top_k is not None)):
-            require(
-                self.temperature > 0 or not is_set,
-                f"{name}={getattr(self, name)} has no effect at temperature=0, which draws nothing: raise the "
-                "temperature or leave it out",
-            )
 
 
 GREEDY = BlockSampling()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from engines.dllm.scheduling.settling import Settling
 from engines.errors import require
-from engines.knobs import Checked, Fixed, Names, Only, Proportion, Range, Seed, Tokens
+from engines.knobs import Checked, Except, Fixed, Names, Needs, Only, Proportion, Range, Seed, Tokens
 
 Selection = Literal["head", "uniform", "attended", "dense"]
 LogitRows = Literal["decomposed", "monolithic"]
@@ -29,8 +29,11 @@ AnswerTokens = Annotated[int, Range(1, MOST_TOKENS)]
 Level = Annotated[float, Range(0, 1e6)]
 MEASURED = Only(executor="torch")
 """What a simulation cannot know: which ids a model gives, on what device."""
+DRAWS = Needs(temperature=Range(above=0))
+"""What a sampler that draws nothing does not heed."""
 PACKED = Only(reading="policy")
 """What a static batch does not heed: that of a baseline in any other reading."""
+ON_CUDA = Only(device=Except("cpu"))
 SELECTS = Only(selection=("head", "uniform", "attended"))
 """What has no effect where every row is kept."""
 
@@ -47,13 +50,13 @@ class GenerationConfig(Checked):
     """Denoising steps, over all blocks."""
     temperature: Annotated[Level, MEASURED] = 0.0
     """0 is greedy."""
-    top_p: Annotated[Proportion, MEASURED] = 1.0
+    top_p: Annotated[Proportion, MEASURED, DRAWS] = 1.0
     """Sample from the shortest prefix of the most probable tokens whose probabilities sum to more; 1 is all."""
-    top_k: Annotated[int, Range(1, 2**31 - 1), MEASURED] | None = None
+    top_k: Annotated[int, Range(1, 2**31 - 1), MEASURED, DRAWS] | None = None
     """Sample from this many tokens at most, after top_p."""
-    alg_temp: Annotated[Level, MEASURED] = 0.0
+    alg_temp: Annotated[Level, MEASURED, Needs(threshold=None, factor=None)] = 0.0
     """Dream: draw the positions to commit from softmax(confidence / alg_temp); 0 takes the most confident."""
-    threshold: Annotated[Proportion, MEASURED] | None = None
+    threshold: Annotated[Proportion, MEASURED, Needs(factor=None)] | None = None
     """Parallel decoding: commit every masked token of a block that is at least this confident, and the best one always."""
     factor: Annotated[float, Range(above=0, most=1e6), MEASURED] | None = None
     """Fast-dLLM's other rule of parallel decoding: the j-th most confident token needs confidence 1 - factor / (j + 1)."""
@@ -71,20 +74,6 @@ class GenerationConfig(Checked):
             self.steps >= self.num_blocks,
             f"steps={self.steps} is fewer than the {self.num_blocks} blocks of gen_length={self.gen_length}: "
             f"raise steps or block_length",
-        )
-        for name, is_set in (("top_p", self.top_p < 1), ("top_k", self.top_k is not None)):
-            require(
-                self.temperature > 0 or not is_set,
-                f"{name}={getattr(self, name)} has no effect at temperature=0, which draws nothing: raise the "
-                f"temperature or leave it out",
-            )
-        require(
-            self.alg_temp == 0 or not self.is_parallel,
-            f"alg_temp={self.alg_temp} has no effect with parallel decoding, which commits by level: leave it out",
-        )
-        require(
-            self.threshold is None or self.factor is None,
-            f"threshold={self.threshold} and factor={self.factor} are two rules for one thing: give one of them",
         )
 
     @property
@@ -191,9 +180,9 @@ class EngineConfig(Checked):
     """Among equal confidences: stable, or parity (the library's order of ties)."""
     attention_backend: Annotated[AttentionName, MEASURED, PACKED] = "auto"
     """Attention of measured packed steps."""
-    cuda_graphs: Annotated[bool, MEASURED, PACKED] = True
+    cuda_graphs: Annotated[bool, MEASURED, PACKED, ON_CUDA] = True
     """Replay the forwards of small Reuse steps, on CUDA, where the attention backend allows it."""
-    fused_kernels: Annotated[bool, MEASURED] = True
+    fused_kernels: Annotated[bool, MEASURED, ON_CUDA] = True
     """Triton kernels for 16-bit models, on CUDA, where Triton is installed."""
     suppress_mask_token: Annotated[bool, Fixed] = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""

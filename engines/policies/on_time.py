@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from engines.errors import require
-from engines.knobs import Checked, Range
+from engines.knobs import Checked, Needs, Range
 from engines.policies.task import OpenQueue, PrefillTask
 
 
@@ -24,15 +23,8 @@ class LateShare(Checked):
 
     share: Annotated[float, Range(0, 1)] = 0.25
     """Share of the work that goes by arrival, late or not, while one given up has waited so long; 0 forgets them."""
-    patience: Annotated[float, Range(0, 1e6)] = 2.0
+    patience: Annotated[float, Range(0, 1e6), Needs(share=Range(above=0))] = 2.0
     """Times its wait first come, first served, and as many objectives at least, that one given up waits before the share is paid."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.share > 0 or self.patience == LateShare.patience,
-            f"patience={self.patience:g} has no effect with share=0, which pays nothing: leave it out, or give a share",
-        )
 
     def is_owed(self, waited_s: float, slo_s: float, first_come_s: float) -> bool:
         return waited_s >= self.patience * max(slo_s, first_come_s)

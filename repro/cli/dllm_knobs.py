@@ -38,12 +38,12 @@ def engine_knobs() -> dict[str, Sequence[type | Some]]:
     """All of a cell."""
     from engines.dllm.config import EngineConfig
     from repro.systems.cost import CostKnobs
-    from repro.systems.dllm.knobs import Asked, BaselineKnobs, ReplayKnobs
+    from repro.systems.dllm.knobs import BaselineKnobs, ReplayKnobs, WorkloadKnobs
 
     decoding, model = decoding_knobs(), model_knobs()
     return {
         opt.WHAT: (*model[opt.WHAT], Some(BaselineKnobs, ("reading",)), CostKnobs),
-        opt.WORKLOAD: (Asked, ReplayKnobs),
+        opt.WORKLOAD: (WorkloadKnobs, ReplayKnobs),
         **decoding,
         opt.ENGINE: (*model[opt.ENGINE], EngineConfig, BaselineKnobs),
     }

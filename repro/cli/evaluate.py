@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def _evaluated() -> dict[str, Sequence[type | Some]]:
-    from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs
+    from repro.systems.dllm.knobs import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
 
     return {
         opt.WHAT: (Some(ModelKnobs, ("model",)),),
-        opt.WORKLOAD: (Some(Asked, ("num_fewshot", "chat", "dataset_source")),),
+        opt.WORKLOAD: (Some(WorkloadKnobs, ("num_fewshot", "chat", "dataset_source")),),
         opt.ENGINE: (
             Some(BaselineKnobs, ("batch_size",)),
             Some(ModelKnobs, ("memory_limit",)),
@@ -43,7 +43,7 @@ KNOBS = Knobs(_evaluated, usual=of_platform, several=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Checked):
+class WorkloadKnobs(Checked):
     panel: ClassVar[str] = opt.WHAT
     task: list[str] | None = None
     """mini-gsm, mini-code, mini-chain, gsm8k or humaneval; several times [default: mini-gsm]."""
@@ -76,7 +76,7 @@ class Asked(Checked):
 
 def evaluate(
     *,
-    asked: Asked,
+    asked: WorkloadKnobs,
     dataset_path: opt.DatasetPath = None,
     given: Annotated[Given, KNOBS],
     knob: opt.KnobTexts = None,

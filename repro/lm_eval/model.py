@@ -19,7 +19,7 @@ from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.systems.dllm.settings import Asked, Settings
+from repro.systems.dllm.settings import Settings, WorkloadKnobs
 from repro.systems.dllm.system import dllm_system
 from repro.tasks.task import cut_at
 
@@ -34,7 +34,7 @@ except ImportError as error:
 MODEL_NAME = "dllm-serve"
 """For ``lm_eval --model``; which of the systems answers is its argument ``system``."""
 
-_OF_A_WORKLOAD = (*knobs_of(Asked), "basis")
+_OF_A_WORKLOAD = (*knobs_of(WorkloadKnobs), "basis")
 """Knobs of a cell about what is asked, which is the harness's part."""
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")

@@ -37,7 +37,7 @@ def entries_of(system: str) -> list[Entry]:
     for kind in settings_of(system):
         knobs, helps, owners, only = knobs_of(kind), helps_of(kind), declared_in(kind), conditions_of(kind)
         for name, knob in knobs.items():
-            said = "; ".join(each.said for of, each in only if of == name)
+            said = "; ".join(filter(None, (*(each.said for of, each in only if of == name), knob.needs.said)))
             entry = Entry(name, knob.takes, _default(knob), said, helps.get(name, ""), owners[name])
             found.setdefault(name, entry)
     return [*found.values()]

@@ -153,7 +153,7 @@ def _calibration(path: Path, card: str) -> CardCalibration:
 
 def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
     by_peak = card.bf16_tflops / L40S.bf16_tflops
-    usual = {
+    usual: dict[str, Any] = {
         "model": _DLLM_MODEL,
         "memory_bytes": card.memory_bytes,
         "max_num_logits": 2048,
@@ -161,9 +161,10 @@ def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
         # Of the L40S, whose knees lie among them: most steps are bound by arithmetic.
         "rates": tuple(float(f"{rate * by_peak:.2g}") for rate in (0.1, 0.25, 0.5, 1.0)),
         "num_requests": dict.fromkeys(("livebench", "burst", "osc"), 128),
-    } | own
+        **own,
+    }
     tokens = usual.get("max_num_batched_tokens") or _step_tokens(usual)
-    return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens)} | usual)
+    return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens), **usual})
 
 
 def _step_tokens(usual: Mapping[str, Any]) -> int:
@@ -198,7 +199,7 @@ def _ampd(said: CardFile, card: Gpu) -> ArPart:
     own, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
     _check_model("ampd", own.get("model"))
     large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
-    usual = {
+    usual: dict[str, Any] = {
         "model": "Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B",
         "num_gpus": said.num_gpus,
         "constants": "physical",
@@ -206,7 +207,7 @@ def _ampd(said: CardFile, card: Gpu) -> ArPart:
         "num_sessions": 99,
         "objectives": paper_objectives(),
     }
-    return ArPart(**usual | own)
+    return ArPart(**{**usual, **own})
 
 
 def _laps(said: CardFile, card: Gpu) -> PrefillPart:
@@ -214,10 +215,10 @@ def _laps(said: CardFile, card: Gpu) -> PrefillPart:
     own, shape = said.laps, model_shape("Qwen2.5-14B")
     _check_model("laps", own.get("model"))
     fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token
-    usual = {
+    usual: dict[str, Any] = {
         "title": f"{card.name} {said.memory_gb:g} GB, prefill instances",
         "gpu": card,
         "model": "Qwen2.5-14B" if fits else "Qwen2.5-7B",
         "most_instances": said.num_gpus,
     }
-    return replace(platform("h200").part(PrefillPart), **usual | own)
+    return replace(platform("h200").part(PrefillPart), **{**usual, **own})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from engines.errors import UserError, require
-from engines.knobs import Checked, Range, Seed
+from engines.knobs import Checked, Needs, Range, Seed
 from engines.models.block_config import BlockLength
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Span
@@ -61,7 +61,7 @@ class TrainConfig(Checked):
     """Optimiser steps."""
     tasks: tuple[str, ...] = ("mini-gsm", "mini-code")
     """Tasks it is trained on, in equal number in every batch."""
-    start: str | None = None
+    start: Annotated[str, Needs(block_diffusion=None)] | None = None
     """Checkpoint of this shape whose tokenizer and weights it starts from; drawn by default."""
 
     d_model: int = 160
@@ -124,10 +124,6 @@ class TrainConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.block_diffusion is None or self.start is None,
-            f"start={self.start!r} has no effect with block_diffusion={self.block_diffusion}: leave it out",
-        )
         require(
             self.block_diffusion is None or self.gen_length % self.block_diffusion == 0,
             f"block_diffusion={self.block_diffusion} must divide gen_length={self.gen_length}",

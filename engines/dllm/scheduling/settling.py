@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from engines.errors import require
-from engines.knobs import Checked, Only, Range
+from engines.knobs import SOMETHING, Checked, Needs, Only, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,8 @@ class Settling(Checked):
     """A Reuse step leaves out tokens of the block committed more than this many steps ago: they keep their K and V; none by default."""
     full_every: Annotated[int, Range(1, 2**17)] = 1
     """Every so many blocks a Refresh computes all rows; the others' begin at the block before, and the rows ahead keep their K and V."""
-    renew_at: Annotated[int, Range(0, 2**17)] = 0
+    renew_at: Annotated[int, Range(0, 2**17), Needs(settle_after=SOMETHING)] = 0
     """The first step of a block with so many masks left or fewer leaves out nothing; 0 for none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.renew_at == 0 or self.settles,
-            f"renew_at={self.renew_at} has no effect without settle_after, where every Reuse step computes its whole block: leave it out",
-        )
 
     @property
     def settles(self) -> bool:

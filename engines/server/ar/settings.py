@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from engines.errors import UserError, require
-from engines.knobs import Checked, Count, Knob, Memory, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
+from engines.errors import UserError
+from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
 from engines.laps.on_time import OnTimeConfig
 from engines.named import installed
 from engines.policies.own import BATCHER, Kind, Own
@@ -76,7 +76,7 @@ class ArSettings(Checked):
     """Tokens of an answer where a request asks for no number."""
     temperature: Annotated[float, Range(0, 1e6)] = 0.0
     """0 is greedy."""
-    top_p: Proportion = 1.0
+    top_p: Annotated[Proportion, Needs(temperature=Range(above=0))] = 1.0
     """Sample from the most probable tokens up to this sum."""
     own: tuple[tuple[str, Any], ...] = ()
     """Knobs of on-time, or of a scheduler of one's own."""
@@ -87,7 +87,3 @@ class ArSettings(Checked):
             batcher.checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
         elif self.scheduler == "on-time":
             given_to(OnTimeConfig(), dict(self.own))
-        require(
-            self.temperature > 0 or self.top_p == 1,
-            f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",
-        )

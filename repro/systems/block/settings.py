@@ -28,7 +28,7 @@ from engines.blockdiffusion.simulated import HostCost
 from engines.cost.cards import gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import require
-from engines.knobs import Memory, Only, Proportion, Range, Tokens, check_given, given_to
+from engines.knobs import Memory, Only, Proportion, Range, Tokens
 from engines.models.block_config import (
     BLOCK_SHAPES,
     FAST_DLLM_V2_7B,
@@ -44,9 +44,9 @@ from repro.runs.cell import Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import BlockPart, Platform, platform
+from repro.systems.resolve import resolve as resolve_knobs
 from repro.tasks.registry import TASKS
 from repro.workloads.knobs import TraceKnobs
-from repro.workloads.own import workload_knobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
     "low-confidence": LowConfidence,
@@ -95,6 +95,9 @@ EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
 EMBEDDED_TASKS = ("mini-gsm", "mini-code")
 """What it was trained on."""
 
+_IN_BLOCKS = Only(autoregressive=False)
+"""What one token at a time leaves nothing to decide of."""
+_HAS_THRESHOLD = Only(rule=tuple(name for name, rule in RULES.items() if "threshold" in rule.__dataclass_fields__))
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
 
 
@@ -112,15 +115,15 @@ class BlockKnobs(TraceKnobs):
     """Requests; of a graded task the first problems, all of them unless given."""
     input_len: Tokens | None = None
     """Fix every prompt to this many tokens."""
-    length_scale: Annotated[float, Range(above=0, most=1e3)] = 0.25
+    length_scale: Annotated[float, Range(above=0, most=1e3), Only(input_len=None)] = 0.25
     """Prompt lengths of the data set are multiplied by it."""
     gen_length: Tokens = 64
     """Tokens to generate."""
-    block_length: BlockLength | None = None
+    block_length: Annotated[BlockLength, _IN_BLOCKS] | None = None
     """Tokens per block; the checkpoint's own unless given."""
-    rule: RuleName = "low-confidence"
+    rule: Annotated[RuleName, _IN_BLOCKS] = "low-confidence"
     """Which places of a block take their tokens."""
-    threshold: Level | None = None
+    threshold: Annotated[Level, _IN_BLOCKS, _HAS_THRESHOLD] | None = None
     """Confidence above which a token is taken; the rule's own default unless given."""
     edit_threshold: Annotated[Level, Only(rule="joint-threshold")] = 0.0
     """Confidence above which a written token is replaced."""
@@ -132,7 +135,7 @@ class BlockKnobs(TraceKnobs):
     """Tokens of a sub-block."""
     dual_cache: Annotated[bool, Only(rule="sub-blocks")] = False
     """Compute a sub-block alone against stale K/V of the rest: an approximation."""
-    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    temperature: Annotated[float, Range(0, 1e6), _IN_BLOCKS] = 0.0
     """0 is greedy."""
     top_p: Proportion = 1.0
     """Sample from the fewest likely tokens that hold this probability."""
@@ -152,7 +155,7 @@ class BlockKnobs(TraceKnobs):
     """Keep K/V of whole final blocks for requests that begin alike."""
     shared_len: Annotated[int, Range(0, 2**20)] = 0
     """Tokens that all prompts begin with, such as examples of a task."""
-    batching: Batching = BlockEngineConfig().batching
+    batching: Annotated[Batching, _IN_BLOCKS] = BlockEngineConfig().batching
     """mixed packs whatever is due into a step; first-done and synchronous are SGLang's: prompts and blocks in steps apart, every block
     ends with a forward more, and synchronous ends those of a batch together."""
     autoregressive: bool = False
@@ -254,23 +257,14 @@ def resolve(cell: Cell) -> Settings:
         cell.executor in ("torch", "roofline"),
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
-    check_given(cell.asked, BlockKnobs, workload_knobs(cell.asked), who="system='block-diffusion'")
-    knobs = given_to(_usual(where, cell.executor), cell.asked, executor=cell.executor)
-    require(
-        knobs.input_len is None or "length_scale" not in cell.asked,
-        f"length_scale={knobs.length_scale:g} has no effect with input_len={knobs.input_len}: leave one out",
+    knobs = resolve_knobs(
+        BlockKnobs, cell.asked, who=NAME, usual=_usual(where, cell.executor), beside={"executor": cell.executor}
     )
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     has_weights = not is_random(model)
     config = _config_of(model)
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
-    for name in ("block_length", "batching", "rule", "threshold", "temperature") if knobs.autoregressive else ():
-        value = getattr(knobs, name)
-        require(
-            value == getattr(BlockKnobs(), name),
-            f"{name}={value!r} has no effect with autoregressive=true: leave it out",
-        )
     check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block)
     rule.check_block(block)
@@ -302,14 +296,15 @@ def resolve(cell: Cell) -> Settings:
     return found
 
 
-def _usual(where: Platform, executor: str) -> BlockKnobs:
+def _usual(where: Platform, executor: str) -> dict[str, Any]:
+    """What a platform says; a checkpoint's own settings are those of a CPU."""
     if where.gpu is None:
         require(
             executor == "torch",
             f"executor={executor!r}: platform={where.name!r} names no card to simulate, use --executor torch or a platform such as "
             "h200-sdar-8b",
         )
-        return BlockKnobs()
+        return {}
     own = [part for part in where.parts if isinstance(part, BlockPart)]
     if executor == "torch" and not own:
         own = [BlockPart(model="sdar-8b", memory_limit=gpu(where.gpu).memory_bytes)]
@@ -317,7 +312,7 @@ def _usual(where: Platform, executor: str) -> BlockKnobs:
     own_values = {each.name: getattr(part, each.name) for each in fields(part)}
     if executor == "torch":
         del own_values["tokens_per_forward"]
-    return replace(BlockKnobs(), **own_values)
+    return own_values
 
 
 def _charged(where: Platform, knobs: BlockKnobs, shape: ModelShape) -> tuple[BlockKnobs, str]:
@@ -353,8 +348,4 @@ def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:
         "length": min(knobs.sub_block, block),
         "dual_cache": knobs.dual_cache,
     }
-    require(
-        knobs.threshold is None or "threshold" in own,
-        f"threshold={knobs.threshold} has no effect with rule={knobs.rule!r}: leave it out",
-    )
     return kind(**{name: value for name, value in given.items() if name in own and value is not None})

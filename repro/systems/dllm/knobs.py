@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from engines.dllm.config import MEASURED, PACKED
-from engines.errors import require
-from engines.knobs import Checked, Memory, Only, Range
+from engines.knobs import SOMETHING, Checked, Memory, Needs, Only, Range
 from repro.systems.platforms import Dtype
 from repro.workloads.knobs import RequestKnobs
 
@@ -24,7 +23,7 @@ DEFAULT_BATCH_RULE: BatchRule = "workload"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(RequestKnobs, Checked):
+class WorkloadKnobs(RequestKnobs, Checked):
     """What the requests are: how many, of what lengths, from where, arriving how."""
 
     num_prompts: Annotated[int, Range(1, 10**5)]
@@ -90,15 +89,8 @@ class ReplayKnobs(Checked):
 
     replay: Annotated[str, SIMULATED] | None = None
     """A stored measured run, whose commits, stops and refreshes are followed."""
-    replay_drawn: Annotated[bool, SIMULATED] = False
+    replay_drawn: Annotated[bool, SIMULATED, Needs(replay=SOMETHING)] = False
     """Ask other requests than the run was asked: each block follows one of the run's, drawn evenly."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.replay is not None or not self.replay_drawn,
-            "replay_drawn=true has no effect without a replay: give the file of a measured run, or leave it out",
-        )
 
 
 PACKED_STEPS = Batching(kind="packed")

@@ -1,4 +1,4 @@
-"""A cell's knobs, resolved against its platform: the fields of the settings here and of the engine's own inside of them."""
+"""What a cell of a diffusion LLM asks, on its platform: the fields of the settings here and of the engine's own inside of them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
-from engines.knobs import Checked, Fixed, check_given, given_to, knobs_of
+from engines.knobs import Checked, Fixed, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
-from repro.runs.cell import NOTES, Cell
+from repro.runs.cell import Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
-from repro.systems.dllm.knobs import SIMULATED_READING, Asked, BaselineKnobs, Device, ModelKnobs, ReplayKnobs
+from repro.systems.dllm.knobs import SIMULATED_READING, BaselineKnobs, Device, ModelKnobs, ReplayKnobs, WorkloadKnobs
 from repro.systems.platforms import DllmPart, Platform, platform
+from repro.systems.resolve import resolve as resolve_settings
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
-from repro.workloads.own import workload_knobs
 
 Executor = Literal["torch", "roofline"]
 REPLAY = "repro.systems.dllm.replay"
@@ -43,7 +43,7 @@ class Settings(ModelKnobs, Checked):
     options: Mapping[str, Any]
     """Options of the system's method, only those asked for."""
     engine: EngineConfig
-    asked: Asked
+    asked: WorkloadKnobs
     on: Device = field(default_factory=Device)
     charged: CostKnobs = field(default_factory=CostKnobs)
     followed: ReplayKnobs = field(default_factory=ReplayKnobs)
@@ -91,65 +91,62 @@ def default_profile_every(device: str) -> int:
 
 
 def resolve(cell: Cell, method: Method) -> Settings:
-    """Platform defaults overridden by the cell's knobs; one that is unknown, or has no effect, is refused by name."""
-    where = platform(cell.platform)
-    given = {name: value for name, value in cell.knobs if name not in NOTES}
+    """The settings of a cell for a method; raises UserError for whatever a user can get wrong in them."""
+    where, given = platform(cell.platform), cell.asked
     part, is_measured = where.part(DllmPart), cell.executor == "torch"
     require(
         cell.executor != "roofline" or where.gpu is not None,
         f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
         f"rtx4090",
     )
-    own: tuple[type, ...] = (method.own, BaselineKnobs) if isinstance(method, PublishedMethod) else (method.own,)
-    scheduler = scheduler_of(str(given.get("scheduler", "phase"))).knobs
-    plugged = method.plugged_in(given)
-    check_given(given, Settings, *own, scheduler, *plugged, workload_knobs(given), who=f"system={method.name!r}")
     # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
-    baseline, beside = BaselineKnobs(), {}
-    if cell.executor == "roofline":
-        baseline = BaselineKnobs(reading=SIMULATED_READING)
+    baseline, beside = BaselineKnobs(reading="efficient" if is_measured else SIMULATED_READING), {}
+    own: tuple[type, ...] = (method.own, *method.plugged_in(given))
     if isinstance(method, PublishedMethod):
-        baseline = given_to(baseline, given)
+        own, baseline = (*own, BaselineKnobs), given_to(baseline, given)
         beside = {"reading": baseline.reading}
-    sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
-    is_traced = given.get("workload") is not None
-    if cell.dataset not in sizes and "num_prompts" not in given and not is_traced:
-        load_card(cell.dataset)  # refuses what is no data set at all, by name
-        raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
-    usual = Settings(
+    scheduler = knobs_of(scheduler_of(str(given.get("scheduler", "phase"))).knobs)
+    settings = resolve_settings(
+        Settings,
+        given,
+        *own,
+        scheduler,
+        who=method.name,
+        usual=_usual(cell, part),
+        beside={"executor": cell.executor, **beside},
         platform=where,
-        executor=cell.executor,  # type: ignore[arg-type]
-        generation=GenerationConfig(
-            gen_length=part.gen_length, block_length=part.block_length, steps=part.steps, seed=cell.seed
-        ),
-        options=method.options_in(cell.asked),
-        engine=EngineConfig(
-            max_num_batched_tokens=part.max_num_batched_tokens,
-            max_num_logits=part.max_num_logits,
-            max_num_seqs=part.max_num_seqs,
-            max_model_len=part.max_model_len,
-        ),
-        # A file's lengths are its own, and so is how many it has.
-        asked=Asked(
-            num_prompts=1 if is_traced else sizes.get(cell.dataset, 1),
-            length_scale=1.0 if is_traced else part.length_scale,
-        ),
-        on=Device(device=part.device, dtype=part.dtype) if is_measured else Device(),
-        model=part.model,
-        memory_limit=part.memory_bytes,
+        executor=cell.executor,
+        options=method.options_in(given),
+        scheduler_knobs={name: value for name, value in given.items() if name in scheduler},
         baseline=baseline,
-    )
-    settings = given_to(usual, given, **beside)
-    settings = replace(
-        settings, scheduler_knobs={name: value for name, value in given.items() if name in knobs_of(scheduler)}
     )
     if is_measured:
         _check_measured(settings, given)
         return settings
-    settings = replace(settings, charged=settings.charged.on(where.gpu))
     assert where.gpu is not None, "refused above"
-    check_kernels(settings.shape, gpu(where.gpu), settings.charged.framework)
-    return settings
+    charged = settings.charged.on(where.gpu)
+    check_kernels(settings.shape, gpu(where.gpu), charged.framework)
+    return replace(settings, charged=charged)
+
+
+def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
+    """What a platform says of a cell; a file's lengths are its own, and so is how many it has."""
+    is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
+    names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
+    found = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
+    found |= {"device": part.device, "dtype": part.dtype} if is_measured else {}
+    sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
+    if cell.dataset not in sizes and "num_prompts" not in cell.asked and not is_traced:
+        load_card(cell.dataset)  # refuses what is no data set at all, by name
+        raise UserError(
+            f"dataset={cell.dataset!r} has no default size on platform={cell.platform!r}: give --num-prompts"
+        )
+    return found | {
+        "seed": cell.seed,
+        "memory_limit": part.memory_bytes,
+        "num_prompts": 1 if is_traced else sizes.get(cell.dataset, 1),
+        "length_scale": 1.0 if is_traced else part.length_scale,
+    }
 
 
 def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:
@@ -157,9 +154,6 @@ def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:
     backend = given.get("attention_backend")
     if backend in ("flash-attn", "torch-varlen") and settings.on.device == "cpu":
         raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
-    for name in ("cuda_graphs", "fused_kernels"):
-        if name in given and settings.on.device == "cpu":
-            raise UserError(f"{name}={given[name]!r} has no effect on device='cpu': leave it out")
     if settings.model in PUBLISHED_CONFIGS and settings.on.weights != "random":
         raise UserError(
             f"model={settings.model!r} is a shape without weights: add --weights random, or give a checkpoint with --model"
