@@ -26,7 +26,7 @@ from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_stat
 from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.rounds import TracedSession
 from repro.workloads.rows import Row, csv_rows, first_line, is_json, is_parquet, json_rows
-from repro.workloads.table import estimate_tokens, names_in, read_requests, request_of
+from repro.workloads.table import Trace, estimate_tokens, names_in, read_requests, request_of
 from repro.workloads.text import TextStyle
 
 CARDS_DIR = DATASETS
@@ -155,19 +155,6 @@ Record = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptSource:
-    """``rows`` is None for the embedded generator, which has no end. Each is a session of one round with a prompt; an answer's tokens
-    are those that the request asks for, if it does."""
-
-    origin: Origin
-    rows: tuple[TracedSession, ...] | None
-    num_dropped: int = 0
-    """Rows left out because the prompt is empty (failed calls, in BurstGPT), or another cell of a trace."""
-    has_answers: bool = False
-    """Whether it is a trace, whose answers have lengths that nobody asks for."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Records:
     """Rows of a data set have all that grading needs, in the order of their source; they never come from the embedded
     generator."""
@@ -185,24 +172,38 @@ def open_source(
     dataset_path: str | None = None,
     data_dir: Path | None = None,
     time_unit: TimeUnit | None = None,
-) -> PromptSource:
-    """``time_unit`` is that of a trace whose columns do not say theirs."""
-    file, has_answers = _local_file(card, kind, dataset_path, data_dir), False
+) -> Trace:
+    """Reads the requests of a data set, each a session of one round with a prompt; none of the embedded generator, which has no end.
+
+    Rows without a prompt (failed calls, in BurstGPT) are dropped and counted. ``time_unit`` is that of a table whose columns do not say
+    theirs. An answer's tokens are those that a request asks for, if it does.
+    """
+    file, remarks = _local_file(card, kind, dataset_path, data_dir), list[str]()
     if file is not None:
         found, entry = file
         origin, rows = found.origin, _prompts_of(card, found.paths[0], entry, time_unit)
-        has_answers = entry.format == "trace" and not _is_own(found.paths[0])
+        if entry.format == "trace" and dataset_path is not None and not _is_own(found.paths[0]):
+            remarks.append("outputs as long as asked for, not as the trace's")
     elif kind == "hub":
         origin, rows = _hub_origin(card), _hub_prompts(card)
     else:
         origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
-        return PromptSource(origin=origin, rows=None)
+        return Trace(name=card.name, origin=origin, sessions=(), columns={})
     kept = tuple(row for row in rows if row.rounds[0].prefill_tokens)
     require(
         bool(kept),
         f"{origin.location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file",
     )
-    return PromptSource(origin=origin, rows=kept, num_dropped=len(rows) - len(kept), has_answers=has_answers)
+    is_timed = any(row.arrival_s is not None for row in kept)
+    return Trace(
+        name=card.name,
+        origin=origin,
+        sessions=kept,
+        columns={},
+        num_dropped=len(rows) - len(kept),
+        time="arrival_s" if is_timed else None,
+        remarks=tuple(remarks),
+    )
 
 
 def open_records(

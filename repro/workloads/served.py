@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -66,23 +66,24 @@ def taken(
     keep: Sequence[TracedSession] | None = None,
     stream: Sequence[str] = ("rows",),
     step: int = 1,
+    comes_once: bool = True,
 ) -> Served:
     """Takes ``num`` sessions of a recorded set, or as many as have ``num`` rounds where it counts ``in_rounds``.
 
-    They come in the set's order at its own times where these are replayed, each once; else in random order, and again where there are
-    too few. ``keep`` takes the place of the set's sessions; ``stream`` and ``step`` name the stream that shuffles. Without ``arrivals``
-    all times are 0.
+    They come in the set's order at its own times where these are replayed, each once unless ``comes_once`` is False; else in random
+    order, and again where there are too few. ``keep`` takes the place of the set's sessions; ``stream`` and ``step`` name the stream that
+    shuffles. Without ``arrivals`` all times are 0.
     """
     held = trace.sessions if keep is None else keep
     is_replayed = arrivals is not None and arrivals.kind == "trace"
     has = _size(held, in_rounds=in_rounds)
     require(
-        not is_replayed or num <= has,
+        not (is_replayed and comes_once) or num <= has,
         f"num_prompts={num} is more than the {has} of {trace.origin.location}, which come once at arrivals='trace': ask for "
         f"{has} (--num-prompts {has}), or for other arrivals",
     )
     stamps = _stamps(trace, held) if is_replayed else None
-    order = range(len(held)) if is_replayed else shuffled(len(held), seed, *stream, step=step)
+    order = cycle(range(len(held))) if is_replayed else shuffled(len(held), seed, *stream, step=step)
     sessions = tuple(_up_to((held[index] for index in order), num, in_rounds=in_rounds))
     times = [0.0] * len(sessions)
     if arrivals is not None:

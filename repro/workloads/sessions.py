@@ -276,8 +276,8 @@ def _lengths(
             config.counted is None,
             f"counted={config.counted!r} has no effect on recorded sessions that are served as they are: leave it out",
         )
-        prefill, decode, _ = zip(*recorded, strict=True)
-        return np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64)
+        whole = np.array([entry[:2] for entry in recorded], dtype=np.int64)
+        return whole[:, 0], whole[:, 1]
     drawn_prefill, drawn_decode = draw_lengths(totals, rounds, config.seed)
     if not recorded:
         return drawn_prefill, drawn_decode

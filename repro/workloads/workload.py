@@ -7,9 +7,8 @@ workload are the same requests.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -20,12 +19,13 @@ from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
 from repro.workloads.card import Origin, Provenance, checksum
-from repro.workloads.dataset import DatasetCard, PromptSource, load_card, open_source
-from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed, shuffled
+from repro.workloads.dataset import DatasetCard, load_card, open_source
+from repro.workloads.draws import ArrivalConfig, Ints, arrival_times, derive_seed
 from repro.workloads.knobs import SourceKind, TimeUnit
 from repro.workloads.own import Traced
 from repro.workloads.rounds import RecordedRound, TracedSession
-from repro.workloads.served import served
+from repro.workloads.served import served, taken
+from repro.workloads.table import Trace
 from repro.workloads.text import TextStyle, more_text, prompt_text
 
 Encode = Callable[[str], list[int]]
@@ -104,23 +104,19 @@ def build_workload(
     source = open_source(card, config.source, dataset_path=path, data_dir=data_dir, time_unit=unit)
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(arrivals, source)
-    trace_s = None
-    if arrivals.kind == "trace":
-        source, trace_s = _in_order_of_time(source)
     num = config.num_requests
-    rows = list(islice(_rows(config, source), num))
+    rows, times = _rows(arrivals, source, num, config.seed)
     own_ids = [encode(row.prompt) if encode and row.prompt else None for row in rows]
-    drawn = _drawn_lengths(config, card, source, rows, own_ids)
+    drawn = _drawn_lengths(config, card, rows, own_ids)
     scaled = drawn if config.length_scale == 1.0 else np.rint(drawn * config.length_scale).astype(np.int64)
     lengths = np.clip(scaled, low, high)
-    times = arrival_times(arrivals, num, config.seed, trace_s=trace_s)
     answers = [row.rounds[0].decode_tokens for row in rows]
     generations = [generation if each is None else generation_of_length(generation, each) for each in answers]
     prompts = _prompts(encode, card.embedded.text, config.seed, lengths.tolist(), own_ids)
-    requests = _requests(prompts, lengths.tolist(), times.tolist(), generations, config.seed)
+    requests = _requests(prompts, lengths.tolist(), times, generations, config.seed)
     counted = {
         "num_clipped": int((lengths != scaled).sum()),
-        "num_repeated": 0 if source.rows is None else max(0, num - len(source.rows)),
+        "num_repeated": max(0, num - len(source.sessions)) if source.sessions else 0,
     }
     num_cut = sum(own is not None and len(own) > kept for own, kept in zip(own_ids, lengths, strict=True))
     described = _describe(config, card, source, **counted, num_cut=num_cut, tokenized=encode is not None)
@@ -253,8 +249,8 @@ def workload_of(name: str, requests: Sequence[Request], origin: Origin, descript
     return Workload(name=name, requests=tuple(requests), provenance=provenance)
 
 
-def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> None:
-    num_stamped = sum(row.arrival_s is not None for row in source.rows or ())
+def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: Trace) -> None:
+    num_stamped = sum(row.arrival_s is not None for row in source.sessions)
     if num_stamped and arrivals.kind != "trace":
         how = "at once" if arrivals.kind == "burst" else f"{arrivals.kind} at {arrivals.rate:g} requests/s"
         raise UserError(
@@ -263,48 +259,33 @@ def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> 
         )
 
 
-def _in_order_of_time(source: PromptSource) -> tuple[PromptSource, Floats]:
-    """Returns the source with its rows in the order of their own timestamps, and these."""
-    if source.rows is None:
-        raise UserError(
-            "arrivals='trace' with embedded prompts, which have no timestamps: give a dataset_path with timestamps"
-        )
-    rows = source.rows
-    stamped = sorted((row.arrival_s, index) for index, row in enumerate(rows) if row.arrival_s is not None)
-    require(
-        len(stamped) == len(rows),
-        f"arrivals='trace': {source.origin.location} has a timestamp for {len(stamped)} of {len(rows)} rows only: use another "
-        "file, or arrivals='poisson'",
-    )
-    source = replace(source, rows=tuple(rows[index] for _, index in stamped))
-    return source, np.array([stamp for stamp, _ in stamped], dtype=np.float64)
-
-
-def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[TracedSession]:
-    """Yields rows without end; they are empty for the embedded generator.
+def _rows(
+    arrivals: ArrivalConfig, source: Trace, num: int, seed: int
+) -> tuple[Sequence[TracedSession], Sequence[float]]:
+    """Returns the rows to ask for and when they come; rows of the embedded generator are empty.
 
     Rows come in the order of their own timestamps when those are replayed, else in seeded random
     order without replacement; then all over again (in another order) if there are too few.
     """
-    rows = source.rows
-    if rows is None:
-        return repeat(TracedSession((RecordedRound(0, None),)))
-    if config.arrivals.kind == "trace":
-        return cycle(rows)
-    return (rows[index] for index in shuffled(len(rows), config.seed, "rows"))
+    if not source.sessions:
+        require(
+            arrivals.kind != "trace",
+            "arrivals='trace' with embedded prompts, which have no timestamps: give a dataset_path with timestamps",
+        )
+        return [TracedSession((RecordedRound(0, None),))] * num, arrival_times(arrivals, num, seed).tolist()
+    if arrivals.kind == "trace":
+        source = replace(source, sessions=tuple(sorted(source.sessions, key=lambda row: row.arrival_s or 0)))
+    found = taken(source, arrivals, seed, num=num, comes_once=False)
+    return found.sessions, found.arrival_s
 
 
 def _drawn_lengths(
-    config: WorkloadConfig,
-    card: DatasetCard,
-    source: PromptSource,
-    rows: Sequence[TracedSession],
-    own_ids: Sequence[list[int] | None],
+    config: WorkloadConfig, card: DatasetCard, rows: Sequence[TracedSession], own_ids: Sequence[list[int] | None]
 ) -> Ints:
     """Draws or counts the lengths before they are scaled and clipped."""
     if config.fixed_prompt_len is not None:
         return np.full(len(rows), config.fixed_prompt_len, dtype=np.int64)
-    if source.rows is None:
+    if not rows[0].rounds[0].prefill_tokens:
         rng = np.random.default_rng(derive_seed(config.seed, "lengths"))
         return card.embedded.lengths.draw(len(rows), rng)
     drawn = [row.rounds[0].prefill_tokens if own is None else len(own) for row, own in zip(rows, own_ids, strict=True)]
@@ -361,17 +342,17 @@ def generation_of_length(base: GenerationConfig, gen_length: int) -> GenerationC
 def _describe(
     config: WorkloadConfig,
     card: DatasetCard,
-    source: PromptSource,
+    source: Trace,
     *,
     num_clipped: int,
     num_repeated: int,
     num_cut: int,
     tokenized: bool,
 ) -> str:
-    embedded, rows, num = card.embedded, source.rows or (), config.num_requests
+    embedded, rows, num = card.embedded, source.sessions, config.num_requests
     basis = "an ASSUMPTION" if embedded.basis == "assumed" else "fitted"
     kind = "hub data set" if source.origin.source == "hub" else "local file"
-    has_texts, is_embedded = any(row.prompt is not None for row in rows), source.rows is None
+    has_texts, is_embedded = any(row.prompt is not None for row in rows), not rows
     lacks_texts = is_embedded or any(row.prompt is None for row in rows)
     said = {
         f"{card.title}: embedded generator, lengths {basis} ({embedded.summary})": is_embedded,
@@ -383,7 +364,7 @@ def _describe(
         f"every prompt set to {config.fixed_prompt_len} tokens": config.fixed_prompt_len is not None,
         f"lengths x {config.length_scale:g}": config.length_scale != 1.0,
         f"{num_cut} of {num} prompts cut to these lengths": num_cut,
-        "outputs as long as asked for, not as the trace's": config.dataset_path is not None and source.has_answers,
+        **dict.fromkeys(source.remarks, True),
         f"{num_clipped} of {num} lengths clipped to [{config.min_prompt_len}, {config.max_prompt_len}]": num_clipped,
     }
     return "; ".join(text for text, holds in said.items() if holds)

@@ -130,7 +130,7 @@ def test_a_row_with_an_empty_cell_is_counted_of_a_data_set_too(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("Timestamp,Request tokens,Response tokens\n1,5,5\n2,,5\n,7,5\n4,7,7\n")
     source = open_source(load_card("burst"), "local", dataset_path=str(path))
-    assert [row.rounds[0].prefill_tokens for row in source.rows or ()] == [5, 7]
+    assert [row.rounds[0].prefill_tokens for row in source.sessions] == [5, 7]
     assert source.num_dropped == 2
 
 
@@ -146,8 +146,8 @@ def test_every_format_can_be_a_data_set_s(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(lines(*BAILIAN))
     source = open_source(load_card("burst"), "local", dataset_path=str(path))
-    assert source.has_answers
-    assert [row.rounds[0].decode_tokens for row in source.rows or ()] == [None, None, None]
+    assert source.remarks == ("outputs as long as asked for, not as the trace's",)
+    assert [row.rounds[0].decode_tokens for row in source.sessions] == [None, None, None]
 
 
 def test_a_data_set_s_file_is_read_by_the_same_columns(tmp_path):

@@ -336,7 +336,7 @@ def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([{"prompt_len": 9}, {"prompt_len": 9, "arrival_s": 1}], "has a timestamp for 1 of 2 rows only"),
+        ([{"prompt_len": 9}, {"prompt_len": 9, "arrival_s": 1}], "line 1: field 'arrival_s'"),
         (None, "arrivals='trace' with embedded prompts, which have no timestamps"),
     ],
 )
