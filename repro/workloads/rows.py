@@ -92,6 +92,8 @@ class Row(NamedTuple):
         """None of what is no finite number as people write them: 1_0 and 0x10 are Python's own ways."""
         value = self.values[field]
         if isinstance(value, str):
+            if len(value) < 19 and value.isascii() and value.isdigit():  # most of them; the pattern takes longer
+                return int(value)
             if _WHOLE.fullmatch(value):
                 return int(value)
             if _NUMBER.fullmatch(value) is None:

@@ -128,7 +128,12 @@ def read_trace(file: TraceFile) -> Trace:
     """Raises UserError for a file that is no table of requests or sessions, or whose times cannot be in the unit that they are read in."""
     path = Path(file.where)
     columns = columns_of(names_in(path), path.name, file.columns, file.time_unit, needs_answers=file.gen_length is None)
-    entries, num_answered = _answered(read_entries(path, columns, is_answered=file.gen_length is not None), file)
+    entries = read_entries(path, columns, file.gen_length)
+    num_answered = sum(each.num_answered for each in entries)
+    require(
+        num_answered > 0 or file.gen_length is None,
+        f"gen_length={file.gen_length} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
+    )
     whole = [each for each in entries if not each.is_empty]
     clock = Clock.of(path.name, columns, whole)
     if file.sort:
@@ -214,6 +219,8 @@ class Entry(NamedTuple):
     """A whole session's."""
     delay_s: float | None = None
     duration_s: float = 0.0
+    num_answered: int = 0
+    """Answers that have the length a user gives, as the row tells none."""
     is_empty: bool = False
     """Whether a cell has nothing in it that a row has to have."""
 
@@ -253,39 +260,20 @@ def _unwrapped(row: Row) -> Row:
     return row
 
 
-def read_entries(path: Path, columns: Columns, *, is_answered: bool = False) -> list[Entry]:
-    """Every row, in the file's order; rows without an answer's length too, where somebody else says it."""
+def read_entries(path: Path, columns: Columns, length: int | None = None) -> list[Entry]:
+    """Reads every row, in the file's order; answers have ``length`` tokens where the row tells none."""
     wanted = tuple(columns.named.values())
     if is_parquet(path):
         rows = parquet_rows(path, *wanted)
     else:
         rows = _objects(path) if is_json(path) else csv_rows(path, *wanted)
-    needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=is_answered)]
-    entries = [_entry(row, columns, needed, is_answered) for row in islice(rows, MOST_ROWS + 1)]
+    needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=length is not None)]
+    entries = [_entry(row, columns, needed, length) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
     return entries
 
 
-def _answered(entries: list[Entry], file: TraceFile) -> tuple[list[Entry], int]:
-    """Rows with the length that a user gives the answers without one, and how many these are."""
-    length, found, num = file.gen_length, [], 0
-    if length is None:
-        return entries, 0
-    for entry in entries:
-        bare = [each.decode_tokens is None for each in entry.rounds] or [entry.answer is None and not entry.is_empty]
-        if any(bare):
-            num += sum(bare)
-            rounds = [each if each.decode_tokens else each._replace(decode_tokens=length) for each in entry.rounds]
-            entry = entry._replace(rounds=tuple(rounds), answer=None if rounds else length)
-        found.append(entry)
-    require(
-        num > 0,
-        f"gen_length={length} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
-    )
-    return found, num
-
-
-def _entry(row: Row, columns: Columns, needed: Sequence[str], is_answered: bool) -> Entry:
+def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None) -> Entry:
     for column in needed:
         if column in row.values and row.is_empty(column):
             return Entry(row, is_empty=True)
@@ -293,12 +281,16 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], is_answered: bool)
     if columns.time is not None and not (columns.has_rounds and row.is_empty(columns.time)):
         stamp, is_date = _stamp(row, columns)
     if "rounds" in named:
-        return Entry(row, stamp, is_date, rounds=_rounds_of(row, named))
+        rounds = _rounds_of(row, named)
+        num_bare = 0 if length is None else sum(each.decode_tokens is None for each in rounds)
+        if num_bare:
+            rounds = tuple(each if each.decode_tokens else each._replace(decode_tokens=length) for each in rounds)
+        return Entry(row, stamp, is_date, rounds=rounds, num_answered=num_bare)
     prompt = row.text(named["prompt"]) if "prompt" in named else None
-    length = named.get("prompt_len") or named.get("context_len")
-    tokens = text_tokens(prompt) if prompt else 0 if length is None else row.count(length)
-    is_bare = is_answered and not row.has(named.get("gen_length"))
-    answer = None if is_bare else row.count(named["gen_length"])
+    column = named.get("prompt_len") or named.get("context_len")
+    tokens = text_tokens(prompt) if prompt else 0 if column is None else row.count(column)
+    is_bare = length is not None and not row.has(named.get("gen_length"))
+    answer = length if is_bare else row.count(named["gen_length"])
     prefix, delay, duration = named.get("prefix_len"), columns.delay, named.get("duration_s")
     return Entry(
         row,
@@ -310,6 +302,7 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], is_answered: bool)
         prompt=prompt,
         delay_s=row.seconds(delay.column) / delay.per_second if delay and row.has(delay.column) else None,
         duration_s=row.seconds(duration) if row.has(duration) else 0.0,
+        num_answered=int(is_bare),
     )
 
 
