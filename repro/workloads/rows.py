@@ -67,7 +67,8 @@ class Row(NamedTuple):
 
     def count(self, field: str, low: int = 0) -> int:
         """Reads a whole number, which may be written as 100.0."""
-        value, number = self.required(field), self._number(field)
+        value = self.required(field)
+        number = _number(value)
         if number is None or number < low or number != int(number):
             raise self.bad(field, value, f"expected a whole number, at least {low}{_without_commas(value)}")
         if number > MOST_TOKENS:
@@ -79,29 +80,15 @@ class Row(NamedTuple):
 
     def moment(self, field: str, most: float = MOST_SECONDS) -> float:
         """Reads a number of any unit, ``most`` seconds in the smallest one; a whole one keeps all of its digits."""
-        value, number = self.required(field), self._number(field)
+        value = self.required(field)
+        number = _number(value)
         if number is None or not 0 <= number <= most:
             fix = f"expected a finite number, not negative, at most {MOST_SECONDS:g}{_without_commas(value)}"
             raise self.bad(field, value, fix)
         return number
 
     def is_number(self, field: str) -> bool:
-        return self._number(field) is not None
-
-    def _number(self, field: str) -> int | float | None:
-        """None of what is no finite number as people write them: 1_0 and 0x10 are Python's own ways."""
-        value = self.values[field]
-        if isinstance(value, str):
-            if len(value) < 19 and value.isascii() and value.isdigit():  # most of them; the pattern takes longer
-                return int(value)
-            if _WHOLE.fullmatch(value):
-                return int(value)
-            if _NUMBER.fullmatch(value) is None:
-                return None
-            value = float(value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            return None
-        return value if isinstance(value, int) or abs(value) < 1e300 else None
+        return _number(self.values[field]) is not None
 
     def at(self, field: str) -> Any:
         """Returns the value at ``name``, or at ``name[i]`` of a list; None where there is none."""
@@ -124,6 +111,21 @@ class Row(NamedTuple):
             part = value[max(0, error.start - 10) : error.start + 10]
             raise self.bad(field, part, "holds half a character (a lone surrogate), take it out") from None
         return value
+
+
+def _number(value: object) -> int | float | None:
+    """None of what is no finite number as people write them: 1_0 and 0x10 are Python's own ways."""
+    if isinstance(value, str):
+        if len(value) < 19 and value.isascii() and value.isdigit():  # most of them; the pattern takes longer
+            return int(value)
+        if _WHOLE.fullmatch(value):
+            return int(value)
+        if _NUMBER.fullmatch(value) is None:
+            return None
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return value if isinstance(value, int) or abs(value) < 1e300 else None
 
 
 def _without_commas(value: object) -> str:

@@ -187,7 +187,10 @@ def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession
     require(any(not entry.is_empty for entry in entries), f"{path.name} has no rows: check that it is the whole file")
     clock = Clock.of(path.name, columns, entries)
     require(clock.unclear is None, clock.unclear or "")
-    return tuple(request_of(entry.row, entry.tokens, entry.prompt, clock.seconds(entry)) for entry in entries)
+    tokens = (entry.rounds[0].prefill_tokens if entry.rounds else 0 for entry in entries)
+    return tuple(
+        request_of(each.row, num, each.prompt, clock.seconds(each)) for each, num in zip(entries, tokens, strict=True)
+    )
 
 
 def request_of(
@@ -211,28 +214,23 @@ class Entry(NamedTuple):
     row: Row
     stamp: float | None = None
     is_date: bool = False
-    tokens: int = 0
-    answer: int | None = None
-    prefix: int = 0
-    prompt: str | None = None
     rounds: tuple[RecordedRound, ...] = ()
-    """A whole session's."""
-    delay_s: float | None = None
+    """The one that the row tells of, or a whole session's; none of a row with an empty cell that it has to have."""
+    prompt: str | None = None
+    prefix: int = 0
     duration_s: float = 0.0
     num_answered: int = 0
     """Answers that have the length a user gives, as the row tells none."""
     is_empty: bool = False
-    """Whether a cell has nothing in it that a row has to have."""
 
     @property
     def is_usable(self) -> bool:
-        return bool(self.rounds or (self.tokens and self.answer))
+        """Whether it has a prompt and an answer; a chat may end with a prompt."""
+        return bool(self.rounds and self.rounds[0].prefill_tokens and self.rounds[0].decode_tokens != 0)
 
     @property
     def num_tokens(self) -> int:
-        return sum(each.prefill_tokens + (each.decode_tokens or 0) for each in self.rounds) or self.tokens + (
-            self.answer or 0
-        )
+        return sum(each.prefill_tokens + (each.decode_tokens or 0) for each in self.rounds)
 
 
 def names_in(path: Path) -> tuple[str, ...]:
@@ -251,6 +249,12 @@ def _objects(path: Path) -> Iterator[Row]:
     return map(_unwrapped, object_rows(path))
 
 
+def _picked(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[Row]:
+    """Returns the rows with these columns alone, so that a long file leaves nothing behind that is not read."""
+    for where, values in rows:
+        yield Row(where, {name: values[name] for name in columns if name in values})
+
+
 def _unwrapped(row: Row) -> Row:
     """A request that stands in the body of a row, as batch files have it, and AIPerf's payloads."""
     for name in ("body", "payload"):
@@ -262,11 +266,11 @@ def _unwrapped(row: Row) -> Row:
 
 def read_entries(path: Path, columns: Columns, length: int | None = None) -> list[Entry]:
     """Reads every row, in the file's order; answers have ``length`` tokens where the row tells none."""
-    wanted = tuple(columns.named.values())
+    wanted = (*columns.named.values(), *(MESSAGES if "rounds" in columns else ()))
     if is_parquet(path):
         rows = parquet_rows(path, *wanted)
     else:
-        rows = _objects(path) if is_json(path) else csv_rows(path, *wanted)
+        rows = _picked(_objects(path), wanted) if is_json(path) else csv_rows(path, *columns.named.values())
     needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=length is not None)]
     entries = [_entry(row, columns, needed, length) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")
@@ -285,25 +289,20 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None
         num_bare = 0 if length is None else sum(each.decode_tokens is None for each in rounds)
         if num_bare:
             rounds = tuple(each if each.decode_tokens else each._replace(decode_tokens=length) for each in rounds)
-        return Entry(row, stamp, is_date, rounds=rounds, num_answered=num_bare)
+        return Entry(row, stamp, is_date, rounds, num_answered=num_bare)
     prompt = row.text(named["prompt"]) if "prompt" in named else None
     column = named.get("prompt_len") or named.get("context_len")
     tokens = text_tokens(prompt) if prompt else 0 if column is None else row.count(column)
     is_bare = length is not None and not row.has(named.get("gen_length"))
     answer = length if is_bare else row.count(named["gen_length"])
-    prefix, delay, duration = named.get("prefix_len"), columns.delay, named.get("duration_s")
-    return Entry(
-        row,
-        stamp,
-        is_date,
-        tokens,
-        answer,
-        prefix=row.count(prefix) if tokens and row.has(prefix) else 0,
-        prompt=prompt,
-        delay_s=row.seconds(delay.column) / delay.per_second if delay and row.has(delay.column) else None,
-        duration_s=row.seconds(duration) if row.has(duration) else 0.0,
-        num_answered=int(is_bare),
-    )
+    delay, delay_s = columns.delay, None
+    if delay is not None and row.has(delay.column):
+        delay_s = row.seconds(delay.column) / delay.per_second
+    rounds = (RecordedRound(tokens, answer, delay_s),)
+    prefix, duration = named.get("prefix_len"), named.get("duration_s")
+    prefix_len = row.count(prefix) if tokens and row.has(prefix) else 0
+    duration_s = row.seconds(duration) if row.has(duration) else 0.0
+    return Entry(row, stamp, is_date, rounds, prompt, prefix_len, duration_s, int(is_bare))
 
 
 def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
@@ -321,7 +320,7 @@ def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
     value = row.required(column)
     is_date = isinstance(value, datetime)
     if isinstance(value, str):
-        is_date = bool(_DATE.match(value.strip())) or (columns.has_dates and not row.is_number(column))
+        is_date = bool("-" in value and _DATE.match(value.strip())) or (columns.has_dates and not row.is_number(column))
     if not is_date:
         return row.moment(column, most=1e19), False
     if columns.unit not in (None, "s") or columns.is_said_by_option:
@@ -573,25 +572,27 @@ def _sessions(
     has_several = any(len(own) > 1 for own in groups)
     if is_derived and clock.unclear is not None:
         raise UserError(clock.unclear)
-    num_short, is_context = 0, "context_len" in columns
-    found = []
+    is_context, is_wait = "context_len" in columns, columns.delay is not None and columns.delay.is_wait
+    num_short, found = 0, []
     for own in groups:
         first = own[0]
-        rounds = first.rounds
-        if not rounds:
-            lengths = [each.tokens for each in own]
+        rounds, text = first.rounds, first.prompt
+        if len(own) > 1 or first.prefix or is_wait:
+            text = text if len(own) == 1 else None
+            told = [each.rounds[0] for each in own]
+            lengths = [each.prefill_tokens for each in told]
             if is_context:
-                before = [0, *(each.tokens + (each.answer or 0) for each in own[:-1])]
-                num_short += sum(each.tokens <= history for each, history in zip(own, before, strict=True))
+                before = [0, *(each.prefill_tokens + (each.decode_tokens or 0) for each in told[:-1])]
+                is_new = [tokens <= history for tokens, history in zip(lengths, before, strict=True)]
                 # What is no longer than all before it holds none of it: that was cut, and this is read anew.
                 lengths = [
-                    each.tokens - history if each.tokens > history else each.tokens
-                    for each, history in zip(own, before, strict=True)
+                    tokens if new else tokens - history
+                    for tokens, history, new in zip(lengths, before, is_new, strict=True)
                 ]
+                num_short += sum(is_new)
             lengths[0] += first.prefix
             delays = _delays(own, columns, clock if is_derived else None)
-            rounds = tuple(map(RecordedRound, lengths, [each.answer for each in own], delays))
-        text = first.prompt if len(own) == 1 else None
+            rounds = tuple(map(RecordedRound, lengths, [each.decode_tokens for each in told], delays))
         found.append(TracedSession(rounds, clock.seconds(first), text, first.row.where))
     gap = (
         "from an answer to the next request"
@@ -613,7 +614,7 @@ def _sessions(
 def _delays(own: Sequence[Entry], columns: Columns, clock: Clock | None) -> list[float | None]:
     """Seconds from each row's answer to the next."""
     if clock is None:
-        told = [each.delay_s for each in own]
+        told = [each.rounds[0].delay_s for each in own]
         return [*told[1:], None] if columns.delay is not None and columns.delay.is_wait else told
     found: list[float | None] = []
     for one, other in pairwise(own):
