@@ -38,9 +38,8 @@ from engines.policies.step import Chunk
 from engines.policies.task import PrefillQueue, Slo
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, TracePanel, panel_of, panels
 from repro.runs.cell import Cell
-from repro.systems.ar.settings import Ground, resolve, sessions_of
-from repro.systems.ar.system import Build
-from repro.systems.ar.systems import build_ampd, build_continuum, build_dynamo, build_vllm
+from repro.systems.cluster.ampd import Build, build_ampd, build_continuum, build_dynamo, build_vllm
+from repro.systems.cluster.ampd_settings import Ground, resolve, sessions_of
 from repro.workloads.draws import ArrivalConfig
 
 

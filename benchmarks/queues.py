@@ -46,10 +46,10 @@ from repro.cores import usable_cores
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
+from repro.runs.system import free_of
 from repro.runs.workers import worker_processes
-from repro.systems.laps import free
-from repro.systems.laps.settings import Settings
-from repro.systems.laps.system import PrefillDeployment
+from repro.systems.cluster.laps import PrefillDeployment
+from repro.systems.cluster.laps_settings import Settings
 from repro.workloads.card import DATA_DIR_VARIABLE
 
 LOADS = (0.5, 0.7, 0.8, 0.95, 1.05)
@@ -65,7 +65,7 @@ LAPS: Sequence[Mapping[str, Scalar]] = (
 )
 _BY_OBJECTIVE = "by objective"
 """Its steps are the parts of the objective that On-time's are."""
-_FREE = (("SGLang", "sglang-pd", free.SGLANG), ("SRPT", "srpt", free.SRPT), ("Reserve", "reserve", free.RESERVE))
+_FREE = (("SGLang", "sglang-pd"), ("SRPT", "srpt"), ("Reserve", "reserve"))
 ORDERS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     "On-time": ("on-time", {}),
     "SGLang": ("sglang-pd", {}),
@@ -76,8 +76,8 @@ ORDERS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     **{f"LAPS {place}": ("laps", own) for place, own in enumerate(LAPS)},
     **{
         f"{title} {place}": (system, own)
-        for title, system, knobs in _FREE
-        for place, own in enumerate(own for knob in knobs for own in knob.settings)
+        for title, system in _FREE
+        for place, own in enumerate(own for knob in free_of(system) for own in knob.settings)
     },
     f"SRPT {_BY_OBJECTIVE}": ("srpt", {}),
     f"Reserve {_BY_OBJECTIVE}": ("reserve", {}),

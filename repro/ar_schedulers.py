@@ -24,7 +24,7 @@ from engines.policies.task import OpenQueue, PrefillQueue
 from engines.server.ar.engine import AtMost
 from engines.server.ar.settings import own_batcher
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
-from repro.systems.laps.systems import scaled_laps, scaled_reserve
+from repro.systems.cluster.laps import scaled_laps, scaled_reserve
 
 LONGEST_BUCKET = max(CARD.lengths)
 PAPER_SLO_S = 0.4

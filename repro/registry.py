@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Generic, TypeVar, cast
 
 from engines.errors import UserError
@@ -15,8 +16,16 @@ class Registry(Generic[T]):
     """``entries`` maps a name to where it is, ``module:NAME``, which is imported when it is asked for. Packages add
     to it through the entry-point group ``repro.<kind>``. What lacks one of ``having`` is refused."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str], *, having: tuple[str, ...] = ()) -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        kind: str,
+        entries: Mapping[str, str],
+        *,
+        having: tuple[str, ...] = (),
+        moved: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``moved`` says where things are now that stored cells name by an older ``module:NAME``."""
+        self.kind, self._moved = kind, moved
         self._having = having
         self._entries = dict(entries)
 
@@ -29,5 +38,5 @@ class Registry(Generic[T]):
             raise UserError(
                 f"{self.kind}={name!r} must be a name: use one of {', '.join(self._entries)}, or module:NAME"
             )
-        where = self._entries.get(name) or where_of(self.kind, name, self._entries)
+        where = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self._entries)
         return cast(T, load_named(self.kind, where, having=self._having))

@@ -20,8 +20,8 @@ from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
-from repro.systems.ar.planning import PLANNER_SYSTEM
-from repro.systems.ar.settings import PLANNING_RATE
+from repro.systems.cluster.ampd_settings import PLANNING_RATE
+from repro.systems.cluster.planning import PLANNER_SYSTEM
 
 NUM_RUNS = 3
 """Other samples of sessions, timed one after the other."""

@@ -27,7 +27,7 @@ from paper_figures.common.style import GUIDE_COLOR, Look
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.systems.ar.settings import resolve
+from repro.systems.cluster.ampd_settings import resolve
 from repro.workloads.sessions import load_session_card
 
 ON_PLAN = ("ampd", "ours", "dynamo", "dynamo-own", "vllm")

@@ -28,7 +28,7 @@ from paper_figures.common.words import shown
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.systems.ar.settings import DEFAULT_READING
+from repro.systems.cluster.ampd_settings import DEFAULT_READING
 from repro.systems.platforms import ArPart
 
 SAME = ("ampd", "dynamo", "vllm")

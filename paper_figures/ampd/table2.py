@@ -25,9 +25,9 @@ from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
-from repro.systems.ar.planning import PLANNER_SYSTEM
-from repro.systems.ar.plans import even_split
-from repro.systems.ar.settings import PLANNING_RATE, hardware_of
+from repro.systems.cluster.ampd_settings import PLANNING_RATE, hardware_of
+from repro.systems.cluster.deployments import even_split
+from repro.systems.cluster.planning import PLANNER_SYSTEM
 from repro.systems.platforms import ArPart
 
 SERVED_RATE = 1.6

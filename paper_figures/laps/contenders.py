@@ -13,7 +13,7 @@ from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.words import number, said
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.store import StoredRun
-from repro.systems.laps.family import BUCKETS
+from repro.systems.cluster.laps_record import BUCKETS
 from repro.systems.platforms import PrefillPart, platform
 
 PAIRED_SEEDS = 10

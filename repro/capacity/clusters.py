@@ -31,8 +31,8 @@ from repro.capacity.site import Plan, Ranked, alone_s, asked, fields_of, togethe
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
-from repro.systems.ar.settings import Ground, Settings, resolve, sessions_of
-from repro.systems.ar.system import ArSystem, ClusterDeployment
+from repro.systems.cluster.ampd import ArSystem, ClusterDeployment
+from repro.systems.cluster.ampd_settings import Ground, Settings, resolve, sessions_of
 from repro.systems.platforms import ArPart
 from repro.workloads.card import Provenance
 

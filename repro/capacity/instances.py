@@ -18,9 +18,9 @@ from repro.runs.cell import Cell
 from repro.runs.metrics import column
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
-from repro.systems.laps.family import PREFILL, busy_share, counted
-from repro.systems.laps.system import PrefillDeployment, PrefillSystemEntry
-from repro.systems.laps.turns import PrefillWorkload
+from repro.systems.cluster.laps import PrefillDeployment, PrefillSystemEntry
+from repro.systems.cluster.laps_record import PREFILL, busy_share, counted
+from repro.systems.cluster.turns import PrefillWorkload
 from repro.workloads.card import Provenance
 
 

@@ -17,8 +17,8 @@ from repro.capacity.site import Site, refuse_set_here
 from repro.capacity.study import num_prompts
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.ar.system import ArSystem
-from repro.systems.laps.system import PrefillSystemEntry
+from repro.systems.cluster.ampd import ArSystem
+from repro.systems.cluster.laps import PrefillSystemEntry
 from repro.systems.platforms import ArPart, PrefillPart, platform
 from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.knobs import named_after, place_of

@@ -119,7 +119,7 @@ class Solved(Checked):
     """Plans to show."""
 
     def __post_init__(self) -> None:
-        from repro.systems.ar.planning import MOST_PLANS
+        from repro.systems.cluster.planning import MOST_PLANS
 
         super().__post_init__()
         require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
@@ -136,9 +136,9 @@ class Planned(NamedTuple):
 def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json = False) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from engines.models.shape import model_shape
-    from repro.systems.ar.settings import PLANNING_RATE
+    from repro.systems.cluster.ampd_settings import PLANNING_RATE
+    from repro.systems.cluster.system import DIFFUSION
     from repro.systems.platforms import card as card_named
-    from repro.systems.simulated import DIFFUSION
     from repro.workloads.sessions import load_session_card
 
     card, shape, gpu = load_session_card(asked.trace), model_shape(asked.model), card_named(asked.hardware)
@@ -184,7 +184,7 @@ def _planned(
     from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
     from engines.ampd.planner.planner import PlannerConfig, solve
     from repro.cli.data_file import readable
-    from repro.systems.ar.settings import hardware_of, performance_of, profiled_context, sessions_of
+    from repro.systems.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card
 
     config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]

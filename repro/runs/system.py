@@ -77,8 +77,8 @@ class System(Protocol):
 
 
 _DLLM = "repro.systems.dllm.systems"
-_AR = "repro.systems.ar.systems"
-_LAPS = "repro.systems.laps.systems"
+_AMPD = "repro.systems.cluster.ampd"
+_LAPS = "repro.systems.cluster.laps"
 _SERVERS = "repro.systems.servers.systems"
 
 _SYSTEMS: Mapping[str, tuple[str, str]] = {
@@ -95,18 +95,18 @@ _SYSTEMS: Mapping[str, tuple[str, str]] = {
         "repro.systems.block.system:BLOCK_DIFFUSION",
         "block-diffusion models (LLaDA2, SDAR, Fast-dLLM v2), phases mixed in packed steps, a prefix cache of blocks; measured and simulated",
     ),
-    "ampd": (f"{_AR}:AMPD", "disaggregation with adaptive routing, prefill reordering and a planner, simulated"),
+    "ampd": (f"{_AMPD}:AMPD", "disaggregation with adaptive routing, prefill reordering and a planner, simulated"),
     "ampd-live": (
         "repro.systems.live.system:AMPD_LIVE",
         "AMPD's policies over Redis on prefill and decode processes of this machine, measured",
     ),
     "dynamo-sim": (
-        f"{_AR}:DYNAMO_SIM",
+        f"{_AMPD}:DYNAMO_SIM",
         "disaggregation, prefills always remote or by Dynamo's conditional rule, simulated",
     ),
-    "vllm-sim": (f"{_AR}:VLLM_SIM", "co-located prefill and decode with a prefix cache, simulated"),
+    "vllm-sim": (f"{_AMPD}:VLLM_SIM", "co-located prefill and decode with a prefix cache, simulated"),
     "continuum-sim": (
-        f"{_AR}:CONTINUUM_SIM",
+        f"{_AMPD}:CONTINUUM_SIM",
         "vLLM with sessions in flight first and their K/V kept between rounds, simulated",
     ),
     "laps": (f"{_LAPS}:LAPS", "length-aware prefill: classes apart, graphs, adaptive waiting; simulated"),
@@ -139,9 +139,13 @@ _SYSTEMS: Mapping[str, tuple[str, str]] = {
     "sglang": (f"{_SERVERS}:SGLANG", "SGLang's own server on a GPU ('repro install sglang') or at --url; measured"),
 }
 """Where each is, and what it is, in a clause."""
+_MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.systems.cluster.planning:AMPD_PLANNER"}
 
 SYSTEMS: Registry[System] = Registry(
-    "system", {name: where for name, (where, _) in _SYSTEMS.items()}, having=("name", "title", "family", "prepare")
+    "system",
+    {name: where for name, (where, _) in _SYSTEMS.items()},
+    having=("name", "title", "family", "prepare"),
+    moved=_MOVED,
 )
 SUMMARIES: Mapping[str, str] = MappingProxyType({name: what for name, (_, what) in _SYSTEMS.items()})
 """What the package's own are: importing all of them takes longer than listing them."""

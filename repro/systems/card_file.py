@@ -24,8 +24,8 @@ from engines.knobs import Checked, Range
 from engines.models.checkpoint import config_of, digest_of
 from engines.models.shape import ModelShape, model_shape
 from repro.files import kept, one_line, read_yaml, unreadable_yaml
+from repro.systems.cluster.system import autoregressive_shape
 from repro.systems.platforms import ArPart, DllmPart, Platform, PrefillPart, checked_section, paper_objectives, platform
-from repro.systems.simulated import autoregressive_shape
 
 Amount = Annotated[float, Range(above=0, most=1e9)]
 _DLLM_MODEL = "llada-8b"

@@ -116,7 +116,7 @@ def workplace(folder: Path) -> Iterator[None]:
     import repro.reports.fitting
     import repro.reports.sensitivity
     import repro.runs.sweep
-    import repro.systems.ar.settings
+    import repro.systems.cluster.ampd_settings
     import repro.systems.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.training.loop
     from engines.models import loader
@@ -147,7 +147,7 @@ def workplace(folder: Path) -> Iterator[None]:
         mock.patch.object(repro.checks.goldens, "verify", stop),
         mock.patch.object(repro.training.loop, "build_trainer", stop),
         mock.patch.object(loader, "load_model", load),
-        mock.patch.object(repro.systems.ar.settings, "performance_of", stop),
+        mock.patch.object(repro.systems.cluster.ampd_settings, "performance_of", stop),
         mock.patch.dict(os.environ),
     ):
         os.environ.pop("REPRO_DATA_DIR", None)

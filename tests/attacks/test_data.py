@@ -116,7 +116,7 @@ def test_times_of_a_file_come_once(tmp_path):
 
 def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     """The same failure is the file's where reading it alone fails too."""
-    from repro.systems.ar import system
+    from repro.systems.cluster import ampd
     from repro.workloads import rounds, sessions
 
     path = tmp_path / "mine.jsonl"
@@ -127,7 +127,7 @@ def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     exec("def fail(*_):\n    raise TypeError('of our own')\n", ours)
     fail = ours["fail"]
     with monkeypatch.context() as patch:
-        patch.setattr(system.ClusterDeployment, "check", fail)
+        patch.setattr(ampd.ClusterDeployment, "check", fail)
         result = repro(*command)
     assert result.code == 1
     assert "TypeError: of our own: a fault of this program" in result.err

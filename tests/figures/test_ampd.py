@@ -24,7 +24,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import Interval, student_t_two_sided
 from repro.runs.store import StoredRun
-from repro.systems.ar.planning import PLANNER_SYSTEM
+from repro.systems.cluster.planning import PLANNER_SYSTEM
 from repro.systems.platforms import platform
 
 VIEW = View(platform=platform("h20x32"), reading="published", num_runs=3)

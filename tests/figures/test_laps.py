@@ -38,7 +38,7 @@ from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
-from repro.systems.laps.family import PREFILL
+from repro.systems.cluster.laps_record import PREFILL
 from repro.systems.platforms import platform
 
 VIEW = View(platform=platform("h200"), reading="published", num_runs=3)

@@ -17,10 +17,10 @@ from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
-from repro.systems.ar.family import AR_METRICS
+from repro.systems.cluster.ampd_record import AR_METRICS
+from repro.systems.cluster.laps_record import PREFILL_METRICS
 from repro.systems.dllm.family import DLLM_METRICS
 from repro.systems.http.family import HTTP
-from repro.systems.laps.family import PREFILL_METRICS
 from repro.systems.platforms import PLATFORMS
 
 PAGES = sorted(

@@ -28,10 +28,10 @@ from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.tokenizer import load_tokenizer
 from repro.runs.experiment import prepare
+from repro.systems.cluster.turns import PrefillWorkloadConfig, Stream, draw_workload
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.knobs import HttpKnobs
 from repro.systems.http.workload import workload_of as http_workload
-from repro.systems.laps.turns import PrefillWorkloadConfig, Stream, draw_workload
 from repro.workloads.card import Origin, checksum
 from repro.workloads.conversations import ConversationConfig, draw_conversations, known_conversation_cards
 from repro.workloads.dataset import known_datasets

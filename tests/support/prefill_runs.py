@@ -10,7 +10,7 @@ from support.stored_runs import calibration_of, charged, told_of
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
 from repro.runs.store import StoredRun
-from repro.systems.laps.family import BUCKETS, PREFILL
+from repro.systems.cluster.laps_record import BUCKETS, PREFILL
 
 
 def prefill_run(

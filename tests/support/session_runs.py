@@ -11,7 +11,7 @@ from engines.ar.metrics import READINGS
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, Table, empty_table
 from repro.runs.store import StoredRun
-from repro.systems.ar.family import AR
+from repro.systems.cluster.ampd_record import AR
 
 
 def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float = 0.2, valid: bool = True) -> StoredRun:

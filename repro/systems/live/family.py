@@ -9,8 +9,8 @@ from typing import Any
 from repro.runs.family import Shown
 from repro.runs.metrics import Metric, distribution, known, metric, window_s
 from repro.runs.record import RunRecord
-from repro.systems.ar.family import AR, ROUNDS, slo_attainment
-from repro.systems.ar.family import round_ttft_s as ttft_of
+from repro.systems.cluster.ampd_record import AR, ROUNDS, slo_attainment
+from repro.systems.cluster.ampd_record import round_ttft_s as ttft_of
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:

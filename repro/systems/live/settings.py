@@ -19,9 +19,9 @@ from engines.policies.own import Own
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.runs.fileless import why_here
-from repro.systems.ar.own import OwnPolicies, own_policies
-from repro.systems.ar.plans import parse_deployment
-from repro.systems.ar.settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
+from repro.systems.cluster.ampd import OwnPolicies, own_policies
+from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
+from repro.systems.cluster.deployments import parse_deployment
 from repro.systems.platforms import platform
 from repro.workloads.own import workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig

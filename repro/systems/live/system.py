@@ -25,8 +25,8 @@ from engines.policies.task import PrefillQueue
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord
-from repro.systems.ar.family import tables_of
-from repro.systems.ar.settings import DEFAULT_READING
+from repro.systems.cluster.ampd_record import tables_of
+from repro.systems.cluster.ampd_settings import DEFAULT_READING
 from repro.systems.live.family import LIVE
 from repro.systems.live.front import Direct, Front
 from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, Settings, resolve

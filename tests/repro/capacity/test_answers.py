@@ -15,7 +15,7 @@ from repro.capacity.study import Answer
 
 SYSTEMS_OF_MINE = """
 from dataclasses import replace
-from repro.systems.ar.systems import VLLM_SIM, build_vllm
+from repro.systems.cluster.ampd import VLLM_SIM, build_vllm
 
 class Nowhere:
     def __init__(self, answer, patience):

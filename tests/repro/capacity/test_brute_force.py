@@ -172,7 +172,7 @@ def test_a_run_is_that_of_bench(tmp_path):
     """Its cell gives the same rounds, of which the second half of the arrivals counts."""
     from repro.capacity.site import asked
     from repro.runs.system import SYSTEMS
-    from repro.systems.ar.family import round_ttft_s
+    from repro.systems.cluster.ampd_record import round_ttft_s
 
     place = PLACES["co-located"]
     question = place.question(tmp_path)

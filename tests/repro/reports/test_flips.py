@@ -33,7 +33,7 @@ from repro.reports.stamp import save_flips
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import SUMMARIES, free_of
-from repro.systems.ar.settings import DEFAULT_READING
+from repro.systems.cluster.ampd_settings import DEFAULT_READING
 from repro.systems.dllm.knobs import BATCH_RULES, ReadingName
 
 SPEED = {"dllm-serve": 76.6, "fast-dllm": 42.4}

@@ -16,7 +16,7 @@ from repro.runs.free import TuneKnobs
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, free_of, settings_of
 from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED, candidates, halved
-from repro.systems.laps.family import PREFILL, score
+from repro.systems.cluster.laps_record import PREFILL, score
 
 TUNABLE = [name for name in SYSTEMS if free_of(name)]
 PREFILL_SYSTEMS = [name for name in TUNABLE if SYSTEMS.get(name).family is PREFILL]

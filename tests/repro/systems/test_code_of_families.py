@@ -4,12 +4,12 @@ import pytest
 from support.cells import a_cell
 
 from repro.runs.experiment import prepare
-from repro.systems.ar.planning import PLANNER_SYSTEM
+from repro.systems.cluster.planning import PLANNER_SYSTEM
 
 FAMILIES = {
     "dllm": ("engines.dllm", "baselines.dllm", "repro.systems.dllm", "repro.tasks"),
-    "laps": ("engines.laps", "repro.systems.laps", "repro.workloads.conversations"),
-    "ar": ("engines.ar", "engines.ampd", "baselines.ar", "repro.systems.ar", "repro.workloads.sessions"),
+    "laps": ("engines.laps", "repro.systems.cluster.laps", "repro.workloads.conversations"),
+    "ar": ("engines.ar", "engines.ampd", "baselines.ar", "repro.systems.cluster.ampd", "repro.workloads.sessions"),
 }
 
 
@@ -37,5 +37,5 @@ def test_code_of_another_family_decides_nothing(system, family):
 
 
 def test_only_systems_that_plan_rest_on_the_planner():
-    assert "repro.systems.ar.planning" not in modules_of("ampd")
+    assert "repro.systems.cluster.planning" not in modules_of("ampd")
     assert "engines.ampd.planner.planner" in modules_of("ampd")

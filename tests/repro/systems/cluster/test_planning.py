@@ -6,10 +6,10 @@ from support.cells import a_cell
 
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.systems.ar.planning import PLANNER_SYSTEM, PLANNING
-from repro.systems.ar.plans import planned
-from repro.systems.ar.settings import resolve
-from repro.systems.ar.systems import AMPD
+from repro.systems.cluster.ampd import AMPD
+from repro.systems.cluster.ampd_settings import resolve
+from repro.systems.cluster.deployments import planned
+from repro.systems.cluster.planning import PLANNER_SYSTEM, PLANNING
 
 
 def cell(rate: float | None = 0.6, seed: int = 0, trace: str = "toolbench", **knobs: Scalar) -> Cell:

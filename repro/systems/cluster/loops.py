@@ -13,8 +13,8 @@ from repro.prefill.instance import MeasuredInstance, Setting
 from repro.runs.cell import Cell, Scalar
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
-from repro.systems.laps.settings import SHORT_PROMPT
-from repro.systems.laps.system import PrefillSystemEntry
+from repro.systems.cluster.laps import PrefillSystemEntry
+from repro.systems.cluster.laps_settings import SHORT_PROMPT
 from repro.systems.platforms import PrefillPart, platform
 
 FIGURES = ("fig1", "fig3", "fig5", "fig6")

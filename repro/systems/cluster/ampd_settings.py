@@ -22,9 +22,9 @@ from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.calibration import fit_of, fitted_to
+from repro.systems.cluster.system import autoregressive_shape
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import ArPart, Platform, platform
-from repro.systems.simulated import autoregressive_shape
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.own import trace_asked, workload_knobs

@@ -11,9 +11,9 @@ from repro.prefill.instance import TINY, setting_of
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import REQUESTS
-from repro.systems.laps import on_torch
-from repro.systems.laps.family import PREFILL
-from repro.systems.laps.loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
+from repro.systems.cluster import on_torch
+from repro.systems.cluster.laps_record import PREFILL
+from repro.systems.cluster.loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
 
 STUB: Any = ExactInstance()
 CARD: Any = ExactInstance(setting=setting_of("qwen2.5-14b"))

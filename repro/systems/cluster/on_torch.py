@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 
 from repro.prefill.instance import TINY, MeasuredInstance, measured_instance
-from repro.systems.laps.settings import MEASURED_GRID, Settings
+from repro.systems.cluster.laps_settings import MEASURED_GRID, Settings
 
 _THREADS = 1
 """The model's products are too small to divide."""

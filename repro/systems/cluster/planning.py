@@ -22,7 +22,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.systems.ar.settings import Ground, Settings, resolve
+from repro.systems.cluster.ampd_settings import Ground, Settings, resolve
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
@@ -193,5 +193,5 @@ class Planner:
 
 
 AMPD_PLANNER = Planner()
-PLANNER_SYSTEM = f"{__name__}:AMPD_PLANNER"
-"""As cells name it."""
+PLANNER_SYSTEM = "repro.systems.ar.planning:AMPD_PLANNER"
+"""As cells name it, stored ones too: its first place (``repro.runs.system``)."""

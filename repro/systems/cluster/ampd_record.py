@@ -19,7 +19,7 @@ from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.runs.family import Family, Shown
 from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
-from repro.systems.simulated import request_table
+from repro.systems.cluster.system import request_table
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
 _ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)

@@ -22,7 +22,7 @@ from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
 from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
-from repro.systems.simulated import request_table
+from repro.systems.cluster.system import request_table
 
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 

@@ -9,9 +9,9 @@ from support.platforms import CPU_TINY
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.unit import interleaved
-from repro.systems.laps import on_torch
-from repro.systems.laps.family import PREFILL, STEPS
-from repro.systems.laps.settings import MEASURED_GRID
+from repro.systems.cluster import on_torch
+from repro.systems.cluster.laps_record import PREFILL, STEPS
+from repro.systems.cluster.laps_settings import MEASURED_GRID
 from repro.systems.platforms import PrefillPart
 
 SYSTEMS = ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd", "vllm-pd")

@@ -9,7 +9,7 @@ from engines.ampd.planner.planner import Plan, PlannerConfig, plan, solve
 from engines.ar.deployment import Deployment, Pool, replications
 from engines.errors import UserError, require
 from repro.files import kept
-from repro.systems.ar.settings import Ground
+from repro.systems.cluster.ampd_settings import Ground
 
 PLANNER, SEARCH = "planner", "search"
 _POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")

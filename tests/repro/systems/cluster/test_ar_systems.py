@@ -25,10 +25,10 @@ from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
 from repro.runs.system import free_of
 from repro.runs.tuning import TRIALS
-from repro.systems.ar.family import AR, observed_of
-from repro.systems.ar.plans import parse_deployment, splits
-from repro.systems.ar.settings import profiled_context
-from repro.systems.ar.system import ClusterDeployment
+from repro.systems.cluster.ampd import ClusterDeployment
+from repro.systems.cluster.ampd_record import AR, observed_of
+from repro.systems.cluster.ampd_settings import profiled_context
+from repro.systems.cluster.deployments import parse_deployment, splits
 from repro.systems.platforms import paper_objectives
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
@@ -93,7 +93,7 @@ def test_it_is_stored_once_and_the_same_bytes_again(tmp_path):
 def test_policies_are_part_of_the_code_behind_a_run():
     modules = prepare(cell()).code.modules
     assert {"engines.ampd.policies", "engines.ar.cluster.decode_worker"} <= modules.keys()
-    assert {"repro.systems.ar.settings", "repro.workloads.sessions"} <= modules.keys()
+    assert {"repro.systems.cluster.ampd_settings", "repro.workloads.sessions"} <= modules.keys()
     assert not any(name.startswith(("paper_figures", "repro.cli")) for name in modules)
 
 

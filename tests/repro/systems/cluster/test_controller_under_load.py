@@ -5,7 +5,7 @@ from support.cells import a_cell
 
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.systems.laps.family import MOVES
+from repro.systems.cluster.laps_record import MOVES
 
 CAPACITY, INSTANCES, LENGTH_S = 83.0, 8, 60.0
 """Turns/s of one instance with Qwen2.5-14B."""

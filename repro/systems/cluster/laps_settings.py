@@ -22,10 +22,10 @@ from engines.models.shape import model_shape
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
 from repro.systems.calibration import fit_of, fitted_to
+from repro.systems.cluster.system import autoregressive_shape
+from repro.systems.cluster.turns import PrefillWorkloadConfig, Stream
 from repro.systems.cost import CostKnobs
-from repro.systems.laps.turns import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, PrefillPart, platform
-from repro.systems.simulated import autoregressive_shape
 from repro.workloads.conversations import LONG, ConversationConfig, load_conversation_card
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers

@@ -13,7 +13,7 @@ from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
-from repro.systems.laps.family import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
+from repro.systems.cluster.laps_record import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
 from repro.workloads.conversations import LANES, ConversationConfig, Conversations, draw_conversations, open_turns
 from repro.workloads.draws import ArrivalConfig
 

@@ -1,0 +1,520 @@
+"""LAPS with its ablations, Reserve, On-time and the prefill sides they are compared with: from a cell to instances and their turns."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
+
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, Routing, SglangConfig, graphs_only, sglang
+from baselines.ar.vllm import CHUNK_TOKENS
+from baselines.ar.vllm_pd import vllm_pd
+from engines.ar.cost import StepCost
+from engines.cost.cards import gpu
+from engines.errors import require
+from engines.knobs import Count, Only, Range, given_to, knobs_of
+from engines.laps.cluster import Decoding, PrefillCluster
+from engines.laps.controller import ControllerConfig
+from engines.laps.graphs import Graphs, WithGraphs, graph_choice
+from engines.laps.on_time import OnTimeConfig
+from engines.laps.reserve import ReserveConfig, StepSize
+from engines.laps.step_model import StepModel
+from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, on_time, reserve, srpt
+from engines.laps.temporal import TemporalConfig
+from engines.laps.waiting import WaitConfig
+from engines.models.shape import model_shape
+from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Own, check_beside, named_in
+from engines.policies.task import NO_OBJECTIVE_S, OpenQueue, Slo
+from repro.runs.cell import Cell, Scalar
+from repro.runs.family import Family
+from repro.runs.free import Free
+from repro.runs.record import RunRecord
+from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
+from repro.systems.cluster.laps_settings import SIMULATED, InstanceKnobs, Settings, resolve
+from repro.systems.cluster.system import PolicyDeployment, PolicySystem
+from repro.systems.cluster.turns import PrefillWorkload, draw_workload
+from repro.systems.platforms import Platform, PrefillPart
+from repro.workloads.card import remarked
+
+if TYPE_CHECKING:
+    from repro.runs.drivers.steps import OnProgress
+
+GIVEN_UP_S = 600.0
+"""Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
+ends."""
+_SLOWEST_TOKEN_S = 0.05
+"""The longest that a token of an answer takes, where it is decoded."""
+_ON_TORCH = "repro.systems.cluster.on_torch"
+"""The module of measured runs: a simulation loads no torch, nor depends on its code."""
+Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillDeployment(PolicyDeployment[Build, Settings]):
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_instances": self.settings.num_instances}
+
+    def cluster(self, settings: Settings) -> PrefillCluster:
+        decoding = None
+        if settings.decode != "none":
+            # Answers are decoded in a simulation alone, whose costs know how long that takes.
+            cost = cast(StepCost, settings.cost)
+            decoding = Decoding(where=settings.decode, cost=cost, kv_capacity=settings.kv_capacity)
+        return PrefillCluster(
+            system=self.build(settings, dict(self.options)),
+            cost=settings.cost,
+            num_instances=settings.num_instances,
+            slo_s=settings.slo_s,
+            boundary=settings.boundary,
+            cache=settings.cache,
+            decoding=decoding,
+            reprefills_answer=settings.reprefills_answer,
+        )
+
+    def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        config, part = workload.config, self.settings.part
+        until_s = _until_s(workload, self.settings.decode)
+        # A measured run's settings have an instance in the body.
+        serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
+        with serving(self.settings) as settings:
+            run = self.cluster(settings).simulate(workload.arrivals, until_s=until_s)
+        last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
+        window = window_of(run.requests, run.facts["end_s"], last)
+        constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
+        facts = {
+            "num_instances": settings.num_instances,
+            "options": dict(self.options),
+            "constants": {name: value for name, value in constants.items() if value != math.inf},
+            **({} if instance is None else {"instance": instance.facts, "length_scale": config.length_scale}),
+            "slo_s": settings.slo_s,
+            "boundary": settings.boundary,
+            "decode": settings.decode,
+            "is_transient": settings.is_transient,
+            "window_s": list(window),
+            "closed_loops": [] if config.arrivals is not None else [stream.clients for stream in config.streams],
+            "think_s": config.think_s,
+            "shares": workload.provenance.shares,
+            **run.facts,
+        }
+        basis: dict[str, Any] = {"calibration": None, "device": "cpu", "dtype": "float32", "weights": "random"}
+        if instance is None:
+            basis = {"calibration": settings.cost_text}
+        return self.record(
+            tables_of(run, window),
+            model=settings.model,
+            **basis,
+            platform=part.title,
+            provenance=workload.provenance,
+            slos={"ttft": {"ttft_s": settings.slo_s}},
+            facts=facts,
+        )
+
+
+def _until_s(workload: PrefillWorkload, decode: str) -> float:
+    config = workload.config
+    if config.arrivals is not None:
+        if config.is_replayed:
+            sessions = [session for each in workload.streams for session in each.sessions]
+            return GIVEN_UP_S + max(each.arrival_s + sum(turn.delay_s for turn in each.rounds) for each in sessions)
+        assert config.arrivals.rate is not None
+        return GIVEN_UP_S + sum(each.num_turns for each in workload.streams) / config.arrivals.rate
+    waits_s = 0.0
+    for stream, each in zip(config.streams, workload.streams, strict=True):
+        answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
+        alone_s = each.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
+        waits_s = max(waits_s, alone_s / (stream.clients or 1))
+    return GIVEN_UP_S + waits_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSystemEntry(PolicySystem[Build]):
+    """``build`` makes the policies of a run's settings and the system's own knobs."""
+
+    family: ClassVar[Family] = PREFILL
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return InstanceKnobs, self.own
+
+    def default_dataset(self, where: Platform) -> str:
+        return where.part(PrefillPart).dataset
+
+    def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
+        """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
+        settings = resolve(cell, self.name, self.own, part, self.plugged_in(cell))
+        # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
+        basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
+        if (card := settings.part.gpu) is not None:
+            basis = model_shape(settings.model), gpu(card), settings.constants, settings.slo_s, settings.boundary
+            if settings.charged.framework is not None:
+                basis = *basis, settings.charged.basis(card)
+            if settings.platform.digest:
+                basis = *basis, settings.platform.digest
+        deployment = PrefillDeployment(
+            system=self.name,
+            title=self.title,
+            build=self.build,
+            settings=settings,
+            options=self.options_of(cell),
+            basis=hashlib.sha256(repr(basis).encode()).hexdigest()[:12],
+            obtained=settings.charged.obtained if settings.is_simulated else "measured",
+            modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
+        )
+        deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
+        workload = draw_workload(settings.workload)
+        if "workload" in cell.asked and "slo_ttft_s" not in cell.asked:
+            said = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
+            workload = replace(workload, provenance=remarked(workload.provenance, said))
+        longest, most = max(each.longest_tokens for each in workload.streams), settings.kv_capacity
+        where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
+        require(
+            longest <= most,
+            f"dataset={cell.dataset.lower()!r} has a conversation of {longest} tokens and {where} holds "
+            f"{most}: shorten it, or use a smaller model",
+        )
+        return deployment, workload
+
+
+_WINDOW = Free(
+    "waiting for company",
+    ({"wait": "off"}, {"max_window_s": 0.02}),
+    "§3.1: W_min and W_max are not printed; Figure 5 has no values on its axis. 5 ms by default",
+)
+_LONG_WAIT = Free(
+    "when a long prompt gets every other step",
+    ({"max_long_wait_s": 0.0}, {"max_long_wait_s": 0.2}),
+    "§3.2 has two queues and no rule between them. 1 s by default, which is beyond the objective of 0.4 s",
+)
+_CHUNK = Free(
+    "C_l, tokens of long prompts in a step",
+    ({"chunk_tokens": 8192},),
+    "§3.2 names C_l without a value. 2,048 by default; SGLang's steps have 8,192",
+)
+
+
+def _pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """num_short of an eighth and of three eighths of the instances, and of a quarter with controller=off"""
+    instances = cell.asked.get("num_instances", 1)
+    assert isinstance(instances, int)
+    few, usual, many = (max(1, round(share * instances)) for share in (0.125, 0.25, 0.375))
+    return {"num_short": few}, {"num_short": many}, {"num_short": usual, "controller": "off"}
+
+
+_POOLS = Free(
+    "pools of several instances",
+    (),
+    "§3.2 prints neither the sizes that pools begin with nor a constant of the controller",
+    _pools,
+)
+_STEP_TOKENS = ({"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 16384})
+_ROUTING = Free(
+    "router",
+    ({"routing": "least-requests"}, {"routing": "cache-aware"}),
+    '§4 names "SGLang with router" and none of its policies. Least outstanding tokens by default',
+)
+
+_LAPS_FREE = (_WINDOW, _LONG_WAIT, _CHUNK, _POOLS)
+_LAPS_DISAGGREGATION_FREE = (_LONG_WAIT, _CHUNK, _POOLS)
+_SGLANG_FREE = (
+    Free("tokens of a step", _STEP_TOKENS, "no setting of a baseline is printed. 8,192, SGLang's own, by default"),
+)
+_SGLANG_ROUTER_FREE = (*_SGLANG_FREE, _ROUTING)
+_VLLM_FREE = (
+    Free(
+        "tokens of a step",
+        ({"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 16384}),
+        "no setting of a baseline is printed. 2,048, vLLM's own, by default",
+    ),
+)
+_STEP_SECONDS = Free(
+    "seconds of a step",
+    ({"min_step_s": 0.025, "max_step_s": 0.075}, {"min_step_s": 0.1, "max_step_s": 0.3}),
+    "ours. 0.05 to 0.15 s by default",
+)
+_RESERVE_FREE = (
+    _STEP_SECONDS,
+    Free("share of late turns", ({"share": 0.25}, {"share": 0.5}), "ours. The least that its bound allows by default"),
+    Free("aging", ({"aging": 0.0},), "ours. 0.05 by default"),
+)
+_ON_TIME_FREE = (
+    Free("share of those given up", ({"share": 0.125}, {"share": 0.5}), "ours. A quarter by default"),
+    Free(
+        "times their wait by arrival that they wait for it",
+        ({"patience": 1.0}, {"patience": 4.0}),
+        "ours. 2 by default",
+    ),
+)
+_SRPT_FREE = (_STEP_SECONDS._replace(settings=(*_STEP_SECONDS.settings, {"min_step_s": 0.15})),)
+
+
+POLICIES = (BATCHER, OPEN_QUEUE, INSTANCE_ROUTER)
+_REPLACED = {"batcher": (*knobs_of(WaitConfig), *knobs_of(TemporalConfig))}
+"""Knobs of what each stands in place of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPolicies:
+    batcher: str | None = None
+    """A batching policy of one's own as module:NAME, in place of the two queues and the waiting; made for every instance, with what it
+    takes of max_num_batched_tokens, max_num_seqs, model and slo."""
+    queue: str | None = None
+    """An order of waiting prefills of one's own as module:NAME, an OpenQueue, beside a batcher of one's own; made likewise, with slo."""
+    router: str | None = None
+    """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
+
+
+def own_policies(settings: Settings, options: Mapping[str, Any]) -> dict[str, Own]:
+    """By kind. Refuses what cannot be, knobs beside them of what they replace included."""
+    found = named_in(options, POLICIES)
+    check_beside(found, _REPLACED, options)
+    for kind, own in found.items():
+        require(
+            kind != "queue" or "batcher" in found,
+            f"queue={own.where!r} has no effect with the two queues of LAPS: give a batcher beside it",
+        )
+        require(
+            kind != "router" or settings.num_instances > 1,
+            f"router={own.where!r} has no effect on one instance: leave it out",
+        )
+        require(
+            kind != "router" or options.get("pooling") != "global",
+            f"router={own.where!r} has no effect with pooling='global', where instances pull: keep one",
+        )
+    return found
+
+
+def with_own(settings: Settings, model: StepModel, config: LapsConfig, own: Mapping[str, Own]) -> PrefillSystem:
+    """LAPS with these in place of its own."""
+    system, part = laps(model, config), settings.part
+    slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
+    told = {
+        "max_num_batched_tokens": max(1, round(part.length_scale * CHUNKED_PREFILL_SIZE)),
+        "max_num_seqs": part.max_num_seqs,
+        "model": model,
+        "slo": slo,
+        "seed": settings.workload.streams[0].conversations.seed,
+    }
+    offered = {kind: {name: told[name] for name in each.kind.offered} for kind, each in own.items()}
+    for kind, each in own.items():
+        each.checked(**offered[kind])
+    changes: dict[str, Any] = {}
+    if (batcher := own.get("batcher")) is not None:
+        choice = graph_choice(config.graphs, model, tuple(model.shapes))
+        changes["make_batching"] = lambda: WithGraphs(batcher.made(**offered["batcher"]), choice)
+        changes["make_queue"] = OpenQueue
+    for kind in own.keys() - {"batcher"}:
+        changes[f"make_{kind}"] = partial(own[kind].made, **offered[kind])
+    return replace(system, **changes)
+
+
+Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig, StepSize)
+_SHORT_SHARE = 0.25
+"""Share of the instances for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphKnobs:
+    graphs: Graphs | None = None
+    """Which graph a step replays. nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder:
+    packed sizes, likewise. none."""
+    graph_budget_gb: (
+        Annotated[float, Range(0, 1000), SIMULATED, Only(graphs=("nearest", "cheapest", "ladder"))] | None
+    ) = None
+    """GB of memory for captured graphs; all of them by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolKnobs:
+    num_short: Count | None = None
+    """Instances of the short pool, where there are several; a quarter of them by default."""
+    controller: Literal["mended", "printed", "off"] = "mended"
+    """Which form of Algorithm 2 moves instances between the pools; off leaves them as they are."""
+    pooling: Pooling | None = None
+    """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool with the
+    least outstanding tokens, which keeps a history where it is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregationKnobs(PoolKnobs):
+    temporal: TemporalConfig = field(default_factory=TemporalConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LapsKnobs(GraphKnobs, DisaggregationKnobs, OwnPolicies):
+    wait: WaitConfig = field(default_factory=WaitConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveKnobs(GraphKnobs):
+    reserve: ReserveConfig = field(default_factory=ReserveConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTimeKnobs(GraphKnobs):
+    on_time: OnTimeConfig = field(default_factory=OnTimeConfig)
+
+
+def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    own, (model, graphs) = own_policies(settings, options), _captured(settings, options, "cheapest")
+    theirs = own["batcher"].knobs if "batcher" in own else {}
+    config = _laps_config(settings, graphs, {name: value for name, value in options.items() if name not in theirs})
+    if "router" in own and config.spatial is not None:
+        config = replace(config, spatial=replace(config.spatial, pooling="each"))
+    return with_own(settings, model, config, own)
+
+
+def _build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    """No graphs, and so nothing to wait for."""
+    config = _laps_config(settings, "none", {"wait": "off", **options})
+    return laps(settings.step_model(()), config, name="laps-disaggregation-only")
+
+
+def _build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    """SGLang's one queue, with the graphs of LAPS."""
+    model, graphs = _captured(settings, options, "cheapest")
+    budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
+    return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SrptKnobs(GraphKnobs):
+    size: StepSize = field(default_factory=StepSize)
+
+
+def _build_srpt(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
+    usual = _in_time(settings.part.time_scale, StepSize(), "min_step_s", "max_step_s")
+    size = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
+    return srpt(model, size, graphs=graphs)
+
+
+def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
+    usual = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
+    config = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
+    return reserve(model, config, graphs=graphs)
+
+
+def _build_on_time(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
+    usual = OnTimeConfig(slo_s=settings.deadline_s, max_num_seqs=settings.part.max_num_seqs)
+    return on_time(model, given_to(usual, options), graphs=graphs)
+
+
+def _build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    return _sglang(settings, options, "round-robin", "sglang-pd")
+
+
+def _build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    return _sglang(settings, options, "least-tokens", "sglang-pd-router")
+
+
+def _sglang(settings: Settings, options: Mapping[str, Any], routing: Routing, name: str) -> PrefillSystem:
+    budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
+    config = given_to(SglangConfig(max_num_batched_tokens=budget, routing=routing), options)
+    return sglang(config, settings.step_model(settings.shapes("ladder") if config.prefill_graphs else ()), name=name)
+
+
+def _build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+    budget = _tokens(settings.part.length_scale, CHUNK_TOKENS)
+    return vllm_pd(given_to(PdConfig(max_num_batched_tokens=budget), options))
+
+
+def _captured(settings: Settings, options: Mapping[str, Any], default: Graphs) -> tuple[StepModel, Graphs]:
+    """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
+    executor = "roofline" if settings.is_simulated else "torch"
+    knobs = given_to(GraphKnobs(graphs=default), options, executor=executor)
+    graphs = knobs.graphs or default
+    return settings.step_model(settings.shapes(graphs, knobs.graph_budget_gb)), graphs
+
+
+def _tokens(length_scale: float, count: int) -> int:
+    """A number of tokens of the paper's, on a platform."""
+    return max(1, round(length_scale * count))
+
+
+def scaled_laps(boundary: int, slo_s: float | None, *, length_scale: float, time_scale: float) -> LapsConfig:
+    """The paper's settings where lengths and times are so much of the paper's."""
+    wait = _in_time(time_scale, WaitConfig(), "max_window_s", "slack_s", "margin_s", "max_wait_s")
+    temporal = _in_time(time_scale, TemporalConfig(), "max_long_wait_s")
+    return LapsConfig(
+        boundary=boundary,
+        slo_s=slo_s,
+        wait=replace(wait, token_max=_tokens(length_scale, wait.token_max)),
+        temporal=replace(
+            temporal,
+            chunk_tokens=_tokens(length_scale, temporal.chunk_tokens),
+            short_tokens=_tokens(length_scale, temporal.short_tokens),
+        ),
+    )
+
+
+def scaled_reserve(slo_s: float | None, *, time_scale: float) -> ReserveConfig:
+    """Its times, which are stated for an objective of 0.4 s, where they are so much of that."""
+    return replace(_in_time(time_scale, ReserveConfig(), "min_step_s", "max_step_s"), slo_s=slo_s)
+
+
+def _in_time(scale: float, config: Config, *names: str) -> Config:
+    return replace(config, **{name: scale * getattr(config, name) for name in names})
+
+
+def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any]) -> LapsConfig:
+    part = settings.part
+    usual = scaled_laps(
+        settings.boundary, settings.deadline_s, length_scale=part.length_scale, time_scale=part.time_scale
+    )
+    own = {name: value for name, value in options.items() if name not in knobs_of(GraphKnobs)}
+    config, knobs = replace(given_to(usual, own), graphs=graphs), given_to(PoolKnobs(), options)
+    # Temporal on one instance, or where answers are decoded; else pools.
+    if settings.num_instances == 1 or settings.decode != "none":
+        for name in knobs_of(PoolKnobs):
+            require(
+                name not in options,
+                f"{name}={options.get(name)!r} has no effect "
+                + ("on one instance" if settings.num_instances == 1 else f"with decode={settings.decode!r}")
+                + ": leave it out",
+            )
+        return config
+    spatial = Spatial(
+        num_short=knobs.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
+        controller=None if knobs.controller == "off" else ControllerConfig(form=knobs.controller),
+        pooling=knobs.pooling or ("each" if settings.cache == "instance" else "global"),
+    )
+    return replace(config, spatial=spatial)
+
+
+LAPS = PrefillSystemEntry(
+    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, free=_LAPS_FREE, policies=POLICIES
+)
+LAPS_GRAPHS = PrefillSystemEntry(
+    name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs
+)
+LAPS_DISAGGREGATION = PrefillSystemEntry(
+    name="laps-disaggregation-only",
+    title="LAPS, disaggregation only",
+    own=DisaggregationKnobs,
+    build=_build_disaggregation,
+    free=_LAPS_DISAGGREGATION_FREE,
+)
+RESERVE = PrefillSystemEntry(
+    name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, free=_RESERVE_FREE
+)
+ON_TIME = PrefillSystemEntry(name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, free=_ON_TIME_FREE)
+SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, free=_SRPT_FREE)
+SGLANG_PD = PrefillSystemEntry(
+    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, free=_SGLANG_FREE
+)
+SGLANG_PD_ROUTER = PrefillSystemEntry(
+    name="sglang-pd-router",
+    title="SGLang PD + router",
+    own=SglangConfig,
+    build=_build_sglang_router,
+    free=_SGLANG_ROUTER_FREE,
+)
+VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, free=_VLLM_FREE)

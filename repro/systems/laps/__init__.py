@@ -1,1 +1,0 @@
-"""LAPS, Reserve and what they are compared with: policies on prefill instances, simulated."""
