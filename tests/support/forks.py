@@ -4,7 +4,7 @@ locks of its threads; one that is spawned imports torch anew, which takes longer
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -36,11 +36,11 @@ def forks() -> ForkServerContext:
     return context
 
 
-def repro_in_a_process(folder: Path, *words: object) -> Result:
+def repro_in_a_process(folder: Path, *words: object, **environment: str) -> Result:
     """``python -m repro`` called in ``folder``, by a process that knows nothing of this one."""
     with TemporaryDirectory() as streams:
         said = [Path(streams, name) for name in ("out", "err")]
-        process = forks().Process(target=_command, args=(folder, said, [str(word) for word in words]))
+        process = forks().Process(target=_command, args=(folder, said, [str(word) for word in words], environment))
         process.start()
         process.join()
         assert process.exitcode is not None
@@ -48,7 +48,8 @@ def repro_in_a_process(folder: Path, *words: object) -> Result:
     return Result(code=process.exitcode, out=out, err=err)
 
 
-def _command(folder: Path, said: Sequence[Path], words: Sequence[str]) -> None:
+def _command(folder: Path, said: Sequence[Path], words: Sequence[str], environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
     for number, path in enumerate(said, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.chdir(folder)

@@ -1,15 +1,11 @@
 """``repro compare`` as somebody types it: a scheduler that is slower, the same code on other seeds, two versions in one folder."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.command import refused, repro
-
-from repro.paths import REPO
+from support.command import Result, refused, repro
+from support.forks import repro_in_a_process
 
 SLOW = """
 from collections import deque
@@ -42,11 +38,9 @@ knobs: {num_prompts: 24, scheduler: [SCHEDULERS]}
 """
 
 
-def call(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def call(folder: Path, *words: object) -> Result:
     """In a process of its own, as the code of a plug-in is read once."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{REPO}", "COLUMNS": "80"}
-    command = [sys.executable, "-m", "repro", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    return repro_in_a_process(folder, *words)
 
 
 def write(folder: Path, *, alone: str, schedulers: str) -> None:
@@ -60,9 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("compare")
     write(root, alone="(0, 3, 6)", schedulers="null")
     done = call(root, "sweep", "grid.yaml", "--repeats", 10, "--result-dir", "runs", "--jobs", 1)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "10 runs done, 0 reused; runs: runs")
+    assert (done.code, done.err.splitlines()[-1]) == (0, "10 runs done, 0 reused; runs: runs")
     write(root, alone="(0, 3, 6)", schedulers="mine:Own")
-    assert call(root, "sweep", "grid.yaml", "--repeats", 5, "--result-dir", "runs", "--jobs", 1).returncode == 0
+    assert call(root, "sweep", "grid.yaml", "--repeats", 5, "--result-dir", "runs", "--jobs", 1).code == 0
     return root
 
 
@@ -121,23 +115,23 @@ def json_of(file: Path) -> dict[str, object]:
 def test_two_versions_of_the_code_live_in_one_folder(tmp_path):
     options = ("sweep", "grid.yaml", "--repeats", 5, "--result-dir", "runs", "--jobs", 1, "--keep-other-code")
     write(tmp_path, alone="()", schedulers="mine:Own")
-    assert call(tmp_path, *options).stderr.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
+    assert call(tmp_path, *options).err.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
     write(tmp_path, alone="(0, 3, 6)", schedulers="mine:Own")
-    assert call(tmp_path, *options).stderr.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
-    assert "0 runs done, 5 reused" in call(tmp_path, *options).stderr
-    runs = json.loads(call(tmp_path, *options, "--json").stdout)["runs"]
+    assert call(tmp_path, *options).err.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
+    assert "0 runs done, 5 reused" in call(tmp_path, *options).err
+    runs = json.loads(call(tmp_path, *options, "--json").out)["runs"]
     files = {Path(run["file"]).name for run in runs}
     assert files < {file.name for file in (tmp_path / "runs").glob("*.gz")}
     (code,) = {name.split(".")[-3] for name in files}
     done = call(tmp_path, "compare", "dllm-serve", f"@code={code}", "--result-dir", "runs")
-    assert done.returncode == 1, done
-    assert done.stdout.splitlines()[-1] == "changed beyond 2 % outside noise: throughput_tok_s"
-    assert "code differs in mine" in done.stdout
+    assert done.code == 1, done
+    assert done.out.splitlines()[-1] == "changed beyond 2 % outside noise: throughput_tok_s"
+    assert "code differs in mine" in done.out
     both = call(tmp_path, "compare", "dllm-serve@seed=0", "dllm-serve@seed=1", "--result-dir", "runs")
-    assert both.returncode == 2
-    assert "which differ in code: name one with @code=" in both.stderr
+    assert both.code == 2
+    assert "which differ in code: name one with @code=" in both.err
     write(tmp_path, alone="()", schedulers="mine:Own")
-    assert "0 runs done, 5 reused" in call(tmp_path, *options).stderr
+    assert "0 runs done, 5 reused" in call(tmp_path, *options).err
 
 
 def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):

@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from unittest import mock
 import pytest
 from support.cells import a_cell
 from support.command import Result, refused, repro
+from support.forks import repro_in_a_process
 from support.refusals import refuses
 from support.text_checkpoints import EOS, EOT, LLADA, MASK, write_dream, write_llada
 from support.tokenizers import CHATML_JINJA, LLADA_JINJA
@@ -26,6 +25,7 @@ from engines.models.chat import load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_digest
 from engines.models.tokenizer import load_tokenizer
 from repro.generation import GenerateOptions, prepare_generation
+from repro.paths import REPO
 from repro.prompt import read_prompt_ids
 from repro.runs.experiment import prepare
 
@@ -235,28 +235,15 @@ def test_a_hub_id(tmp_path):
     (repo / "refs" / "main").write_text(commit)
     (repo / "snapshots").mkdir()
     folder = write_llada(repo / "snapshots" / commit, shards=2, chat_template=LLADA_JINJA)
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("HF_HUB_CACHE", None)
-
-    # Of a process of its own, as the hub's library reads the environment when it is imported; of one, as it takes seconds.
-    program = (
-        "import sys\n"
-        "from repro.cli import main\n"
-        "for model in ('owner/tiny-instruct', 'owner/absent'):\n"
-        "    sys.argv = ['repro', 'generate', '--model', model, *sys.argv[-6:]]\n"
-        "    try:\n"
-        "        main()\n"
-        "    except SystemExit as stop:\n"
-        "        print(model, stop.code, file=sys.stderr, flush=True)\n"
-    )
     asked = ("--prompt", "hi", *SHORT)
-    done = subprocess.run(
-        [sys.executable, "-c", program, *asked], capture_output=True, text=True, check=False, env=environment
-    )
-    assert (done.returncode, done.stdout) == (0, generate("--model", folder, *asked).out), done.stderr
-    by_id, refusal, absent = done.stderr.splitlines()
-    assert (by_id, absent) == ("owner/tiny-instruct 0", "owner/absent 2")
-    assert refusal.startswith("error: model='owner/absent' could not be fetched from the hub (LocalEntryNotFoundError)")
+
+    def by_id(name: str) -> Result:
+        """In a process of its own, as the hub's library reads the environment when it is imported."""
+        hub = {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+        return repro_in_a_process(REPO, "generate", "--model", name, *asked, **hub)
+
+    assert by_id("owner/tiny-instruct") == generate("--model", folder, *asked)
+    assert "(LocalEntryNotFoundError)" in refused(by_id("owner/absent"), "model='owner/absent'")
 
 
 # ---- what has no meaning is refused --------------------------------------------------------------
