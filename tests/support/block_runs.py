@@ -1,6 +1,7 @@
 """Engines over small block-diffusion models, and what they computed for each request."""
 
 from collections import defaultdict
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,9 @@ def request(number: int, tokens: int, gen_length: int, rule: DecodeRule, **optio
     return BlockRequest(request_id=number, gen_length=gen_length, rule=rule, **given)
 
 
+@cache
 def alone(family: str, asked: BlockRequest, **options: Any) -> tuple[Answer, list[tuple[list[int], list[float]]]]:
-    """Answer and predictions of a request with an engine to itself."""
+    """Answer and predictions of a request with an engine to itself, computed once."""
     engine = engine_for(family, **options)
     answer = engine.run([asked])[asked.request_id]
     return answer, recorder(engine).traces[asked.request_id]

@@ -41,7 +41,7 @@ DUAL = SubBlocks(length=4, threshold=0.5, dual_cache=True)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tokens", [3, B, B + 1, 2 * B - 1, 3 * B, 3 * B + 5])
 def test_t1_cached_blocks_are_the_whole_sequence_computed_anew(family, tokens):
-    for rule in (RULES[tokens % len(RULES)], RULES[(tokens + 2) % len(RULES)], RULES[2]):
+    for rule in (RULES[tokens % len(RULES)], RULES[(tokens + 2) % len(RULES)]):
         asked = request(tokens, tokens, 2 * B + 3, rule)
         plain = plain_run(block_model(family), list(asked.prompt_ids), asked.gen_length, rule, B)
         answer, trace = alone(family, asked)
@@ -67,7 +67,7 @@ def test_t2_k_v_of_a_block_with_holes_are_not_the_block_s(monkeypatch):
     _, right = alone("llada2", asked)
     finish = sequence.Sequence.finish_block
     monkeypatch.setattr(sequence.Sequence, "finish_block", lambda self, has_kv: finish(self, has_kv=True))
-    answer, wrong = alone("llada2", asked)
+    answer, wrong = alone.__wrapped__("llada2", asked)
     assert answer.committed == 0
     first = next(i for i, (mine, theirs) in enumerate(zip(right, wrong, strict=False)) if mine != theirs)
     assert right[first][0] != wrong[first][0] or np.abs(np.subtract(right[first][1], wrong[first][1])).max() > 1e-3
@@ -206,7 +206,7 @@ def test_t7_a_request_may_be_aborted_at_every_step(family):
         while engine.has_work:
             assert engine.step() is not None
         assert is_whole(engine)
-        steps += 3
+        steps += 5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -249,21 +249,21 @@ def test_t7_a_request_may_be_preempted_at_every_step(family, rule):
     sampling = BlockSampling(temperature=0.5, seed=1)
     asked = request(0, 2 * B + 3, 2 * B, rule, sampling=sampling)
     answer, _ = alone(family, asked)
-    for prefix_cache in (True, False):
-        for step in range(1, answer.denoised + 2):
-            engine = engine_for(family, prefix_cache=prefix_cache)
-            engine.submit(asked)
-            for _ in range(step):
-                engine.step()
-            if not engine.scheduler.running:
-                break
-            engine.scheduler.preempt(engine.sequences[0])
-            assert is_whole(engine)
-            if not prefix_cache:  # else whole blocks stay
-                _overwrite(engine)
-            while engine.has_work:
-                assert engine.step() is not None
-            assert engine.take(0).ids == answer.ids
+    for step in range(1, answer.denoised + 2):
+        keeps_blocks = step % 2 == 0
+        engine = engine_for(family, prefix_cache=keeps_blocks)
+        engine.submit(asked)
+        for _ in range(step):
+            engine.step()
+        if not engine.scheduler.running:
+            break
+        engine.scheduler.preempt(engine.sequences[0])
+        assert is_whole(engine)
+        if not keeps_blocks:
+            _overwrite(engine)
+        while engine.has_work:
+            assert engine.step() is not None
+        assert engine.take(0).ids == answer.ids
 
 
 def _overwrite(engine):
@@ -278,7 +278,7 @@ def test_t8_an_answer_ends_with_its_first_stop_token(family):
     for tokens in (3, B, B + 3):
         asked = request(tokens, tokens, 3 * B, LowConfidence(threshold=0.5))
         whole, _ = alone(family, asked)
-        for stop in list(dict.fromkeys(whole.ids))[::2]:
+        for stop in list(dict.fromkeys(whole.ids))[::5]:
             ended, _ = alone(family, BlockRequest(**vars(asked) | {"stop_ids": frozenset([stop])}))
             assert ended.ids == whole.ids[: whole.ids.index(stop) + 1]
             assert ended.reason == "stop"

@@ -30,7 +30,7 @@ from repro import testing
 from repro.testing import Ahead, BatcherConformance, SchedulerConformance
 from repro.testing.prefills import SLO, STEPS
 
-EXAMPLES = 25
+EXAMPLES = 8
 check_scheduler, check_refresh_rule, check_router, check_batcher = (
     partial(check, examples=EXAMPLES)
     for check in (testing.check_scheduler, testing.check_refresh_rule, testing.check_router, testing.check_batcher)
@@ -45,6 +45,7 @@ def without_bound(ahead: Ahead) -> float:
 
 
 class TestPhase(SchedulerConformance):
+    examples = EXAMPLES
     make = SCHEDULERS["phase"]
 
 
@@ -168,7 +169,7 @@ def test_reserve():
     make = partial(lambda model: reserve(model).make_batching())
     check_batcher(make, longest_wait=late_share)
     assert judged("batcher", "no starvation", make).failure
-    assert judged("batcher", "little memory", make, examples=200).failure is None
+    assert judged("batcher", "little memory", make, examples=50).failure is None
 
 
 def test_shortest_remaining_prefill_first():
@@ -176,7 +177,7 @@ def test_shortest_remaining_prefill_first():
     make = partial(lambda model: srpt(model).make_batching())
     check_batcher(make, longest_wait=without_bound)
     assert judged("batcher", "no starvation", make).failure
-    assert judged("batcher", "little memory", make, examples=200).failure is None
+    assert judged("batcher", "little memory", make, examples=50).failure is None
 
 
 def share_by_arrival(ahead: Ahead) -> float:
@@ -188,7 +189,7 @@ def test_on_time():
     make = partial(lambda model: on_time(model).make_batching())
     check_batcher(make, longest_wait=share_by_arrival)
     assert judged("batcher", "no starvation", make).failure
-    assert judged("batcher", "little memory", make, examples=200).failure is None
+    assert judged("batcher", "little memory", make, examples=50).failure is None
 
 
 def test_on_time_without_a_share():
