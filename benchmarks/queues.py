@@ -38,7 +38,7 @@ from common import Rows, add_counts, parser_of, run, shown, table, write_csv
 
 from engines.errors import require
 from engines.laps.cluster import OpenTurns, Turn
-from engines.laps.on_time import OnTimeConfig
+from engines.laps.ours import OnTimeConfig
 from engines.laps.step_model import StepModel
 from engines.policies.step import StepTimes
 from paper_figures.laps.contenders import LARGE, LMSYS, MIDDLE, SMALL, rate_of

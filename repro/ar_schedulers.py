@@ -13,8 +13,7 @@ from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError, require
 from engines.knobs import given_to
-from engines.laps.on_time import OnTimeConfig
-from engines.laps.reserve import ReserveConfig, share_for
+from engines.laps.ours import OnTimeConfig, ReserveConfig, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, on_time, reserve
 from engines.models.decoder import CausalModel

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from baselines.ar.vllm_pd import CHUNK_TOKENS
 from engines.ar.cluster.cluster import Cluster, Policies
 from engines.ar.deployment import Deployment
 from engines.ar.hardware import Hardware
@@ -19,7 +20,6 @@ from engines.policies.task import PrefillQueue, PrefillTask
 Scheduling = Literal["prefill-first", "chunked"]
 _Balance = Literal["memory", "sessions", "round-robin"]
 
-CHUNK_TOKENS = 2048
 _PREFILL_TOKENS = 8192
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from baselines.ar.sglang import PdConfig, make_router
-from baselines.ar.vllm import CHUNK_TOKENS
 from engines.laps.system import PrefillSystem
 from engines.policies.batching import Chunked
+
+CHUNK_TOKENS = 2048
 
 
 def vllm_pd(config: PdConfig | None = None, *, name: str = "vllm-pd") -> PrefillSystem:

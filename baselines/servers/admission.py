@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from engines.knobs import Checked, Fixed, Range, Tokens, check_given
-from engines.laps.reserve import ReserveConfig
+from engines.laps.batching import TemporalConfig, WaitConfig
+from engines.laps.ours import ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
-from engines.laps.temporal import TemporalConfig
-from engines.laps.waiting import WaitConfig
 from engines.policies.step import Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillTask
 from engines.strict_json import json_object

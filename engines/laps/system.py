@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from engines.knobs import Checked, Count, Range, Tokens
+from engines.laps.batching import AdaptiveWait, ClassQueue, TemporalConfig, TemporalDisaggregation, WaitConfig
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import BATCHES, Graphs, WithGraphs, graph_choice
-from engines.laps.on_time import OnTime, OnTimeConfig
-from engines.laps.reserve import Reserve, ReserveConfig, StepSize
+from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
-from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
-from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig
 from engines.policies.instances import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
 from engines.policies.step import Batching, Bucket, Chunk
 from engines.policies.task import OpenQueue, PrefillQueue

@@ -22,16 +22,15 @@ from engines.ar.metrics import Reading
 from engines.ar.sampling import SamplingParams
 from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import UserError
+from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.cost import PrefillConstants
 from engines.laps.graphs import shapes_of
 from engines.laps.latency import TwoClasses, fit_floor_form, fit_paper_totals
-from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.ours import Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, Spatial, laps
-from engines.laps.temporal import TemporalConfig
-from engines.laps.waiting import ClassQueue, WaitConfig
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.routing import RemoteOnly
 from engines.policies.task import Slo

@@ -28,8 +28,7 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError
-from engines.laps.on_time import OnTime, OnTimeConfig
-from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.loader import load_causal

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from engines.errors import UserError
 from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
-from engines.laps.on_time import OnTimeConfig
+from engines.laps.ours import OnTimeConfig
 from engines.named import installed
 from engines.policies.own import BATCHER, Kind, Own
 

@@ -12,21 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, Routing, SglangConfig, graphs_only, sglang
-from baselines.ar.vllm import CHUNK_TOKENS
-from baselines.ar.vllm_pd import vllm_pd
+from baselines.ar.vllm_pd import CHUNK_TOKENS, vllm_pd
 from engines.ar.cost import StepCost
 from engines.cost.cards import gpu
 from engines.errors import require
 from engines.knobs import Count, Only, Range, given_to, knobs_of
+from engines.laps.batching import TemporalConfig, WaitConfig
 from engines.laps.cluster import Decoding, PrefillCluster
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import Graphs, WithGraphs, graph_choice
-from engines.laps.on_time import OnTimeConfig
-from engines.laps.reserve import ReserveConfig, StepSize
+from engines.laps.ours import OnTimeConfig, ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, on_time, reserve, srpt
-from engines.laps.temporal import TemporalConfig
-from engines.laps.waiting import WaitConfig
 from engines.models.shape import model_shape
 from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Own, check_beside, named_in
 from engines.policies.task import NO_OBJECTIVE_S, OpenQueue, Slo

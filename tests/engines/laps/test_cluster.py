@@ -16,11 +16,11 @@ from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
+from engines.laps.batching import WaitConfig
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
-from engines.laps.waiting import WaitConfig
 from engines.policies.instances import InstanceView, LeastTokensInPool
 from engines.policies.task import PrefillTask
 

@@ -13,7 +13,7 @@ from support.refusals import refuses
 
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster
-from engines.laps.on_time import OnTime, OnTimeConfig, longest_wait_s
+from engines.laps.ours import OnTime, OnTimeConfig, longest_on_time_s
 from engines.laps.step_model import StepModel
 from engines.laps.system import on_time
 from engines.policies.on_time import kept, work_by
@@ -194,7 +194,7 @@ def check_bound(arrivals: OpenTurns, config: OnTimeConfig) -> None:
     for index, finished in enumerate(run.requests["finished_s"]):
         ttft_s = finished - run.requests["arrival_s"][index]
         work_s, num_ahead = ahead_of(run.requests, index, MODEL)
-        assert ttft_s <= longest_wait_s(config, work_s, num_ahead, MODEL)
+        assert ttft_s <= longest_on_time_s(config, work_s, num_ahead, MODEL)
 
 
 @settings(max_examples=8, deadline=None)
@@ -245,7 +245,7 @@ def test_a_pause_after_all_have_left_is_no_long_step():
 
 
 def test_without_a_share_there_is_no_bound():
-    assert longest_wait_s(OnTimeConfig(share=0.0), 1.0, 1, MODEL) == math.inf
+    assert longest_on_time_s(OnTimeConfig(share=0.0), 1.0, 1, MODEL) == math.inf
     later = [(0.01 * index, 100) for index in range(1, 1500)]
     waits = {}
     for share in (0.0, 0.25):

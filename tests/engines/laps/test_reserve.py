@@ -10,7 +10,7 @@ from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
+from engines.laps.ours import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
 from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.prefill import LINEAR_MODEL, TokenCost, turns
 
 from engines.laps.cluster import PrefillCluster
-from engines.laps.reserve import StepSize
+from engines.laps.ours import StepSize
 from engines.laps.system import srpt
 
 TOKEN = StepSize(min_step_s=1e-3, max_step_s=1e-3)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from support.prefill import TokenCost, ask, execute, h200_14b, task, turns
 
 from engines.errors import UserError
+from engines.laps.batching import AdaptiveWait, ClassQueue, TemporalConfig, TemporalDisaggregation, WaitConfig, WaitRule
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import LapsConfig, PrefillSystem, laps
-from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
-from engines.laps.waiting import AdaptiveWait, ClassQueue, WaitConfig, WaitRule
 from engines.policies.step import StepPlan
 from engines.policies.task import PrefillQueue
 

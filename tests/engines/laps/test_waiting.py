@@ -7,9 +7,9 @@ from support.prefill import TokenCost, chat, h200_14b, task, turns
 from support.prefill_metrics import summarise
 
 from engines.errors import UserError
+from engines.laps.batching import AdaptiveWait, ClassQueue, Wait, WaitConfig, WaitRule, window_s
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import LapsConfig, laps
-from engines.laps.waiting import AdaptiveWait, ClassQueue, Wait, WaitConfig, WaitRule, window_s
 
 DEPTHS = (1, 2, 4)
 MS = 1e-3

@@ -19,8 +19,7 @@ from support.stored_runs import stored
 from baselines.ar.dynamo import DynamoConfig
 from engines.ar.cluster.cluster import HistoryRead
 from engines.ar.metrics import ItlStat, Scope, TtftRule
-from engines.laps.temporal import LongDispatch
-from engines.laps.waiting import Joins
+from engines.laps.batching import Joins, LongDispatch
 from repro.checks.answers import check_flips
 from repro.paths import RESULTS
 from repro.reports.claims import Answer, Finding, judge_all

@@ -88,7 +88,7 @@ def test_a_queue_is_the_batcher_s():
         ([PHASE, "--kind", "scheduling"], "kind='scheduling'"),
         ([PHASE, "--examples", "0"], "examples=0"),
         ([PHASE, "--seed", "-1"], "seed=-1"),
-        (["engines.laps.reserve:Reserve"], "policy Reserve fails (TypeError: "),
+        (["engines.laps.ours:Reserve"], "policy Reserve fails (TypeError: "),
         (["engines.dllm.scheduling.scheduler:Scheduler"], "no scheduler is made of config, pool, rule and exact_steps"),
         (["engines.dllm.scheduling.scheduler:KvPool", "--kind", "scheduler"], "no scheduler is made of config"),
     ],

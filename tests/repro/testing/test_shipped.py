@@ -15,13 +15,10 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig
 from engines.laps.graphs import shapes_of
-from engines.laps.on_time import OnTimeConfig
-from engines.laps.on_time import longest_wait_s as on_time_wait_s
-from engines.laps.reserve import ReserveConfig, longest_wait_s, share_for
+from engines.laps.ours import OnTimeConfig, ReserveConfig, longest_on_time_s, longest_wait_s, share_for
 from engines.laps.system import LapsConfig, laps, on_time, reserve, srpt
-from engines.laps.temporal import TemporalConfig
-from engines.laps.waiting import ClassQueue, WaitConfig
 from engines.policies import instances, routing
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.on_time import LateShare, OnTimeQueue
@@ -181,7 +178,7 @@ def test_shortest_remaining_prefill_first():
 
 
 def share_by_arrival(ahead: Ahead) -> float:
-    return on_time_wait_s(OnTimeConfig(), ahead.work, ahead.requests, STEPS)
+    return longest_on_time_s(OnTimeConfig(), ahead.work, ahead.requests, STEPS)
 
 
 def test_on_time():

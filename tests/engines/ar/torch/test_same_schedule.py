@@ -20,11 +20,10 @@ from engines.ar.session import Arrivals, ClosedLoop, OpenLoop, Round, Session
 from engines.ar.torch.engine import CostClock, Engine
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRun
-from engines.laps.on_time import OnTimeConfig
-from engines.laps.reserve import ReserveConfig
+from engines.laps.batching import WaitConfig
+from engines.laps.ours import OnTimeConfig, ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, laps, on_time, reserve
-from engines.laps.waiting import WaitConfig
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst

@@ -1,0 +1,414 @@
+"""Reserve and On-time: our batching policies for prefills, whose work is known when they arrive.
+
+Reserve runs the shortest remaining prefill first among requests that can still be on time, and keeps a share for late ones. Its steps
+mix classes, and nothing waits for company. Late requests cannot be saved and do not push out those that can, but in every step a
+share of the budget is theirs, first come, first served; it bounds the longest wait, see ``longest_wait_s``.
+
+On-time is its successor: it goes by due time while all that waits is on time. Else it gives up as few as possible, and a share of
+the steps is theirs. A prefill ends with the step that has its last token: which prefills can all be on time is a question of the
+steps to come, and the fewest that must be given up are Moore's and Hodgson's (``engines.policies.on_time``). Going by due time costs
+a long prompt nothing until there is too much work for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from engines.errors import UserError, require
+from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
+from engines.policies.on_time import LateShare, Split, by_arrival, whole_steps_s, work_by
+from engines.policies.step import IDLE, Share, Situation, StepPlan
+from engines.policies.task import OpenQueue, PrefillTask
+
+
+class WorkModel(Protocol):
+    """What policies know about speed (``StepModel``): T = base + request B + token N + alpha sum L (L + 2H)."""
+
+    @property
+    def base_s(self) -> float: ...
+    @property
+    def request_s(self) -> float: ...
+    @property
+    def token_s(self) -> float: ...
+    @property
+    def alpha(self) -> float: ...
+
+
+class Filling:
+    """A step in the making: tokens of each request, within room and places."""
+
+    def __init__(self, at: Situation, model: WorkModel, places: int, *, goes_past: bool = False) -> None:
+        """``goes_past`` a request that finds no room or place: what is begun goes on, and nothing behind it is admitted. Else each
+        filling ends with it."""
+        self.shares: dict[int, Share] = {}
+        self.admitted: list[PrefillTask] = []
+        self._model, self._need_of = model, at.need_of
+        self._room, self._places = at.room, places
+        self._begun = {task.task_id for task in at.begun}
+        self._goes_past, self._is_open = goes_past, True
+
+    def fill(self, tasks: Sequence[PrefillTask], budget_s: float, *, rounds_up: bool = False) -> float:
+        """Add tasks in order until the budget is spent, the last one in part; what was spent.
+
+        An empty step takes at least one token. ``rounds_up``: the last one's tokens are as many as spend the budget, or one more.
+        """
+        token_s, alpha = self._model.token_s, self._model.alpha
+        spent_s = 0.0
+        for task in tasks:
+            given = self.shares.get(task.task_id)
+            before = task.computed + (given.tokens if given else 0)
+            left = task.tokens - before
+            if not left:
+                continue
+            slope_s = token_s + 2 * alpha * (task.history + before)
+            work_s = left * (slope_s + alpha * left)
+            if spent_s + work_s > budget_s:
+                fitting = self._fitting(budget_s - spent_s, slope_s, alpha)
+                left = min(fitting + 1, left) if rounds_up else fitting
+                if not left and not self.shares:
+                    left = 1
+                if not left:
+                    break
+                work_s = left * (slope_s + alpha * left)
+            if given is None and not self._admit(task):
+                if self._goes_past:
+                    continue
+                break
+            self.shares[task.task_id] = Share(task, left + (given.tokens if given else 0))
+            spent_s += work_s
+            if spent_s >= budget_s:
+                break
+        return spent_s
+
+    def begun_of(self, tasks: Sequence[PrefillTask]) -> list[PrefillTask]:
+        return [task for task in tasks if task.task_id in self._begun]
+
+    def _admit(self, task: PrefillTask) -> bool:
+        if not self._places:
+            return False
+        if task.task_id not in self._begun:
+            if not self._is_open:
+                return False
+            need = self._need_of(task)
+            if need > self._room:
+                self._is_open = not self._goes_past
+                return False
+            self._room -= need
+            self.admitted.append(task)
+        self._places -= 1
+        return True
+
+    @staticmethod
+    def _fitting(budget_s: float, slope_s: float, alpha: float) -> int:
+        """Most tokens n with n (slope + alpha n) <= budget."""
+        if budget_s <= 0:
+            return 0
+        # 2c / (b + root): the root of the quadratic without cancellation, and right for alpha = 0.
+        return int(2 * budget_s / (slope_s + math.sqrt(slope_s * slope_s + 4 * alpha * budget_s)))
+
+
+# ---- Reserve -------------------------------------------------------------------------------------------------------
+
+
+StepSeconds = Annotated[float, Range(above=0, most=1e6)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize(Checked):
+    """How much work a step takes."""
+
+    min_step_s: StepSeconds = 0.05
+    """Least seconds of a step's budget."""
+    max_step_s: StepSeconds = 0.15
+    """Most seconds of a step's budget: long steps amortise, short ones respond."""
+    backlog_share: Annotated[float, Range(0, 1e6)] = 0.15
+    """A step's budget as a share of all waiting work, between the two."""
+    max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.min_step_s <= self.max_step_s,
+            f"min_step_s={self.min_step_s} must not be above max_step_s={self.max_step_s}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveConfig(StepSize):
+    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
+    """TTFT objective; None: no deadlines, hence no late requests."""
+    share: Proportion | None = None
+    """Share of a step's budget for late requests; by default the least that keeps longest_wait_s."""
+    longest_wait_s: Seconds | None = None
+    """Longest wait of a request that finds one objective's worth of work ahead of it; ten objectives by default."""
+    aging: Annotated[float, Range(0, 1e6)] = 0.05
+    """Seconds of remaining work a second of waiting is worth in the order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.share is None or self.longest_wait_s is None,
+            f"share={self.share} and longest_wait_s={self.longest_wait_s}: give one, each implies the other",
+        )
+
+
+def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: WorkModel) -> float:
+    """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
+
+    It is late after at most the objective, and the step running then ends within T_max = max_step + o, where o is the
+    step's overhead. From then on only earlier arrivals go before it in the late share, and they are at most
+    ``ahead_s``. A step of budget b takes at most b + o and does at least share b of that work, unless it finishes all
+    of it; so the work takes at most ahead / share (1 + o / min_step) and one last step:
+
+        objective + ahead / share (1 + o / min_step) + 2 T_max
+
+    Work counts as the model's; ``max_num_seqs`` must leave room for the late share.
+    """
+    assert config.slo_s is not None
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    step_s = config.max_step_s + overhead_s
+    return config.slo_s + ahead_s / share * (1 + overhead_s / config.min_step_s) + 2 * step_s
+
+
+def share_for(config: ReserveConfig, model: WorkModel) -> float:
+    """The least share by the bound above, for one objective's worth of work ahead."""
+    if config.slo_s is None:
+        return 1.0
+    limit_s = 10 * config.slo_s if config.longest_wait_s is None else config.longest_wait_s
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    left_s = limit_s - config.slo_s - 2 * (config.max_step_s + overhead_s)
+    share = config.slo_s * (1 + overhead_s / config.min_step_s) / left_s if left_s > 0 else math.inf
+    least_s = limit_s - left_s + config.slo_s * (1 + overhead_s / config.min_step_s)
+    require(share <= 1, f"longest_wait_s={limit_s} cannot be kept: give at least {least_s:.2f} s")
+    return share
+
+
+class Reserve:
+    """One instance's batching policy; any ``OpenQueue`` will do."""
+
+    def __init__(self, model: WorkModel, config: ReserveConfig) -> None:
+        self.config = config
+        self.share = share_for(config, model) if config.share is None else config.share
+        self._model = model
+        self._slo_s = math.inf if config.slo_s is None else config.slo_s
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        queue = at.queue
+        if not isinstance(queue, OpenQueue):
+            raise UserError(f"queue={type(queue).__name__}: Reserve takes requests out of turn, give an OpenQueue")
+        if not queue and not at.begun:
+            return IDLE
+        on_time, late, backlog_s = self._split(at, now)
+        config = self.config
+        budget_s = min(max(config.backlog_share * backlog_s, config.min_step_s), config.max_step_s)
+        step = Filling(at, self._model, config.max_num_seqs)
+        spent_s = step.fill(late, self.share * budget_s)
+        spent_s += step.fill(on_time, budget_s - spent_s)
+        step.fill(late, budget_s - spent_s)
+        if not step.shares:
+            # The first in the order do not fit: those begun, which hold the K/V, go on.
+            step.fill(step.begun_of([*late, *on_time]), budget_s)
+        for task in step.admitted:
+            queue.pull(task)
+        return StepPlan(list(step.shares.values())) if step.shares else IDLE
+
+    def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
+        """On-time requests by remaining work less aging, late ones by arrival, and all their work."""
+        model = self._model
+        token_s, alpha, latest_s = model.token_s, model.alpha, self._slo_s - model.base_s - now
+        aging = self.config.aging
+        on_time: list[tuple[float, int, PrefillTask]] = []
+        late: list[tuple[float, int, PrefillTask]] = []
+        backlog_s = 0.0
+        for group in (at.begun, at.queue):
+            for task in group:
+                done = task.computed
+                left = task.tokens - done
+                work_s = left * (token_s + alpha * (left + 2 * (task.history + done)))
+                backlog_s += work_s
+                ready_s = task.ready_s
+                if work_s <= ready_s + latest_s:
+                    # Aging counts from one origin for all: the order is that of work - aging * wait.
+                    on_time.append((work_s + aging * ready_s, task.task_id, task))
+                else:
+                    late.append((ready_s, task.task_id, task))
+        on_time.sort()
+        late.sort()
+        return [task for *_, task in on_time], [task for *_, task in late], backlog_s
+
+
+# ---- On-time -------------------------------------------------------------------------------------------------------
+
+
+ObjectiveShare = Annotated[float, Range(above=0, most=1e6)]
+_PACE_WEIGHT = 0.1
+"""Weight of the newest step in the mean of how long steps take."""
+_MOST_PACE = 4.0
+"""And its inverse: what is beyond is no step's."""
+_HALVINGS = 3
+"""Shorter steps that are tried where prefills would be given up."""
+
+
+class StepTimeModel(WorkModel, Protocol):
+    @property
+    def floor_s(self) -> float:
+        """A step with less work takes as long."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTimeConfig(LateShare):
+    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
+    """TTFT objective; None: no due times, first come, first served."""
+    min_step: ObjectiveShare = 0.125
+    """Least budget of a step as a part of the objective; of 0.4 s where there is none."""
+    max_step: ObjectiveShare = 0.375
+    """Most: long steps amortise, short ones respond."""
+    backlog_share: Annotated[float, Range(0, 1e6)] = 0.5
+    """A step's budget as a share of all waiting work, between the two."""
+    max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.min_step <= self.max_step, f"min_step={self.min_step} must not be above max_step={self.max_step}")
+
+    @property
+    def unit_s(self) -> float:
+        return 0.4 if self.slo_s is None else self.slo_s
+
+
+def longest_on_time_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, model: StepTimeModel) -> float:
+    """Upper bound on the TTFT of a request behind ``ahead_s`` of work and ``num_ahead`` requests (its own included) that arrived no later.
+
+    A step of budget b takes at most b + o, where o is its overhead, so that first come, first served it would wait F = ahead (1 + o
+    / b_min) + o at most once it is seen. By max(objective, patience max(objective, F)) it is late, so given up, and the share is
+    paid; the step running then ends within T_max = b_max + o. The share goes by arrival: before it are at most ``ahead_s``. A step
+    does at least share b of that work, or finishes as many requests as it has places, ``max_num_seqs``, or all of them; so the work
+    takes at most ahead / share (1 + o / b_min), a step for every so many requests, and one last step:
+
+        max(objective, patience max(objective, F)) + ahead / share (1 + o / b_min) + (2 + n_ahead / max_num_seqs) T_max
+
+    Budgets are no less than the floor below which a step takes as long, so that b + o is what it takes. Work counts as the model's,
+    whose steps are true; the rest of a step leaves room for the token that the share is rounded up to. Where one of the share finds no K/V, nobody is admitted until it does.
+    """
+    assert config.slo_s is not None
+    if not config.share:
+        return math.inf
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    least_s = max(config.min_step * config.slo_s / 2**_HALVINGS, model.floor_s)
+    most_s = max(config.max_step * config.slo_s, model.floor_s)
+    step_s, work_s = most_s + overhead_s, ahead_s * (1 + overhead_s / least_s)
+    return (
+        config.from_s(config.slo_s, work_s + overhead_s)
+        + work_s / config.share
+        + (2 + num_ahead / config.max_num_seqs) * step_s
+    )
+
+
+class OnTime:
+    """One instance's batching policy; any ``OpenQueue`` will do.
+
+    It sees when its steps begin, and so how long they take: a model that is wrong by a factor is set right.
+    """
+
+    def __init__(self, model: StepTimeModel, config: OnTimeConfig) -> None:
+        self.config = config
+        self._model = model
+        self._slo_s = math.inf if config.slo_s is None else config.slo_s
+        self._pace = 1.0
+        """How many times as long as the model says steps take, lately: what decodes in between counts as theirs."""
+        self._num_measured = 0
+        self._last: tuple[float, float] | None = None
+        """When the last step began and what it should take."""
+        self._first_come_s: dict[int, float] = {}
+        """What each that waited at the last step would wait, first come, first served, when it was first seen."""
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        queue = at.queue
+        if not isinstance(queue, OpenQueue):
+            raise UserError(f"queue={type(queue).__name__}: On-time takes requests out of turn, give an OpenQueue")
+        tasks = sorted([*at.begun, *queue], key=by_arrival)
+        self._measure(tasks, now)
+        if not tasks:
+            self._first_come_s = {}
+            return IDLE
+        split, budget_s, share = self._chosen(tasks, now)
+        step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)
+        spent_s = step.fill(tasks, share * budget_s, rounds_up=True) if share else 0.0
+        spent_s += step.fill(split.kept, budget_s - spent_s)
+        step.fill(split.given_up, budget_s - spent_s)
+        for task in step.admitted:
+            queue.pull(task)
+        shares = list(step.shares.values())
+        if shares:
+            self._last = now, self._step_s(shares)
+        return StepPlan(shares) if shares else IDLE
+
+    def _measure(self, tasks: Sequence[PrefillTask], now: float) -> None:
+        """A step is followed at once where one it left is still there. Else they ended, or their clients went away, and time passed."""
+        goes_on = any(task.task_id in self._first_come_s for task in tasks)
+        if goes_on and self._last is not None and now > self._last[0]:
+            start_s, step_s = self._last
+            pace = min(max((now - start_s) / step_s, 1 / _MOST_PACE), _MOST_PACE)
+            self._num_measured += 1
+            self._pace += max(_PACE_WEIGHT, 1 / self._num_measured) * (pace - self._pace)
+        self._last = None
+
+    def _step_s(self, shares: Sequence[Share]) -> float:
+        model = self._model
+        work_s = sum(
+            tokens * (model.token_s + model.alpha * (tokens + 2 * (task.history + task.computed)))
+            for task, tokens in shares
+        )
+        return model.base_s + model.request_s * len(shares) + max(model.floor_s, work_s)
+
+    def _chosen(self, tasks: Sequence[PrefillTask], now: float) -> tuple[Split, float, float]:
+        """Who is given up, the step's budget, and the share that is paid: as backlog asks, and a shorter step where fewer are given
+        up with it, which ends sooner and costs its overhead more often."""
+        config, model = self.config, self._model
+        works_s = [self._work_s(task) for task in tasks]
+        all_s = sum(works_s)
+        # Seconds are the model's from here on.
+        unit_s, pace = config.unit_s / self._pace, self._pace
+        budget_s = min(max(config.backlog_share * all_s, config.min_step * unit_s), config.max_step * unit_s)
+        budget_s = max(budget_s, model.floor_s)
+
+        slacks_s = [(task.ready_s + self._slo_s - now) / pace for task in tasks]
+
+        def split(budget_s: float, rate: float) -> Split:
+            limits_s = work_by(slacks_s, budget_s=budget_s, overhead_s=model.base_s, rate=rate, all_s=all_s)
+            return Split.of(tasks, works_s, limits_s)
+
+        found, share = split(budget_s, 1.0), 0.0
+        self._first_come_s = self._waits_s(tasks, works_s, budget_s)
+        if found.owes(config, self._slo_s, self._first_come_s, now):
+            share = config.share
+            if share < 1:
+                # What is on time with the share paid.
+                found = split(budget_s, 1 - share)
+        rate, shorter_s = 1 - share, budget_s
+        least_s = max(config.min_step * unit_s / 2**_HALVINGS, model.floor_s)
+        while share < 1 and found.given_up and shorter_s > least_s:
+            shorter_s = max(shorter_s / 2, least_s)
+            other = split(shorter_s, rate)
+            if len(other.given_up) < len(found.given_up):
+                found, budget_s = other, shorter_s
+        return found, budget_s, share
+
+    def _waits_s(self, tasks: Sequence[PrefillTask], works_s: Sequence[float], budget_s: float) -> dict[int, float]:
+        """How long the work takes that came no later than each of the tasks, which are by arrival; of those seen before as it was."""
+        known, done_s, waits_s = self._first_come_s, 0.0, dict[int, float]()
+        for task, work_s in zip(tasks, works_s, strict=True):
+            done_s += work_s
+            wait_s = known.get(task.task_id)
+            if wait_s is None:
+                wait_s = self._pace * whole_steps_s(done_s, budget_s, self._model.base_s)
+            waits_s[task.task_id] = wait_s
+        return waits_s
+
+    def _work_s(self, task: PrefillTask) -> float:
+        model, left, done = self._model, task.left, task.history + task.computed
+        return model.request_s + left * (model.token_s + model.alpha * (left + 2 * done))
