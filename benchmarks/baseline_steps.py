@@ -33,7 +33,6 @@ from bare_sampler import BareSampler, DllmCache, DllmServe, DualCache, FastDllm,
 from common import Rows, add_counts, count, facts_of, parser_of, run, shown, table
 
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.registry import method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
@@ -42,6 +41,7 @@ from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.loader import load_model
+from repro.systems.dllm.system import method
 
 Prompts = Sequence[tuple[int, ...]]
 Step = StepRecord | StepKind | None

@@ -27,8 +27,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.metrics import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
-from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.static import sized
+from repro.systems.dllm.deployment import Deployment, sized
 from repro.systems.platforms import PLATFORMS
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from baselines.dllm.registry import method
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.method import Method, Sampler
 from engines.dllm.plan import Request, StepRecord, check_request
 from engines.errors import RunError
 from engines.models.checkpoint import checkpoint_dir, config_of
+from repro.systems.dllm.system import method
 
 
 @dataclass(frozen=True, kw_only=True)

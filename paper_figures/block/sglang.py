@@ -23,7 +23,7 @@ from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.store import StoredRun
 from repro.systems.block.settings import MAX_NUM_LOGITS, resolve
-from repro.systems.block.simulated import cost_on
+from repro.systems.block.system import cost_on
 
 SOURCE = "sgl-project/sglang issue 33322 (LLaDA2.1-mini, one H20)"
 DATASET = "gsm8k"

@@ -11,15 +11,14 @@ import csv
 import io
 import itertools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from repro.files import replace_all, replace_bytes
-from repro.runs.system import SYSTEMS
+from repro.runs.system import ENTRIES, SYSTEMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,35 +55,13 @@ class Look:
         return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
 
 
-_LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "dllm-serve": ("#0072B2", "o"),
-        "sparse-dllm": ("#D55E00", "s"),
-        "fast-dllm": ("#009E73", "^"),
-        "dllm-cache": ("#CC79A7", "D"),
-        "llada": ("#56B4E9", "v"),
-        "dream": ("#E69F00", "P"),
-        "ampd": ("#0072B2", "o"),
-        "dynamo-sim": ("#D55E00", "s"),
-        "vllm-sim": ("#009E73", "^"),
-        "continuum-sim": ("#CC79A7", "D"),
-        "laps": ("#0072B2", "o"),
-        "laps-graphs-only": ("#56B4E9", "v"),
-        "laps-disaggregation-only": ("#CC79A7", "<"),
-        "reserve": ("#000000", "P"),
-        "on-time": ("#E69F00", "*"),
-        "srpt": ("#56B4E9", "X"),
-        "sglang-pd": ("#D55E00", "s"),
-        "sglang-pd-router": ("#D55E00", "D"),
-        "vllm-pd": ("#009E73", "^"),
-    }
-)
 _OTHER_LOOK = ("#000000", "X")
 """Look of a system that comes from elsewhere."""
 
 
 def system_look(name: str) -> Look:
-    color, marker = _LOOKS.get(name, _OTHER_LOOK)
+    entry = ENTRIES.get(name)
+    color, marker = _OTHER_LOOK if entry is None or entry.look is None else entry.look
     return Look(title=SYSTEMS.get(name).title, color=color, marker=marker)
 
 

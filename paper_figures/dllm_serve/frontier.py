@@ -43,7 +43,7 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
-from repro.systems.dllm.family import STEPS
+from repro.systems.dllm.record import STEPS
 from repro.systems.platforms import Platform
 
 SOURCE = "ours; whole blocks and whole Refreshes are Fast-dLLM's dual cache (arXiv:2505.22618)"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.registry import method
 from engines.dllm.config import SparsityConfig
 from engines.dllm.scheduling.phase import DelayedCache
 from paper_figures.common.figure import Columns, Page, table
@@ -14,6 +13,7 @@ from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure
 from repro.reports.claims import Finding
 from repro.reports.paper import TableValue, load_table
+from repro.systems.dllm.system import method
 from repro.systems.platforms import DllmPart, platform
 
 

@@ -155,7 +155,7 @@ def generate(
 
 def _generate_blocks(knobs: Mapping[str, Any], prompted: Prompted, *, seed: int, json: bool) -> None:
     from engines.models.checkpoint import is_base
-    from repro.systems.block.asked import answer_alone
+    from repro.systems.block.served import answer_alone
     from repro.systems.block.settings import settings_of_requests
     from repro.systems.block.text import answer_of, encoded, find_text, text_of
 

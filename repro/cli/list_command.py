@@ -56,12 +56,12 @@ def _said(entry: Entry) -> str:
 def _list_all(*, json: bool) -> None:
     from repro.paths import DATASETS
     from repro.reports.figures import FIGURES
-    from repro.runs.system import SUMMARIES
+    from repro.runs.system import ENTRIES
     from repro.systems.platforms import PLATFORMS
     from repro.tasks.registry import TASKS
     from repro.workloads.card import introductions
 
-    rows = [("system", name, what) for name, what in SUMMARIES.items()]
+    rows = [("system", name, entry.says) for name, entry in ENTRIES.items()]
     rows += [("dataset", name, title) for name, title, _ in introductions(DATASETS)]
     for kind, folder in (("trace", "sessions"), ("conversations", "conversations")):
         rows += [(kind, name, f"{title}: {what}") for name, title, what in introductions(DATASETS / folder)]

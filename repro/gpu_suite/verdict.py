@@ -20,7 +20,7 @@ from repro.gpu_suite.stages import OURS, SAME_ENGINE, title_of
 from repro.gpu_suite.suite import Suite
 from repro.reports.fitting import PROTOCOLS
 from repro.runs.store import StoredRun
-from repro.systems.dllm.family import STEPS
+from repro.systems.dllm.record import STEPS
 from repro.systems.platforms import DllmPart, platform
 
 VERDICT = "verdict.md"

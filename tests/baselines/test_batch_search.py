@@ -21,7 +21,8 @@ from engines.dllm.memory.profile import peak_bytes
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.systems.dllm import on_torch, static
+from repro.systems.dllm import deployment as deployments
+from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import Deployment
 
 Peak = Callable[[int], int]
@@ -160,7 +161,7 @@ def test_on_a_card_the_search_is_exact_and_stays_inside(monkeypatch, platform, s
         probes.extend(found.probes)
         return found
 
-    monkeypatch.setattr(static, "largest_batch", recording)
+    monkeypatch.setattr(deployments, "largest_batch", recording)
     for input_len in (100, 300, 1000, 3744):
         probes.clear()
         deployment = planned(cell_of(system, platform, input_len=input_len, length_scale=1.0))

@@ -25,7 +25,6 @@ from baselines.dllm.dllm_cache.method import DLLM_CACHE, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
-from baselines.dllm.registry import method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.cards import L40S
 from engines.cost.roofline import Roofline
@@ -36,6 +35,7 @@ from engines.dllm.scheduling.phase import NoCache
 from engines.dllm.scheduling.scheduler import KvPool
 from engines.errors import UserError
 from engines.models.shape import LLADA_8B
+from repro.systems.dllm.system import method
 
 
 def guided(

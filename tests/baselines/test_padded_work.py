@@ -9,7 +9,6 @@ from support.recorder import Recorder
 from support.tiny_models import MHA, network, prompt_of
 from torch import Tensor
 
-from baselines.dllm.registry import method
 from baselines.dllm.static import attend as static_batch
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -20,6 +19,7 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling.scheduler import KvPool
 from engines.kernels import probe
 from engines.kernels.host import Runs
+from repro.systems.dllm.system import method
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])

@@ -7,7 +7,6 @@ import pytest
 from support.engine_runs import rows_of
 from support.tiny_models import GQA, MHA, network, prompt_of
 
-from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -15,6 +14,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import KvPool
+from repro.systems.dllm.system import method
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)
 CACHE, SUFFIX = DelayedCache(), DelayedCache(delay=0, window="suffix")

@@ -13,7 +13,7 @@ from repro.reports.evidence import Source
 from repro.reports.figures import PAPERS, View, figure
 from repro.reports.paper import load_claims
 from repro.runs.experiment import prepare
-from repro.systems.block.family import BLOCK
+from repro.systems.block.record import BLOCK
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 H20_VIEW = View(platform=H20_LLADA2_MINI, reading="published", num_runs=3)

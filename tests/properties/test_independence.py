@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.engine_runs import Ids, chi_square, engine_for, rows_of, run_alone, run_together
 from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, request_on
 
-from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
@@ -25,6 +24,7 @@ from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Wi
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.errors import UserError
 from engines.runtime.noise import gumbel_argmax, row_keys, uniform
+from repro.systems.dllm.system import method
 
 MAX_TOTAL = 40
 PLAIN = DecodeConfig()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.text_checkpoints import write_dream, write_llada
 
-from baselines.dllm.registry import method
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.knobs import given_to
@@ -15,6 +14,7 @@ from engines.server.dllm.engine import ServedDllm
 from engines.server.protocol import Finished, Submission
 from repro.generation import GenerateOptions, generate
 from repro.serving import DllmModel
+from repro.systems.dllm.system import method
 
 PROMPTS = ("hello", "what is it?", "a")
 SHORT = {"gen_length": 16, "block_length": 8, "steps": 16}

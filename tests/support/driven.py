@@ -8,7 +8,7 @@ from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepOut
 from engines.runtime.step_timer import StepTimes
 from repro.runs.drivers.steps import Clock, VirtualClock
 from repro.runs.record import RunRecord
-from repro.systems.dllm.log import drive_engine
+from repro.systems.dllm.record import drive_engine
 
 
 class FakeEngine:

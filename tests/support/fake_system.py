@@ -20,8 +20,7 @@ from repro.runs.drivers.steps import OnProgress, VirtualClock
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
-from repro.systems.dllm.family import DLLM
-from repro.systems.dllm.log import drive_engine
+from repro.systems.dllm.record import DLLM, drive_engine
 
 NAME = "support.fake_system:FAKE"
 KNOBS = frozenset({"num_prompts", "service_s"})

@@ -3,7 +3,7 @@
 from typing import Any
 
 from repro.runs.record import RunRecord, Table, empty_table
-from repro.systems.dllm.family import DLLM, STEP_COLUMNS
+from repro.systems.dllm.record import DLLM, STEP_COLUMNS
 
 RequestRow = tuple[float, float | None, float | None, float | None, int, str]
 """(arrival, admitted, first block, finished, gen_length, status)."""

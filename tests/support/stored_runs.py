@@ -14,7 +14,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Validity
 from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
 from repro.runs.store import StoredRun
-from repro.systems.dllm.family import DLLM, STEP_COLUMNS
+from repro.systems.dllm.record import DLLM, STEP_COLUMNS
 
 CPU = "A Processor 9000"
 CALIBRATION = "rtx4090, fitted on one cell; another cell"

@@ -18,6 +18,12 @@ import numpy as np
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.plan import StepRecord
 from engines.blockdiffusion.request import BlockRequest
+from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
+from engines.blockdiffusion.tables import SharedTables
+from engines.cost.cards import Gpu, gpu
+from engines.cost.composed import Composed
+from engines.cost.kernels import Kernels
+from engines.cost.roofline import Roofline
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require
@@ -25,9 +31,10 @@ from repro.runs.cell import Cell
 from repro.runs.drivers.steps import OnProgress, RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
-from repro.systems.block.family import BLOCK, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
-from repro.systems.block.settings import BlockKnobs, Settings, resolve
+from repro.systems.block.record import BLOCK, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
+from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, Settings, resolve
 from repro.systems.block.text import answer_of, find_text, text_of
+from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.requests import graded
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
@@ -37,8 +44,7 @@ from repro.workloads.own import Traced, trace_asked
 from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload, traced_workload
 
 ON_TORCH = "repro.systems.block.on_torch"
-SIMULATED = "repro.systems.block.simulated"
-"""What serves: a simulation loads no torch, nor depends on its code."""
+"""The module of measured runs: a simulation loads no torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class Deployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return __name__, "repro.systems.platforms", SIMULATED if self.settings.is_simulated else ON_TORCH
+        return __name__, "repro.systems.platforms", *(() if self.settings.is_simulated else (ON_TORCH,))
 
     @property
     def basis(self) -> str:
@@ -105,7 +111,7 @@ class Deployment:
     def serving(self) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
         """In its body there is an engine, and what it runs on."""
         if self.settings.is_simulated:
-            yield import_module(SIMULATED).engine_of(self.settings, derive_seed(self.seed, "sure")), {}
+            yield engine_of(self.settings, derive_seed(self.seed, "sure")), {}
             return
         with import_module(ON_TORCH).serving(self.settings) as found:
             yield found
@@ -119,9 +125,7 @@ class Deployment:
             began = time.process_time()
             drive_steps(engine, ordered, clock, log, on_progress=on_progress)
             spent = {} if settings.is_simulated else {"facts": {"processor_s": time.process_time() - began}}
-        charged = (
-            import_module(SIMULATED).charged_text(settings, settings.platform.gpu) if settings.is_simulated else None
-        )
+        charged = charged_text(settings, settings.platform.gpu) if settings.is_simulated else None
         measured_on = {} if settings.is_simulated else {"device": self.device, "dtype": settings.knobs.dtype}
         record = RunRecord(
             tables={REQUESTS: log.table, STEPS: log.steps},
@@ -332,6 +336,53 @@ def _prompt(settings: Settings, tokens: int, seed: int, request_id: int) -> tupl
 def _random_ids(settings: Settings, tokens: int, seed: tuple[int, ...]) -> tuple[int, ...]:
     random = np.random.default_rng(seed)
     return tuple(random.integers(settings.config.vocab_size, size=tokens).tolist())
+
+
+def engine_of(settings: Settings, seed: int) -> BlockEngine:
+    knobs, block = settings.knobs, settings.block
+    size = settings.pool_block
+    tables = SharedTables(
+        num_slots=knobs.max_num_seqs,
+        num_blocks=-(-settings.num_tokens // size),
+        block_size=size,
+        max_len=settings.max_model_len,
+        diffusion_block=block,
+        caches=knobs.prefix_cache,
+    )
+    assert settings.platform.gpu is not None, "settings refuse a platform without a card"
+    executor = SimulatedExecutor(
+        cost_on(settings, settings.platform.gpu),
+        PoissonSure(knobs.tokens_per_forward or 1.0, seed),
+        block=block,
+        shifts=settings.shifts,
+        tables=tables,
+        host=knobs.host,
+        # SGLang makes logits of all rows that it denoises.
+        head_rows="wanted" if knobs.batching == "mixed" else "all",
+        max_num_logits=MAX_NUM_LOGITS,
+    )
+    return BlockEngine(executor, settings.engine)
+
+
+def cost_on(settings: Settings, card: str | Gpu) -> Roofline:
+    framework = settings.knobs.charged.framework
+    if framework is None:
+        return Roofline(settings.shape, gpu(card), load_calibration(card))
+    return Composed(Kernels(settings.shape, gpu(card), framework), load_calibration(card))
+
+
+def charged_text(settings: Settings, card: str | Gpu) -> str:
+    """What steps are charged by, in one sentence."""
+    knobs, calibration = settings.knobs, load_calibration(card)
+    if knobs.charged.framework is None:
+        return describe_calibration(calibration)
+    host = knobs.host
+    overheads = [f"{1e3 * (calibration.step_overhead_s + host.step_overhead_s):g} ms a step"]
+    if host.request_overhead_s:
+        overheads.append(f"{1e3 * host.request_overhead_s:g} ms a request of it")
+    if host.prefix_overhead_s:
+        overheads.append(f"{1e3 * host.prefix_overhead_s:g} ms a 1,000 tokens before its rows")
+    return knobs.charged.describe(card, f"{', '.join(overheads)} assumed", settings.shape)
 
 
 BLOCK_DIFFUSION = BlockDiffusion()

@@ -37,8 +37,7 @@ from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
 from engines.runtime.machine import machine_memory_bytes
 from engines.runtime.memory_limit import check_memory, limit_memory
-from repro.systems.dllm import static
-from repro.systems.dllm.deployment import Deployment, pool_rows
+from repro.systems.dllm.deployment import Deployment, found_facts, member_tokens, most_members, pool_rows, sized
 from repro.systems.dllm.settings import Settings
 
 ModelKey = tuple[str, str, str, str, str]
@@ -103,7 +102,7 @@ def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tup
     if deployment.batching.kind == "packed":
         deployment = _with_measured_pool(deployment, model, group)
     else:
-        deployment = static.sized(deployment, {**deployment.facts, **_measured_batch(deployment)})
+        deployment = sized(deployment, {**deployment.facts, **_measured_batch(deployment)})
     facts: dict[str, Any] = {}
     if (allowed := _limit_memory(settings, settings.memory_limit)) is not None:
         facts["enforced_memory_bytes"] = allowed
@@ -238,7 +237,7 @@ _Batch = tuple[PublishedMethod, ModelKey, EngineConfig, Sampler, GenerationConfi
 
 def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
     settings = deployment.settings
-    most = static.most_members(deployment)
+    most = most_members(deployment)
     found = _largest_measured(
         (
             deployment.published,
@@ -246,13 +245,13 @@ def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
             replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
             deployment.sampler,
             settings.generation,
-            static.member_tokens(deployment),
+            member_tokens(deployment),
         ),
         memory_bytes=settings.memory_limit,
         fixed_bytes=base_bytes(settings.shape, settings.memory_limit),
         most=most,
     )
-    return static.found_facts(found, deployment, most)
+    return found_facts(found, deployment, most)
 
 
 @lru_cache(maxsize=32)

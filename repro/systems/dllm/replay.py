@@ -18,7 +18,7 @@ from repro.paths import COMMITTED
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.record import REQUESTS
 from repro.runs.store import UNREADABLE, StoredRun, StoreError, read_run
-from repro.systems.dllm.family import BLOCKS, DLLM
+from repro.systems.dllm.record import BLOCKS, DLLM
 from repro.workloads.card import Origin
 from repro.workloads.workload import Workload, workload_of
 

@@ -16,19 +16,39 @@ from engines.dllm.scheduling.phase import SeeingRule, check_rule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.free import Free
-from repro.runs.system import SYSTEMS
-from repro.systems.dllm import static
-from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed
-from repro.systems.dllm.family import DLLM
+from repro.runs.system import ENTRIES, SYSTEMS
+from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed, plan_static
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
+from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
 from repro.systems.dllm.settings import REPLAY, Settings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.own import Traced, trace_asked
 from repro.workloads.workload import Workload, generation_of_length
+
+_STATIC_BATCH = Free(
+    "static batch",
+    ({"batch_rule": "batch"}, {"batch_rule": "max_model_len"}, {"batch_rule": "one"}),
+    '§6.1: "the maximum static batch size that fits in memory", of which requests is not said. The largest that holds the workload\'s '
+    "longest request by default",
+)
+_PLACES = Free(
+    "requests running at once",
+    ({"max_num_seqs": 16}, {"max_num_seqs": 64}, {"max_num_seqs": 128}),
+    "Table 3 prints budgets of tokens and logits and no number of requests. 256 by default on a card",
+)
+
+
+def _packed(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """with reading=policy, whose steps are packed, as of dllm-serve"""
+    return _PLACES.settings if cell.knob_values.get("reading") == "policy" else ()
+
+
+_PACKED = Free(_PLACES.what, (), "the engine of this reading is dLLM-Serve's", _packed)
+_BASELINE = (_STATIC_BATCH, _PACKED)
 
 
 class DllmSystem:
@@ -36,9 +56,13 @@ class DllmSystem:
 
     family: ClassVar[Family] = DLLM
 
-    def __init__(self, method: Method, free: tuple[Free, ...] = ()) -> None:
-        self.method, self.free = method, free
-        self.name, self.title = method.name, method.title
+    def __init__(self, method: Method) -> None:
+        self.method, self.name, self.title = method, method.name, method.title
+
+    @property
+    def free(self) -> tuple[Free, ...]:
+        """What no source prints of it."""
+        return _BASELINE if self.has_readings else (_PLACES,)
 
     @property
     def has_readings(self) -> bool:
@@ -171,13 +195,18 @@ class DllmSystem:
             config=config,
             defaults={"reading": settings.baseline.reading} if stands_for_one else {},
         )
-        return (plan_packed if batching.kind == "packed" else static.planned)(deployment, lengths)
+        return (plan_packed if batching.kind == "packed" else plan_static)(deployment, lengths)
 
 
 def dllm_system(name: str) -> DllmSystem:
-    """For what serves no other."""
+    """A system for commands that serve no other; raises UserError for another's name."""
     found = SYSTEMS.get(name)
     if not isinstance(found, DllmSystem):
-        able = [each for each in SYSTEMS if isinstance(SYSTEMS.get(each), DllmSystem)]
+        able = [each for each, entry in ENTRIES.items() if entry.made_by is not None]
         raise UserError(f"system={name!r} is no diffusion-LLM system: use one of {', '.join(able)}")
     return found
+
+
+def method(name: str) -> Method:
+    """The method of a system by its name."""
+    return dllm_system(name).method

@@ -15,7 +15,7 @@ from engines.dllm.executor.replay import ReplayingExecutor
 from engines.dllm.executor.roofline import RooflineExecutor, StepNotes
 from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
 from engines.errors import require
-from repro.systems.dllm.family import STEPS
+from repro.systems.dllm.record import STEPS
 from repro.systems.dllm.replay import Recorded, measured_run
 from repro.systems.dllm.system import dllm_system
 

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.cards import gpu
@@ -46,8 +45,8 @@ from repro.runs.drivers.steps import WallClock
 from repro.runs.experiment import prepare
 from repro.runs.metrics import served_per_second
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.family import DLLM
-from repro.systems.dllm.log import drive_engine
+from repro.systems.dllm.record import DLLM, drive_engine
+from repro.systems.dllm.system import method
 from repro.tasks.mini import GENERATORS
 
 Ids = tuple[int, ...]

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -26,6 +25,7 @@ from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling.scheduler import KvPool
 from engines.runtime.noise import row_keys
+from repro.systems.dllm.system import method
 
 LOGITS = (0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 0.25, 1.0)
 

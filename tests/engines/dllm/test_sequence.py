@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine_runs import rows_of
 
-from baselines.dllm.registry import method
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.plan import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.sequence import Sequence, steps_per_block
 from engines.errors import UserError
+from repro.systems.dllm.system import method
 
 
 @st.composite

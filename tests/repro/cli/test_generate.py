@@ -18,7 +18,6 @@ from support.text_checkpoints import EOS, EOT, LLADA, MASK, write_dream, write_l
 from support.tokenizers import CHATML_JINJA, LLADA_JINJA
 
 from baselines.dllm.fast_dllm import THRESHOLD as FAST_THRESHOLD
-from baselines.dllm.registry import method
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.chat import load_chat_template, parse_messages
@@ -28,6 +27,7 @@ from repro.generation import GenerateOptions, prepare_generation
 from repro.paths import REPO
 from repro.prompt import read_prompt_ids
 from repro.runs.experiment import prepare
+from repro.systems.dllm.system import method
 
 SHORT = ("--gen-length", "16", "--block-length", "8")
 

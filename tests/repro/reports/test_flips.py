@@ -31,7 +31,7 @@ from repro.reports.paper import load_claims, stated
 from repro.reports.stamp import save_flips
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.runs.system import SUMMARIES, free_of
+from repro.runs.system import ENTRIES, free_of
 from repro.systems.cluster.ampd_settings import DEFAULT_READING
 from repro.systems.dllm.knobs import BATCH_RULES, ReadingName
 
@@ -148,7 +148,7 @@ def test_assumed_lengths_are_changed_and_published_ones_are_not():
 
 
 def test_what_any_system_declares_free_is_tried_or_no_claim_is_of_it():
-    free = {name for name in SUMMARIES if free_of(name)}
+    free = {name for name in ENTRIES if free_of(name)}
     cells = [cell for paper in SIZES for each in chosen(paper) for cell in each.cells]
     compared = {cell.system for cell in cells}
     assert free - compared == OF_NO_CLAIM & free

@@ -25,7 +25,7 @@ from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS as REGISTERED
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 
 TOKENS = 256
 N = {"livebench": 128, "burst": 2000, "osc": 2000}

@@ -244,6 +244,6 @@ def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not
 
 def test_what_the_package_offers_to_python_is_no_part_of_a_run():
     """Another name in ``repro/__init__.py`` makes no stored run another; the harness's own modules below it do."""
-    modules = code_of(("repro.systems.dllm.systems",)).modules
+    modules = code_of(("repro.systems.dllm.system",)).modules
     assert "repro" not in modules
     assert {"repro.systems", "repro.systems.dllm.system", "repro.runs.record"} <= {*modules}

@@ -9,7 +9,7 @@ from engines.errors import UserError
 from repro.runs.family import Family
 from repro.runs.metrics import METRICS, column, distribution, goodput, is_ok, request_times
 from repro.runs.record import REQUEST_COLUMNS, RunRecord
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 
 ANY = Family(name="any")
 

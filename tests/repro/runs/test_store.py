@@ -21,7 +21,7 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import SCHEMA_VERSION, RunRecord
 from repro.runs.store import Store, StoredRun, StoreError, encoded, json_line, pack, read_run
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 
 
 @pytest.fixture

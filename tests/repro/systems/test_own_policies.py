@@ -193,12 +193,12 @@ def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "from engines.dllm.scheduling.phase import Phase\n"
         "from engines.dllm.scheduling.scheduler import PhaseScheduler\n"
         "from engines.cost.cards import GPUS\n"
-        "from repro.systems.dllm.systems import DLLM_SERVE\n"
+        "from repro.runs.system import SYSTEMS\n"
         "from repro.systems.platforms import PLATFORMS\n\n\n"
         "class Shelf(PhaseScheduler):\n    pass\n\n\n"
         "@dataclass(frozen=True)\nclass Builds:\n    every: int = 2\n    caches = True\n    window = 'block'\n\n"
         "    def phase(self, step_in_block):\n        return Phase.REUSE if step_in_block % self.every else Phase.BUILD\n\n\n"
-        "THICK = DLLM_SERVE\nGPU = replace(GPUS[0], name='shelf-gpu')\n"
+        "THICK = SYSTEMS.get('dllm-serve')\nGPU = replace(GPUS[0], name='shelf-gpu')\n"
         "CARD = replace(PLATFORMS.get('rtx4090'), title='a shelf')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

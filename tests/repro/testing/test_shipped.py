@@ -10,7 +10,6 @@ from support.judged import judged
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware
 from baselines.ar.sglang import CacheAware, TokenBudget, graphs_only
 from baselines.ar.vllm import InFlightFirst
-from baselines.dllm.registry import METHODS
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
@@ -24,6 +23,8 @@ from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.on_time import LateShare, OnTimeQueue
 from engines.policies.task import PrefillQueue
 from repro import testing
+from repro.runs.system import ENTRIES
+from repro.systems.dllm.system import method as method_of
 from repro.testing import Ahead, BatcherConformance, SchedulerConformance
 from repro.testing.prefills import SLO, STEPS
 
@@ -76,9 +77,9 @@ def test_refresh_rules(rule):
     check_refresh_rule(rule)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.made_by is not None])
 def test_refresh_rules_of_methods(name):
-    method = METHODS[name]
+    method = method_of(name)
     check_refresh_rule(method.sampler(next(iter(method.heeds)), {}).rule)
 
 

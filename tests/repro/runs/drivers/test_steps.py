@@ -10,8 +10,7 @@ from engines.errors import UserError
 from repro.runs.drivers.steps import Clock, DriveProgress, EngineStalledError, VirtualClock, WallClock
 from repro.runs.metrics import request_times
 from repro.runs.statistics import mean_interval
-from repro.systems.dllm.family import DLLM
-from repro.systems.dllm.log import drive_engine
+from repro.systems.dllm.record import DLLM, drive_engine
 
 
 def test_golden_stamps():

@@ -16,8 +16,7 @@ from support.http_server import running_server
 
 from repro.cli.serve import Asked, _served_model
 from repro.serving import DllmModel
-from repro.systems.block.asked import answer_alone, check_prompt
-from repro.systems.block.served import BlockModel
+from repro.systems.block.served import BlockModel, answer_alone, check_prompt
 from repro.systems.block.settings import settings_of_requests
 from repro.systems.block.text import answer_of, text_of
 from repro.tasks.mini import GENERATORS

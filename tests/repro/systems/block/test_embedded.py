@@ -22,7 +22,7 @@ from engines.models.loader import load_block
 from repro.checks.blocks import block_cases, embedded_cases, verify_blocks
 from repro.checks.plain_blocks import masked_logits
 from repro.runs.system import SYSTEMS
-from repro.systems.block.asked import answer_alone
+from repro.systems.block.served import answer_alone
 from repro.systems.block.settings import EMBEDDED, EMBEDDED_DIR, EMBEDDED_TASKS, settings_of_requests
 from repro.systems.block.text import answer_of, encoded, text_of
 from repro.tasks.mini import GENERATORS

@@ -18,7 +18,7 @@ from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store, pack
 from repro.systems.dllm import requests
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.requests import decode_answers, encode_prompts, grade_run, require_task
 from repro.tasks.registry import TASKS
 from repro.tasks.task import Task, TaskProblem

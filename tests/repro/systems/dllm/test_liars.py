@@ -8,7 +8,7 @@ from support.cells import a_cell
 from engines.errors import RunError, UserError
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 
 
 def ran(name: str) -> RunRecord:

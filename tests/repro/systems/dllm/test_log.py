@@ -5,7 +5,7 @@ from support.driven import FakeEngine, make_requests
 from engines.dllm.plan import StepRecord
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.drivers.steps import VirtualClock
-from repro.systems.dllm.log import drive_engine
+from repro.systems.dllm.record import drive_engine
 
 
 class LaggingEngine(FakeEngine):

@@ -6,7 +6,7 @@ import pytest
 from support.records import record_of, requests_table, stats, steps_table
 
 from engines.runtime.step_timer import STEP_PARTS
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 
 
 def step(start_s: int, end_s: int, forward_s: float, sequences: tuple[int, int], **rest: int) -> dict[str, Any]:

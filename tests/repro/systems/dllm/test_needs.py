@@ -14,7 +14,7 @@ from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.serve import DllmServe
 from engines.errors import RunError, UserError
 from repro.runs.cell import Cell
-from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.system import DllmSystem
 
 

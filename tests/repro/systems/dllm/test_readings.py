@@ -35,8 +35,8 @@ from repro.runs.record import RunRecord
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.family import DLLM, num_steps
 from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
+from repro.systems.dllm.record import DLLM, num_steps
 from repro.systems.dllm.settings import Settings
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")

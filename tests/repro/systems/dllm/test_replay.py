@@ -17,7 +17,7 @@ from repro.files import forget
 from repro.runs.cell import BASIS
 from repro.runs.record import REQUESTS
 from repro.runs.store import StoredRun
-from repro.systems.dllm.family import BLOCKS, STEPS
+from repro.systems.dllm.record import BLOCKS, STEPS
 
 LENGTHS = {"gen_length": 32, "block_length": 16, "num_prompts": 5}
 WAYS = {

@@ -4,7 +4,7 @@ import pytest
 from support.records import requests_table, steps_table
 
 from repro.runs.record import RunRecord, Table, empty_table
-from repro.systems.dllm.family import BLOCK_COLUMNS, BLOCKS, DLLM, STEP_COLUMNS
+from repro.systems.dllm.record import BLOCK_COLUMNS, BLOCKS, DLLM, STEP_COLUMNS
 
 REQUESTS: Table = {
     **requests_table((0.0, 0.0, 2.0, 2.0, 4, "ok"), (1.0, 2.0, 4.0, 4.0, 4, "ok")),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from repro.runs.family import WAITS, Family, Shown, late_submissions
 from repro.runs.metrics import Metric, column
 from repro.runs.record import Column, RunRecord
-from repro.systems.dllm.family import DLLM_METRICS
-from repro.systems.dllm.family import REQUEST_COLUMNS as DLLM_COLUMNS
+from repro.systems.dllm.record import DLLM_METRICS
+from repro.systems.dllm.record import REQUEST_COLUMNS as DLLM_COLUMNS
 
 STEPS = "steps"
 GRADES = ("correct", "correct_strict")
