@@ -278,8 +278,8 @@ def read_entries(path: Path, columns: Columns, length: int | None = None) -> lis
 
 
 def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None) -> Entry:
-    for column in needed:
-        if column in row.values and row.is_empty(column):
+    for name in needed:
+        if name in row.values and row.is_empty(name):
             return Entry(row, is_empty=True)
     named, stamp, is_date = columns.named, None, False
     if columns.time is not None and not (columns.has_rounds and row.is_empty(columns.time)):

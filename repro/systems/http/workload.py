@@ -168,11 +168,15 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
         encode=tokenizer.encode,
     )
     file = trace_asked(cell.dataset, knobs, cell.asked)
-    if file is not None and max(len(each.rounds) for each in file.trace(cell.seed).sessions) == 1:
-        return _traced(cell, knobs, file, context, tokenizer, make)
-    if file is not None or cell.dataset.lower() in known_session_cards():
+    is_of_rounds = cell.dataset.lower() in known_session_cards()
+    if file is not None:
+        is_of_rounds = max(len(each.rounds) for each in file.trace(cell.seed).sessions) > 1
+    if is_of_rounds:
         return _sessions(cell, knobs, file, tokenizer, make)
-    return _requests(cell, _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset), tokenizer, make)
+    requests = (
+        _requests(cell, knobs, context, tokenizer) if file is None else _traced(cell, knobs, file, context, tokenizer)
+    )
+    return _asked_once(requests, knobs, make)
 
 
 def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
@@ -199,13 +203,10 @@ def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
     return arrivals_asked(cell.rate, knobs)
 
 
-def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
-    require(
-        knobs.delay_mean_s is None,
-        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
-    )
-    length = knobs.gen_length
-    workload = build_workload(
+def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: TextTokenizer) -> Workload:
+    """Makes a data set's requests, with lengths as on a model of that context."""
+    knobs = _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset)
+    return build_workload(
         WorkloadConfig(
             dataset=cell.dataset,
             num_requests=knobs.num_prompts,
@@ -219,49 +220,46 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make
             length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
             fixed_prompt_len=knobs.input_len,
         ),
-        GenerationConfig(gen_length=length, block_length=length, steps=length),
+        _answer_of(knobs.gen_length),
         encode=tokenizer.encode,
     )
-    return _asked_once(workload, make)
 
 
-def _traced(
-    cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tokenizer: TextTokenizer, make: Make
-) -> HttpWorkload:
-    """Requests of a file's rows, with their own lengths, in what the model is known to take."""
-    require(
-        knobs.delay_mean_s is None,
-        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
-    )
-    workload = traced_workload(
+def _traced(cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tokenizer: TextTokenizer) -> Workload:
+    """Makes requests of a file's rows, with their own lengths, in what the model is known to take."""
+    return traced_workload(
         file,
         _arrivals(cell, knobs),
         cell.seed,
-        lambda tokens: GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens),
+        _answer_of,
         most=context or MOST_TOKENS,
         num=knobs.num_prompts if "num_prompts" in cell.asked else None,
         length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
         fixed_prompt_len=knobs.input_len,
         encode=tokenizer.encode,
     )
-    return _asked_once(workload, make)
 
 
-def _asked_once(workload: Workload, make: Make) -> HttpWorkload:
-    conversations = []
-    for request in workload.requests:
-        assert request.prompt_ids is not None
-        turn = Turn(new_ids=request.prompt_ids, asked_tokens=request.generation.gen_length)
-        conversations.append(
-            make(
-                session_id=request.request_id,
-                arrival_s=request.arrival_s,
-                turns=(turn,),
-                delays_s=(0.0,),
-                seed=request.generation.seed,
-            )
+def _answer_of(tokens: int) -> GenerationConfig:
+    return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
+
+
+def _asked_once(workload: Workload, knobs: HttpKnobs, make: Make) -> HttpWorkload:
+    require(
+        knobs.delay_mean_s is None,
+        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
+    )
+    conversations = tuple(
+        make(
+            session_id=request.request_id,
+            arrival_s=request.arrival_s,
+            turns=(Turn(new_ids=request.prompt_ids or (), asked_tokens=request.generation.gen_length),),
+            delays_s=(0.0,),
+            seed=request.generation.seed,
         )
-    return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
+        for request in workload.requests
+    )
+    return HttpWorkload(conversations=conversations, provenance=workload.provenance)
 
 
 def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
