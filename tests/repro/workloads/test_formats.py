@@ -511,20 +511,23 @@ DATA = os.environ.get("REPRO_DATA_DIR")
 
 @pytest.mark.skipif(DATA is None, reason="needs the published files in REPRO_DATA_DIR")
 @pytest.mark.parametrize(
-    ("name", "num", "seconds"),
+    ("name", "num", "tokens", "seconds"),
     [
-        ("azure/AzureLLMInferenceTrace_code.csv", 8819, 3435.948),
-        ("azure/AzureLLMInferenceTrace_conv.csv", 19366, 3501.722),
-        ("mooncake/conversation_trace.jsonl.gz", 12031, 3536.999),
-        ("mooncake/synthetic_trace.jsonl.gz", 3993, 1022.025),
+        ("azure/AzureLLMInferenceTrace_code.csv", 8819, 2047.85, 3435.948),
+        ("azure/AzureLLMInferenceTrace_conv.csv", 19366, 1154.70, 3501.722),
+        ("mooncake/conversation_trace.jsonl.gz", 12031, 12035.06, 3536.999),
+        ("mooncake/synthetic_trace.jsonl.gz", 3993, 15325.48, 1022.025),
     ],
 )
-def test_published_files_take_the_time_that_their_publisher_says(name, num, seconds, tmp_path):
+def test_published_files_take_the_time_that_their_publisher_says(name, num, tokens, seconds, tmp_path):
     path = Path(str(DATA)) / name
     if not path.is_file():
         pytest.skip(f"{name} is not there")
     found = served(TraceFile(where=str(path)), TRACE, 0)
     assert (len(found.sessions), found.arrival_s[-1]) == (num, pytest.approx(seconds, abs=1e-2))
+    rows = read_rows(path)
+    assert len(rows) == num
+    assert sum(each.rounds[0].prefill_tokens for each in rows) / num == pytest.approx(tokens, abs=0.006)
     if path.suffix == ".gz":
         rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
         other = tmp_path / "seconds.jsonl"
