@@ -1,6 +1,7 @@
 """A file of any source read as one table, and what of it is served when."""
 
 import csv
+import gc
 import gzip
 import io
 import json
@@ -347,3 +348,10 @@ def test_parquet_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.undo()
     pytest.importorskip("pyarrow.parquet")
     assert "t.parquet cannot be read as parquet" in refusal(TraceFile(where=str(tmp_path / "t.parquet")))
+
+
+def test_reading_leaves_the_collector_of_garbage_as_it_was(tmp_path):
+    read_trace(write(tmp_path / "t.csv", f"{HEAD}0,5,5\n"))
+    assert gc.isenabled()
+    refusal(write(tmp_path / "bad.csv", f"{HEAD}0,x,5\n"))
+    assert gc.isenabled()
