@@ -7,7 +7,6 @@ answers, turns and order have random streams of their own.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import numpy as np
 from engines.ar.session import Round, Session
 from engines.errors import require
 from engines.knobs import Checked, Proportion, Range, Seconds, Seed
-from engines.laps.cluster import OpenTurns, Turn
 from repro.paths import DATASETS
 from repro.workloads.card import Origin, Provenance, Section, SourcedCard, checksum, known_cards, load, local_file
 from repro.workloads.draws import (
@@ -30,7 +28,6 @@ from repro.workloads.draws import (
     ArrivalConfig,
     Ints,
     LogNormalParameters,
-    arrival_times,
     derive_seed,
     fit_quantiles,
 )
@@ -106,8 +103,6 @@ def load_conversation_card(name: str, cards_dir: Path = CARDS_DIR) -> Conversati
     return card
 
 
-LANES = 256
-"""Conversations that go on side by side in an open loop, where there are as many."""
 Tokens = Annotated[int, Range(1, 10**6)]
 
 
@@ -327,59 +322,3 @@ def _answered(
         )
         for each in sessions
     ]
-
-
-# -- turns that wait for no answer ----------------------------------------------------------------------------
-
-
-def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:
-    """Puts every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
-
-    The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
-    random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
-    a conversation in order. What a cut divides counts as conversations of their own.
-    """
-    flat = []
-    for session in conversations.sessions:
-        history = answered = 0
-        for index, (prefill, decode, _) in enumerate(session.rounds):
-            flat.append(Turn(0.0, session.session_id, index, history, prefill, answered))
-            history, answered = history + prefill + decode, decode
-    cuts = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
-    rng = np.random.default_rng(derive_seed(seed, "conversations", "lanes"))
-    lanes = rng.permutation(np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))).tolist()
-    times = arrival_times(arrivals, len(flat), seed).tolist()
-    places = cuts[:-1].tolist()
-    cut = [flat[place].session_id if flat[place].turn > 0 else None for place in places]
-    turns = []
-    for lane, arrival_s in zip(lanes, times, strict=True):
-        turn = flat[places[lane]]
-        places[lane] += 1
-        is_rest = turn.session_id == cut[lane]
-        session_id = len(conversations.sessions) + lane if is_rest else turn.session_id
-        turns.append(turn._replace(arrival_s=arrival_s, session_id=session_id))
-    return OpenTurns(turns=turns)
-
-
-def scaled(drawn: Conversations, scale: float) -> Conversations:
-    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
-
-    def tokens(count: int) -> int:
-        return max(1, round(scale * count))
-
-    sessions = tuple(
-        Session(
-            session.session_id,
-            session.arrival_s,
-            tuple(
-                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
-            ),
-        )
-        for session in drawn.sessions
-    )
-    provenance = replace(
-        drawn.provenance,
-        description=f"{drawn.provenance.description}; lengths x {scale:g}",
-        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
-    )
-    return replace(drawn, sessions=sessions, provenance=provenance)
