@@ -19,7 +19,9 @@ Table = dict[str, list[Any]]
 
 def table_of(kind: type, rows: Sequence[Any]) -> Table:
     """Rows of one kind, turned."""
-    return {each.name: list(map(attrgetter(each.name), rows)) for each in fields(kind)}
+    names = [each.name for each in fields(kind)]
+    columns = map(list, zip(*map(attrgetter(*names), rows), strict=True)) if rows else ([] for _ in names)
+    return dict(zip(names, columns, strict=True))
 
 
 def rows_of(table: Table, *names: str) -> Iterator[tuple[Any, ...]]:
