@@ -53,7 +53,7 @@ help:
   'make reproduce-block  block diffusion, a minute: $(BLOCK_FIGURES)' \
   'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD, LAPS and block diffusion' \
   '                     (about an hour; the runs of AMPD and LAPS take 0.1 GB in 20,000 files below results/local)' \
-	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
+	  'make check-results   whether committed figures and verdicts come out of the committed tables of runs, byte for byte' \
 	  'make test            the tests' \
 	  'make test-extras     the tests that need lm-eval, transformers and datasets, in $(EXTRAS)' \
 	  'make test-clients    real clients (openai, GuideLLM, AIPerf, lm-eval, vLLM) against repro serve, in $(CLIENTS)' \
@@ -133,7 +133,7 @@ reproduce-block: $(BLOCK_TARGETS)
 reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd reproduce-laps reproduce-block
 
 check-results: $(STAMP)
-	$(SAY) 'check-results: every committed result against what it would be made from today (about 40 s of one core)'
+	$(SAY) 'check-results: every figure and verdict again from the committed tables of runs (under a minute of one core)'
 	@$(BIN)/repro check-results
 
 # Tests start some hundred interpreters: what one has compiled, the next ones read.

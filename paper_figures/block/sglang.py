@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -226,14 +226,13 @@ def panel(runs: Runs) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    view, found, elsewhere = runs.view, list[Finding](), not is_fitted(runs)
+    view, found = runs.view, list[Finding]()
 
     def finding(claim: str, of: Of, concurrency: int, asked: Knobs) -> None:
         value, other = (runs.at(cell_of(view, concurrency, each, asked), of).mean for each in (USUAL, SYNCHRONOUS))
         if value is not None and other is not None:
             how = f"{USUAL.title}, {TOKENS_PER_FORWARD:g} tokens a forward"
-            answer = runs.finding(claim, value, how, readings=((SYNCHRONOUS.title, other),))
-            found.append(replace(answer, fitted_elsewhere=elsewhere))
+            found.append(runs.finding(claim, value, how, readings=((SYNCHRONOUS.title, other),)))
 
     for n in CONCURRENCY:
         finding(f"block-sglang-{n}", THROUGHPUT, n, GSM8K)

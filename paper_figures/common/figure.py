@@ -14,7 +14,7 @@ from paper_figures.common.caption import basis_of
 from paper_figures.common.panel import Panel
 from paper_figures.common.runs import Runs
 from repro.reports.claims import Finding
-from repro.reports.figures import FIGURES, Figure, Rendered, View
+from repro.reports.figures import FIGURES, HAS_PICTURES, Figure, Rendered, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.platforms import Platform
@@ -158,7 +158,9 @@ def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Ren
 
 
 def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...]:
-    """PNG, PDF and the caption beside them."""
+    """PNG, PDF and the caption beside them; the caption alone where no pictures are asked for."""
+    if not HAS_PICTURES.get():
+        return (style.save_caption(out / f"{stem}.txt", title, picture.caption),)
     panels, columns = picture.panels, picture.columns or len(picture.panels)
     with style.drawing():
         figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)

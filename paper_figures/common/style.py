@@ -316,9 +316,17 @@ def publish(
         num_rows=num_rows,
     )
     png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
-    sentences = "\n".join([*title.split("\n"), "", *caption, ""])
-    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: sentences.encode()})
+    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: _caption(title, caption)})
     return png, pdf, text
+
+
+def save_caption(path: Path, title: str, caption: Sequence[str]) -> Path:
+    replace_bytes(path, _caption(title, caption))
+    return path
+
+
+def _caption(title: str, sentences: Sequence[str]) -> bytes:
+    return "\n".join([*title.split("\n"), "", *sentences, ""]).encode()
 
 
 def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:

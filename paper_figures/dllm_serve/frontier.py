@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from paper_figures.common.caption import (
     basis_of,
     how_obtained,
@@ -94,12 +92,12 @@ class Point:
 
 def rows_per_request(run: StoredRun) -> float:
     rows = "num_rows" if run.cell.system == NAME else "query_tokens"
-    return float(sum(run.record.tables[STEPS][rows]) / run.num_requests)
+    return run.total(STEPS, rows) / run.num_requests
 
 
 def seconds(run: StoredRun) -> float:
     taken = run.facts.get("processor_s")
-    return float(np.sum(run.record.tables[STEPS]["duration_s"]) if taken is None else taken)
+    return run.total(STEPS, "duration_s") if taken is None else float(taken)
 
 
 def points_of(runs: Runs) -> list[Point]:

@@ -1,261 +1,328 @@
-"""Committed figures against the code, calibration, data and stated numbers of today: would they come out the same? What
-needs no run is drawn again."""
+"""Committed figures and verdicts against those drawn and judged now from the committed tables of runs; no run is made."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
+import json
 import os
-import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
-from math import isclose
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from engines.errors import UserError
-from repro.checks.held import Held, read_held
+from repro.files import replace_text
 from repro.reports import claims_file
+from repro.reports.claims import Finding, judge_all
 from repro.reports.evidence import Source, sources
-from repro.reports.figures import PAPERS, FigureEntry, Knobs, Rendered, View, default_reading, figure
-from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
-from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, runs_of, stated
-from repro.runs.cell import Cell
-from repro.runs.experiment import Experiment, prepare
+from repro.reports.figures import DLLM_SERVE, HAS_PICTURES, PAPERS, default_reading
+from repro.reports.fitting import PROTOCOLS
+from repro.reports.paper import Claim, load_claims, read_claims
+from repro.reports.predictions import medians, read_report, report_path
+from repro.reports.run_table import RunTable, read_table, tables_in
+from repro.runs.seal import is_whole
+from repro.runs.store import StoredRun
+from repro.systems.calibration import load_calibration
 from repro.systems.platforms import platform
 
 OTHER_FOLDERS = ("paper", "calibration", "local", "figures")
 """Folders of results that hold what was put in, or what this machine made."""
-SUFFIXES = (".csv", ".md", ".txt", ".png", ".pdf")
-"""Endings of a figure's own files."""
+WORDS = (".csv", ".md", ".txt")
+"""Endings of a figure's files that are compared; libraries decide its pictures."""
+WITHOUT_RUNS = "without-runs.csv"
+"""Files of measured figures whose runs are no longer stored, each with its digest."""
 
-Status = Literal["same", "other code", "stale", "no stamp"]
+Status = Literal["same", "differs", "by digest"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """``stale``: other data, calibration or settings, or files that were changed by hand. ``other code`` is a fault of
-    simulated figures, which any machine can draw again; measured ones stay true of the code that they name. ``no
-    stamp``: nothing says what the figure rests on."""
+    """``by digest``: a measured figure without a table, whose files are as they were drawn."""
 
     figure: str
     path: Path
     status: Status
-    is_measured: bool
     reason: str
     command: str = "-"
     """Makes it again."""
 
     @property
     def is_fault(self) -> bool:
-        return self.status in ("stale", "no stamp") or (self.status == "other code" and not self.is_measured)
+        return self.status == "differs"
 
 
-class Today:
-    """What cells would be run as today. Each is prepared once, whoever asks; ``advance`` is called after each."""
+def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> list[Checked]:
+    """Every figure, table, verdict and calibration report below ``root``; ``advance`` is called after each."""
+    found, tables = list[Checked](), list[RunTable]()
 
-    def __init__(self, advance: Callable[[], None] = lambda: None, held: Held | None = None) -> None:
-        self.held = held or Held()
-        self._experiments: dict[str, Experiment] = {}
-        self._sources: dict[tuple[str, Knobs], list[Source]] = {}
-        self._advance = advance
+    def add(each: Checked) -> None:
+        found.append(each)
+        advance()
 
-    def experiment(self, cell: Cell) -> Experiment:
-        if cell.key not in self._experiments:
-            self._experiments[cell.key] = prepare(cell)
-            self._advance()
-        return self._experiments[cell.key]
-
-    def codes(self, paper: str, platforms: Sequence[str] | None = None, charged: Knobs = ()) -> dict[str, str]:
-        """Key of every run that decides a claim -> digest of the code that would make it."""
-        chosen = [
-            each for each in self.sources(paper, charged) if platforms is None or each.view.platform.name in platforms
-        ]
-        return {each.cell.key: each.code.digest for own in chosen for each in map(self.experiment, own.cells)}
-
-    def sources(self, paper: str, charged: Knobs = ()) -> list[Source]:
-        """``charged`` are what simulated steps are charged by."""
-        if (paper, charged) not in self._sources:
-            self._sources[paper, charged] = sources(PAPERS[paper].entries, charged=charged)
-        return self._sources[paper, charged]
-
-    def whole(self, paper: str) -> set[str]:
-        """Names of all runs of a figure that has many, as rows of claims name them."""
-        grids = [[self.experiment(cell).cell.key for cell in source.cells] for source in self.sources(paper)]
-        return {name for keys in grids for name in claims_file.names_of(keys)}
+    for path in tables_in(root):
+        try:
+            tables.append(read_table(path))
+        except UserError as error:
+            add(Checked(figure=path.name, path=path, status="differs", reason=str(error)))
+    for table in tables:
+        add(check_figure(table))
+    for each in (*_check_digests(root, tables), *check_claims(root, tables)):
+        add(each)
+    return found
 
 
-def check_results(root: Path, today: Today | None = None) -> list[Checked]:
-    """Every figure and table in the folders of platforms, by path."""
-    today = today or Today(held=read_held(root))
-    return [_check(path, today) for path in sorted(figures(root))]
+# -- figures ----------------------------------------------------------------------------------------------
 
 
-def figures(root: Path) -> Iterator[Path]:
-    """Path of each figure's stamp, whether it is there or not."""
-    for folder in root.iterdir():
-        if folder.is_dir() and folder.name not in OTHER_FOLDERS and not folder.name.startswith("."):
-            drawn = (path for path in folder.iterdir() if path.suffix in SUFFIXES and not _is_of_a_script(path.name))
-            yield from {path.with_suffix(".json") for path in drawn}
+def check_figure(table: RunTable) -> Checked:
+    """Whether the figure drawn from its table has the numbers and words that it has."""
+    reason = "no runs behind it"
+    try:
+        if table.cells:
+            reason = f"{len(table.runs)} runs"
+        differs = _other_words(table)
+    except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        differs = f"it cannot be drawn from {table.path.name} ({type(error).__name__}: {error})"
+    return Checked(
+        figure=table.entry.name,
+        path=table.path,
+        status="differs" if differs else "same",
+        reason=differs or f"{reason}, drawn again",
+        command=command_of(table),
+    )
+
+
+def _other_words(table: RunTable) -> str | None:
+    token = HAS_PICTURES.set(False)
+    try:
+        with TemporaryDirectory() as place:
+            rendered = table.entry.load().render(table.runs, table.view, Path(place))
+            made = {path.name: path.read_bytes() for path in rendered.files if path.suffix in WORDS}
+    finally:
+        HAS_PICTURES.reset(token)
+    there = {path.name: path.read_bytes() for path in _files_of(table.stem)}
+    if unlike := sorted(there.keys() ^ made.keys()):
+        return f"{unlike[0]} is {'no longer drawn' if unlike[0] in there else 'missing'}"
+    for name, content in made.items():
+        if content != there[name]:
+            before, now = _first_difference(there[name].decode(), content.decode())
+            return f"{name} has {before!r}, where it is drawn now with {now!r}"
+    same = list(rendered.notes) == table.head["notes"]
+    return None if same else f"the notes in {table.path.name} are not those that it is drawn with now"
+
+
+def _files_of(stem: Path) -> list[Path]:
+    return [path for ending in WORDS if (path := stem.with_name(stem.name + ending)).is_file()]
+
+
+def _first_difference(there: str, now: str) -> tuple[str, str]:
+    """The first line that differs, from shortly before the place where it does."""
+    pairs = zip_longest(there.splitlines(), now.splitlines(), fillvalue="")
+    before, after = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+    start = max(0, alike - 20)
+    return before[start : start + _SHOWN], after[start : start + _SHOWN]
+
+
+_SHOWN = 60
+"""Characters of a line that are shown."""
+
+
+def command_of(table: RunTable) -> str:
+    view, entry = table.view, table.entry
+    where, options = view.platform, list[str]()
+    if where.executor != platform(where.name).executor:
+        options += ["--executor", where.executor]
+    if view.reading != default_reading(where):
+        options += ["--reading", view.reading]
+    if view.accuracy != "usual":
+        options += ["--accuracy", view.accuracy]
+    if table.cells and view.num_runs != entry.load().default_num_runs(where):
+        options += ["--num-runs", str(view.num_runs)]
+    options += [f"--request-rate {rate:g}" for rate in view.rates]
+    options += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]
+    out = ["--out-dir", shlex.quote(os.path.relpath(table.path.parent))]
+    return " ".join(["repro reproduce", entry.name, "--platform", where.name, *options, *out])
+
+
+def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
+    """Files of figures that have no table: those that are listed are as they were drawn, others are none of ours."""
+    listed = read_digests(root)
+    of_tables = {path for table in tables for path in (table.path, *_files_of(table.stem))}
+    for path in sorted(path for path in root.glob("*/*") if path.suffix in WORDS):
+        is_figure = path.parent.name not in OTHER_FOLDERS and not _is_of_a_script(path.name)
+        if is_figure and path not in of_tables and str(path.relative_to(root)) not in listed:
+            reason = "nothing says what it was drawn from"
+            yield Checked(figure=path.stem, path=path, status="differs", reason=reason)
+    figures: dict[Path, list[str]] = {}
+    for name in listed:
+        figures.setdefault((root / name).with_suffix(""), []).append(name)
+    for stem, names in figures.items():
+        changed = [name for name in names if _digest(root / name) != listed[name]]
+        yield Checked(
+            figure=stem.name,
+            path=stem.with_suffix(".csv"),
+            status="differs" if changed else "by digest",
+            reason=f"{changed[0]} is not as it was drawn" if changed else "its runs are gone: not drawn again",
+        )
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _is_of_a_script(name: str) -> bool:
-    """Whether the GPU suite left it, what holds composed steps against its runs, or a script of ``benchmarks``: nothing is drawn
-    there, and like other files it is accepted."""
+    """Whether the GPU suite left it, what holds composed steps against its runs, or a script of ``benchmarks``."""
     return name in ("README.md", "verdict.md") or name.startswith(("composed-", "benchmark-"))
 
 
-def _check(path: Path, today: Today) -> Checked:
+def read_digests(root: Path) -> dict[str, str]:
+    path = root / WITHOUT_RUNS
     if not path.is_file():
-        reason = "nothing says what it was drawn from"
-        return Checked(figure=path.stem, path=path, status="no stamp", is_measured=False, reason=reason)
-    try:
-        return _check_stamp(path, read_stamp(path), today)
-    except UserError as error:
-        reason = str(error)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"what it says of itself cannot be used ({type(error).__name__}: {error})"
-    return Checked(figure=path.stem, path=path, status="stale", is_measured=False, reason=reason)
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["file"]: row["sha256"] for row in csv.DictReader(file)}
 
 
-def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
-    runs: Sequence[Mapping[str, Any]] = stamp["runs"]
-    entry, view = figure(stamp["figure"]), view_of(stamp)
-    experiments = asked(stamp, today)
-    status: Status
-    if strange := _strange_file(stamp, path):
-        status, reason = "stale", strange
-    elif runs or experiments:
-        status, reason = _compare(stamp, experiments, today.held)
-    else:
-        status, reason = _redraw(stamp, view, path.parent)
-    return Checked(
-        figure=stamp["figure"],
-        path=path,
-        status=status,
-        is_measured=any(run["obtained"].startswith("measured") for run in runs),
-        reason=reason,
-        command=_command(entry, view, path.parent),
-    )
+# -- verdicts ---------------------------------------------------------------------------------------------
 
 
-def asked(stamp: Mapping[str, Any], today: Today) -> list[Experiment]:
-    """What the figure of a stamp would run as today."""
-    view = view_of(stamp)
-    return [today.experiment(view.applied(cell)) for cell in figure(stamp["figure"]).load().cells(view)]
+def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
+    """Every ``claims-PAPER.csv``: the rows that the tables give now."""
+    usual = _usual(tables)
+    for paper in PAPERS:
+        path = root / f"claims-{paper}.csv"
+        if path.is_file():
+            try:
+                differs = _other_row(paper, path, usual)
+            except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                differs = f"they cannot be judged ({type(error).__name__}: {error})"
+            yield Checked(
+                figure="claims",
+                path=path,
+                status="differs" if differs else "same",
+                reason=differs or "judged again",
+                command="repro check-results --judge",
+            )
 
 
-def _command(entry: FigureEntry, view: View, folder: Path) -> str:
-    where = view.platform
-    words = ["repro reproduce", entry.name, "--platform", where.name]
-    if where.executor != platform(where.name).executor:
-        words += ["--executor", where.executor]
-    if view.reading != default_reading(where):
-        words += ["--reading", view.reading]
-    if view.accuracy != "usual":
-        words += ["--accuracy", view.accuracy]
-    if view.num_runs != entry.load().default_num_runs(where):
-        words += ["--num-runs", str(view.num_runs)]
-    words += [f"--request-rate {rate:g}" for rate in view.rates]
-    words += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]
-    return " ".join([*words, "--out-dir", shlex.quote(os.path.relpath(folder))])
+def usual_tables(root: Path) -> dict[tuple[str, str], RunTable]:
+    """The tables below ``root`` in whose views figures answer claims, by figure and platform."""
+    return _usual(map(read_table, tables_in(root)))
 
 
-def view_of(stamp: Mapping[str, Any]) -> View:
-    """What was asked of the figure."""
-    if stamp["executor"] not in ("torch", "roofline"):
-        raise ValueError(f"executor={stamp['executor']!r}")
-    return View(
-        platform=replace(platform(stamp["platform"]), executor=stamp["executor"]),
-        reading=stamp["reading"],
-        accuracy=stamp.get("accuracy", "usual"),
-        num_runs=stamp["num_runs"],
-        knobs=tuple(stamp["knobs"].items()),
-        rates=tuple(stamp["rates"]),
-    )
+def _usual(tables: Iterable[RunTable]) -> dict[tuple[str, str], RunTable]:
+    return {(table.entry.name, table.view.platform.name): table for table in tables if table.is_usual}
 
 
-def _strange_file(stamp: Mapping[str, Any], path: Path) -> str | None:
-    if changed := changed_files(stamp, path.parent):
-        return f"{changed[0]} is not as it was drawn"
-    unknown = {other.name for other in path.parent.glob(f"{path.stem}.*")} - {path.name, *stamp["files"]}
-    return f"{min(unknown)} was not drawn with it" if unknown else None
+def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]) -> str:
+    """What a file of claims says by the tables. A row of a figure without a table keeps its value, and is judged again."""
+    claims = read_claims(PAPERS[paper].claims, paper)
+    findings, without_table = list[Finding](), set[str]()
+    for source in sources(PAPERS[paper].entries):
+        runs = _runs_of(source, usual)
+        if runs is None:
+            without_table.add(source.command)
+        else:
+            findings += source.findings(runs)
+    rows = {row["id"]: row for row in (claims_file.read(path) if path.is_file() else [])}
+    answered = {each.claim for each in findings}
+    for claim in claims:
+        row = rows.get(claim.id)
+        if row and claim.id not in answered and not without_table.isdisjoint(row["command"].split(" && ")):
+            findings.append(claims_file.finding_of(claim, row))
+    return claims_file.as_csv(judge_all(claims, findings, claims_file.read_flips(paper, path.parent)))
 
 
-def _redraw(stamp: Mapping[str, Any], view: View, folder: Path) -> tuple[Status, str]:
-    """Whether a figure of arithmetic alone, which any machine draws again, comes out the same: its numbers and words, as
-    libraries decide the picture."""
-    with TemporaryDirectory() as place:
-        rendered = figure(stamp["figure"]).load().render([], view, Path(place))
-        if differs := other_words(folder, rendered):
-            return "stale", differs
-    if list(rendered.notes) != stamp["notes"]:
-        return "stale", "its notes are not those that it is drawn with now"
-    return "same", "no runs, drawn again"
+def _runs_of(source: Source, usual: Mapping[tuple[str, str], RunTable]) -> list[StoredRun] | None:
+    """The runs of a figure's cells, from its table; None where they are not all there."""
+    if not source.cells:
+        return []
+    table = usual.get((source.entry.name, source.view.platform.name))
+    if table is None:
+        return None
+    by_key = {run.asked: run for run in table.runs}
+    found = [by_key.get(cell.key) for cell in source.cells]
+    runs: list[StoredRun] = [run for run in found if run is not None]
+    return runs if len(runs) == len(found) else None
 
 
-def other_words(folder: Path, rendered: Rendered) -> str | None:
-    """What the files there and those drawn now have otherwise; None where nothing but pictures."""
-    for made in rendered.files:
-        if made.suffix in (".csv", ".md", ".txt") and (lines := _other_line(folder / made.name, made)):
-            return f"{made.name} has {lines[0]!r}, where it is drawn now with {lines[1]!r}"
+def _other_row(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]) -> str | None:
+    there, now = path.read_bytes().decode(), judged_text(paper, path, usual)
+    if there == now:
+        return None
+    for before, after in zip_longest(*(csv.DictReader(io.StringIO(text)) for text in (there, now)), fillvalue={}):
+        for name in claims_file.COLUMNS:
+            if before.get(name) != after.get(name):
+                which = before.get("id") or after.get("id")
+                return f"{which} has {name}={before.get(name)!r}, where it is judged now {name}={after.get(name)!r}"
+    return "it is not written as 'repro check-results --judge' writes it"
+
+
+def judge(root: Path) -> list[Path]:
+    """Writes every ``claims-PAPER.csv`` below ``root`` as it is judged now."""
+    usual = usual_tables(root)
+    paths = {paper: root / f"claims-{paper}.csv" for paper in PAPERS}
+    return [replace_text(path, judged_text(paper, path, usual)) for paper, path in paths.items()]
+
+
+# -- calibration reports ----------------------------------------------------------------------------------
+
+
+def check_reports() -> Iterator[Checked]:
+    """The report of every calibrated card: whole, of the stored constants, its verdicts and medians those of its own values."""
+    for card in PROTOCOLS:
+        try:
+            differs = _other_report(card)
+        except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
+            differs = str(error)
+        yield Checked(
+            figure="calibration",
+            path=report_path(card),
+            status="differs" if differs else "same",
+            reason=differs or "judged again",
+            command=f"repro calibrate --platform {card} --keep",
+        )
+
+
+def _other_report(card: str) -> str | None:
+    report = read_report(card)
+    if report is None:
+        return "no report is stored"
+    if not is_whole(report):
+        return "it is not as it was written"
+    if report["calibration"] != json.loads(json.dumps(asdict(load_calibration(card)))):
+        return "the constants are not the stored ones"
+    comparisons = report["comparisons"]
+    if report["medians"] != medians(comparisons):
+        return "the medians are not those of its comparisons"
+    claims = {claim.id: claim for claim in load_claims(DLLM_SERVE.name)}
+    # All at once: what follows from a number that is not reproduced is not either.
+    judged = judge_all([*claims.values()], [_reported(each, claims[each["claim"]]) for each in comparisons])
+    again = {each.claim.id: each for each in judged}
+    for each in comparisons:
+        now = again[each["claim"]]
+        expected = json.loads(json.dumps(now.claim.expected.value))
+        told = {"expected": expected, "verdict": now.verdict, "role": now.role, "error_percent": now.error_percent}
+        for name, value in told.items():
+            if each[name] != value:
+                return f"{now.claim.id}: {name} is {each[name]!r}, where claims.yaml and its values give {value!r}"
     return None
 
 
-def _other_line(committed: Path, made: Path) -> tuple[str, str] | None:
-    """The first line that differs, as it is there and as it is now."""
-    there, now = (path.read_text("utf-8").splitlines() if path.is_file() else [] for path in (committed, made))
-    return next((pair for pair in zip_longest(there, now, fillvalue="") if not is_alike(*pair)), None)
-
-
-def is_alike(there: str, now: str) -> bool:
-    """The same words and numbers, up to the last places in which processors differ."""
-    pairs = zip_longest(_NUMBER.split(there), _NUMBER.split(now), fillvalue="")
-    return all(a == b or (_is_number(a) and _is_number(b) and isclose(float(a), float(b))) for a, b in pairs)
-
-
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text) is not None
-
-
-_NUMBER = re.compile(r"(-?\d+\.\d+(?:e[-+]?\d+)?)")
-
-
-def _compare(stamp: Mapping[str, Any], experiments: Sequence[Experiment], held: Held) -> tuple[Status, str]:
-    today = {experiment.cell.folder_name: experiment for experiment in experiments}
-    status, reason = _compare_runs(stamp, today, held)
-    if status == "stale":
-        return status, reason
-    card = platform(stamp["platform"]).gpu
-    quoted = [note for note in stamp["notes"] if note.startswith(PREDICTIONS_OF)]
-    if card is not None and any(note != predictions_note(card) for note in quoted):
-        return "stale", f"its notes quote another report than {report_path(card).name}"
-    if status == "same" and not held.is_same(stamp["drawn_by"], drawn_by(figure(stamp["figure"]).module)):
-        return "other code", "it was drawn by other code"
-    if status == "same" and stamp["stated"] != stated(stamp["figure"].partition("/")[0]):
-        return "other code", "the paper's numbers in it may be others than results/paper has"
-    return status, reason
-
-
-def _compare_runs(stamp: Mapping[str, Any], today: Mapping[str, Experiment], held: Held) -> tuple[Status, str]:
-    if "folders" in stamp:
-        if stamp["folders"] != name_of(today):
-            return "stale", f"its runs are not the {len(today)} of today's data, calibration and settings"
-    else:
-        drawn = {run["folder"] for run in stamp["runs"]}
-        if missing := sorted(today.keys() - drawn):
-            return (
-                "stale",
-                f"{len(missing)} of {len(today)} runs are of other data, calibration or settings: {missing[0]}",
-            )
-        if extra := sorted(drawn - today.keys()):
-            return "stale", f"{len(extra)} runs are no longer asked for: {extra[0]}"
-    if "folders" in stamp and "each" not in stamp:
-        return "stale", "it does not say what became of each of its runs"
-    runs = runs_of(stamp, today)
-    pairs = Counter((runs[name]["code"], experiment.code.digest) for name, experiment in today.items())
-    if others := sum(num for pair, num in pairs.items() if not held.is_same(*pair)):
-        return "other code", f"{others} of {len(today)} runs were made by other code"
-    return "same", f"{len(today)} runs{held.told(pairs)}"
+def _reported(each: Mapping[str, Any], claim: Claim) -> Finding:
+    values = each["ours"]
+    return Finding(
+        claim=claim.id,
+        value=tuple(values) if isinstance(values, list) else values,
+        obtained="simulated",
+        how=each["how"],
+        of=tuple(each["of"]),
+        # An ordering's own mark is not in the report.
+        holds=each["verdict"] != "not reproduced" if claim.expected.value is None else None,
+    )

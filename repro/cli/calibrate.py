@@ -230,7 +230,7 @@ def _judged(platform: str, result_dir: Path) -> list[Judged]:
     """Every simulated comparison with the paper on this card; the runs behind it are made where they are missing."""
     from repro.cli.sweep import run_sweep
     from repro.reports.claims import judge_all
-    from repro.reports.evidence import answers_of, sources, sweep_over
+    from repro.reports.evidence import findings_of, sources, sweep_over
     from repro.reports.figures import DLLM_SERVE
     from repro.reports.fitting import FITTED
     from repro.reports.paper import load_claims
@@ -239,8 +239,8 @@ def _judged(platform: str, result_dir: Path) -> list[Judged]:
     chosen = sources(DLLM_SERVE.entries, (platform,), charged=FITTED)
     sweep = sweep_over(chosen, Store(result_dir))
     run_sweep(sweep)
-    simulated = [answer for answer in answers_of(chosen, sweep) if answer.finding.obtained == "simulated"]
-    return [each for each in judge_all(load_claims(DLLM_SERVE.name), simulated) if each.answer is not None]
+    simulated = [finding for finding in findings_of(chosen, sweep) if finding.obtained == "simulated"]
+    return [each for each in judge_all(load_claims(DLLM_SERVE.name), simulated) if each.finding is not None]
 
 
 def _text(value: float | tuple[float, ...] | None) -> str:

@@ -48,14 +48,11 @@ def claims(
     shown as it is committed, and marked; the CSV has your own runs alone."""
     from repro.files import readable_folder, writable_folder
     from repro.paths import LOCAL, figures_beside
-    from repro.reports.claims import count, count_by_role, judge_all
-    from repro.reports.claims_file import as_row
-    from repro.reports.evidence import stored_answers
-    from repro.reports.facts import count_facts
+    from repro.reports.claims import count, count_by_role, count_facts, judge_all
+    from repro.reports.claims_file import as_row, read_flips, save
+    from repro.reports.evidence import stored_findings
     from repro.reports.figures import paper as paper_of
-    from repro.reports.flipped import read_flips
     from repro.reports.paper import read_claims
-    from repro.reports.stamp import save_claims
     from repro.runs.store import Store
 
     chosen = paper_of(paper)
@@ -65,16 +62,16 @@ def claims(
     store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
     with counting("looking at stored runs, figures:") as advance:
         charged = tuple(asked.charged.items())
-        answers = stored_answers(chosen.entries, store, advance, charged)
+        findings = stored_findings(chosen.entries, store, advance, charged)
     flips = {} if charged else read_flips(chosen.name)
-    judged = judge_all(stated, answers, flips)
+    judged = judge_all(stated, findings, flips)
     ranges = _over_kernels(chosen, stated, judged, store) if charged == (("cost", "composed"),) else {}
     # Committed verdicts are of steps as they are charged by default.
     committed = {} if charged else _committed(chosen, stated, flips)
     shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
     borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
     name = "-".join([f"claims-{chosen.name}", *(str(value) for _, value in charged)])
-    path = save_claims(chosen, judged, out / f"{name}.csv")
+    path = save(out / f"{name}.csv", judged)
     if json:
         counts = {"verdicts": count(shown), "roles": count_by_role(shown), "facts": count_facts(shown)}
         rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
@@ -118,23 +115,23 @@ def _over_kernels(
     """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
     from engines.cost.tables import FRAMEWORKS
     from repro.reports.claims import judge_all
-    from repro.reports.evidence import stored_answers
+    from repro.reports.evidence import stored_findings
 
     found: dict[str, list[float]] = {}
     others = [
-        judge_all(stated, stored_answers(paper.entries, store, charged=(("cost", "composed"), ("kernels", name))))
+        judge_all(stated, stored_findings(paper.entries, store, charged=(("cost", "composed"), ("kernels", name))))
         for name in FRAMEWORKS
     ]
     for each in (each for one in (judged, *others) for each in one):
-        if each.finding is not None and isinstance(each.finding.value, float) and each.answer is not None:
+        if each.finding is not None and isinstance(each.finding.value, float):
             found.setdefault(each.claim.id, []).append(each.finding.value)
     own = {each.claim.id for each in judged if each.finding is not None and each.finding.obtained == "composed"}
     return {name: (min(values), max(values)) for name, values in found.items() if name in own and len(set(values)) > 1}
 
 
 def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]) -> None:
-    from repro.reports.claims import ROLES, count
-    from repro.reports.facts import count_facts, facts
+    from repro.reports.claims import count, count_facts, facts
+    from repro.reports.paper import ROLES
 
     for role in (*reversed(ROLES), None):
         own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -21,7 +19,6 @@ from repro.reports.accuracy import Accuracy
 
 if TYPE_CHECKING:
     from repro.reports.figures import Figure, Rendered, View
-    from repro.reports.memo import Memo
     from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
 
@@ -109,33 +106,19 @@ Name = Annotated[
     str, typer.Argument(help="Name of the figure ('repro list' shows them), or a module of your own and a colon.")
 ]
 
-UNCHANGED = (
-    "nothing to do: the runs behind this figure, the code, the data and the figure's files are as they were when it was drawn; "
-    "'repro figure' draws it again"
-)
-
 Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.", rich_help_panel=opt.RUNS)]
 
 
 def reproduce(
     *, name: Name, asked: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
 ) -> None:
-    """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF and CSV. Where runs, code, data and files
-    are as they were when it was drawn, it stays; 'repro figure' draws it in any case."""
-    from repro.reports.memo import Memo
-
-    memo = Memo(asked.root, (name, asked))
-    is_told = logging.getLogger().isEnabledFor(logging.INFO)  # what is reused, run by run
-    said = None if force or is_told or placement.pool != "local" or placement.address else memo.recalled()
-    if said is None:
-        _make(name, asked, placement, memo, force=force, json=json)
-    else:
-        _say(said["figures"], [*said["lines"], UNCHANGED], json=json)
+    """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF, CSV, and a table of the runs beside them."""
+    _make(name, asked, placement, force=force, draw_only=False, json=json)
 
 
 def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs; runs nothing."""
-    _make(name, asked, opt.Placement(), None, force=False, json=json)
+    _make(name, asked, opt.Placement(), force=False, draw_only=True, json=json)
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
@@ -193,17 +176,15 @@ def _asks(cells: Sequence[Cell]) -> set[str]:
 
 
 def _make(
-    name: str, asked: FigureOptions, placement: opt.Placement, memo: Memo | None, *, force: bool, json: bool
+    name: str, asked: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
 ) -> None:
-    """Draws what is stored where no ``memo`` is given, else makes what is missing."""
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
     from repro.files import readable_folder, writable_folder
-    from repro.reports.costs import processor_s, write_cost
-    from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
+    from repro.reports.run_table import draw
     from repro.runs.store import Store
 
-    began, opened, draw_only = processor_s(), placement.opened(), memo is None
+    opened = placement.opened()
     entry = figure_of(name)
     drawing, views = entry.load(), asked.views(name)
     out = asked.out(entry.name)
@@ -231,43 +212,16 @@ def _make(
         assert runs is not None
         require_alike(runs, name)
         figures.append(_said_of(entry.name, drawing, view, runs, draw(entry, view, runs, out)))
-    is_whole = bool(outcomes) and all(outcome.status == "ran" for outcome in outcomes)
-    # What a cluster's nodes take is not seen here.
-    if is_whole and placement.pool == "local" and len(views) == 1 and not (views[0].knobs or views[0].rates):
-        write_cost(store.root, entry, views[0], processor_s() - began)
-    if memo is not None:
-        _keep(memo, entry.module, views, sweep.runs, figures, store.root)
     lines = [*what_ran(outcomes, store.root)] if outcomes else []
     if outcomes and all(outcome.status == "reused" for outcome in outcomes):
         lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
     _say(figures, lines, json=json)
 
 
-def _keep(
-    memo: Memo,
-    module: str,
-    views: Sequence[View],
-    runs: Sequence[StoredRun],
-    figures: Sequence[Mapping[str, Any]],
-    root: Path,
-) -> None:
-    """Keeps what is said again as long as nothing of the figures changes."""
-    from repro.cli.sweep import what_ran
-    from repro.reports.memo import may_be_kept
-    from repro.runs.sweep import CellOutcome
-
-    if may_be_kept(module, views, runs):
-        reused = [CellOutcome(cell=run.cell, status="reused", reason=run.why_reused, run=run) for run in runs]
-        files = [[Path(file) for file in each["json"]["files"]] for each in figures]
-        stamps = [own[0].with_suffix(".json") for own in files]
-        lines = [*what_ran(reused, root)] if reused else []
-        memo.keep(runs, [*chain(*files), *stamps], {"figures": figures, "lines": lines})
-
-
 def _said_of(
     name: str, drawing: Figure, view: View, runs: Sequence[StoredRun], rendered: Rendered
 ) -> Mapping[str, Any]:
-    """All that is said of a drawn figure, as a memo keeps it."""
+    """All that is said of a drawn figure."""
     from repro.cli.said import lengths_json, lengths_line
 
     return {

@@ -1,4 +1,4 @@
-"""What runs say about a paper's claims: findings, the role of each comparison, and a verdict apart from it."""
+"""What runs say about a paper's claims: findings, a verdict on each, and the facts among them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from repro.reports.flipped import Flip, undecided
-from repro.reports.paper import Claim
-from repro.runs.store import StoredRun
+from repro.reports.paper import ROLES, Claim, Role
 
 How = Literal["measured", "composed", "simulated", "computed"]
-Role = Literal["by construction", "fitted", "implied by the fit", "prediction"]
-"""What a comparison is worth. By construction: no run can change it. Fitted: a constant was chosen to meet it. Implied by
-the fit: fitted numbers alone determine it. Prediction: it could have come out otherwise."""
-
-ROLES: tuple[Role, ...] = ("by construction", "fitted", "implied by the fit", "prediction")
-"""Ordered from the least worth to the most: a comparison of several values has the first of their roles."""
 
 Verdict = Literal[
     "reproduced",
@@ -48,10 +40,10 @@ class Finding:
     """The same in other readings of what the paper leaves open: a name and the value there."""
     is_between: bool = False
     """Whether readings are points of something continuous, as a load, so that what lies between two of them is met between them."""
-    fitted_elsewhere: bool = False
-    """Whether what of ours was chosen to meet the claim was chosen with other runs than these, which may miss it."""
     comparable: bool = True
     """False where the runs stand for something else than the claim's (another model); ``how`` says what."""
+    command: str | None = None
+    """Makes the runs behind it."""
 
     def __post_init__(self) -> None:
         if self.of and len(self.of) != len(self.values):
@@ -63,28 +55,9 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A finding, what it is worth, and what it rests on."""
-
-    finding: Finding
-    roles: tuple[Role, ...]
-    """One per value."""
-    runs: tuple[StoredRun, ...] = ()
-    """Those that decide the values."""
-    command: str | None = None
-    """Makes the runs that are missing and answers again."""
-    command_s: float | None = None
-    """Processor seconds that the command took when it made all of its runs."""
-
-    @property
-    def role(self) -> Role:
-        return min(self.roles, key=ROLES.index)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Judged:
     claim: Claim
-    answer: Answer | None
+    finding: Finding | None
     verdict: Verdict
     error_percent: float | None = None
     """(ours / expected - 1), where one number is expected and met by one."""
@@ -92,40 +65,52 @@ class Judged:
     """One sentence, unless reproduced."""
 
     @property
-    def finding(self) -> Finding | None:
-        return None if self.answer is None else self.answer.finding
-
-    @property
     def role(self) -> Role | None:
-        """The answer's role; None where nothing is compared. A prediction that something of ours was chosen to meet is fitted, where
-        it was chosen with such runs."""
-        if self.answer is None or self.verdict not in COMPARED:
-            return None
-        role = self.answer.role
-        chosen = self.claim.chosen is not None and not self.answer.finding.fitted_elsewhere
-        return "fitted" if role == "prediction" and chosen else role
+        """The role of the comparison; None where nothing is compared."""
+        return None if self.finding is None or self.verdict not in COMPARED else _role(self.claim, self.finding)
+
+
+def _role(claim: Claim, finding: Finding) -> Role:
+    """As the claim says it; steps charged by the fitted roofline have another where numbers of theirs were fitted."""
+    return claim.role_by_roofline if finding.obtained == "simulated" and claim.role_by_roofline else claim.role
 
 
 COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "undecided by reading", "by construction")
 
 
+FlipKind = Literal["free", "reading"]
+"""What no source prints of a system; or what the paper leaves open of what it measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """A choice of ours that gives a claim another verdict: a row of ``results/flips-PAPER.csv``."""
+
+    kind: FlipKind
+    change: str
+    claim: str
+    default: str
+    changed: str
+    default_value: str
+    changed_value: str
+
+
 Flips = Mapping[str, tuple[Flip, ...]]
 """Choices of ours that turn a verdict, by claim."""
+_OPPOSITE: Mapping[str, str] = {"reproduced": "not reproduced", "not reproduced": "reproduced"}
 
 
-def judge_all(claims: Sequence[Claim], answers: Iterable[Answer], flips: Flips | None = None) -> list[Judged]:
-    """Judges every claim, in their order."""
-    found: dict[str, list[Answer]] = {claim.id: [] for claim in claims}
-    for answer in answers:
-        if answer.finding.claim not in found:
-            raise ValueError(f"finding for unknown claim {answer.finding.claim!r}")
-        found[answer.finding.claim].append(answer)
-    return with_facts([judge(claim, found[claim.id]) for claim in claims], flips)
+def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips | None = None) -> list[Judged]:
+    """Judges every claim, in their order.
 
-
-def with_facts(judged: Sequence[Judged], flips: Flips | None = None) -> list[Judged]:
-    """What a choice of ours turns is undecided by reading. What follows from a number that is not reproduced is not either: two errors may cancel, or a wider tolerance forgive one. An
-    ordering can be right where the numbers are not."""
+    A verdict that a choice of ours turns is undecided by reading. A number that follows from one that is not reproduced is not
+    reproduced either: two errors may cancel, or a wider tolerance forgive one. An ordering can be right where the numbers are not."""
+    by_claim: dict[str, list[Finding]] = {claim.id: [] for claim in claims}
+    for finding in findings:
+        if finding.claim not in by_claim:
+            raise ValueError(f"finding for unknown claim {finding.claim!r}")
+        by_claim[finding.claim].append(finding)
+    judged = [judge(claim, by_claim[claim.id]) for claim in claims]
     verdicts: dict[str, Judged] = {each.claim.id: _turned(each, flips or {}) for each in judged}
 
     def follows_missed(each: Judged) -> str | None:
@@ -147,21 +132,30 @@ def with_facts(judged: Sequence[Judged], flips: Flips | None = None) -> list[Jud
 
 
 def _turned(each: Judged, flips: Flips) -> Judged:
-    open_ = undecided(each.verdict, flips.get(each.claim.id, ()))
-    return each if open_ is None else replace(each, verdict="undecided by reading", reason=open_)
+    """Undecided where a choice of ours turns the verdict; as it is where the runs of the flips, which are fewer, gave another one."""
+    opposite = _OPPOSITE.get(each.verdict)
+    turning = [
+        flip for flip in flips.get(each.claim.id, ()) if flip.default == each.verdict and flip.changed == opposite
+    ]
+    if not turning:
+        return each
+    texts = ", ".join(f"{flip.change} ({flip.changed_value})" for flip in turning)
+    holds = each.verdict == "reproduced"
+    reason = f"holds by default; not with {texts}" if holds else f"holds with {texts}; not by default"
+    return replace(each, verdict="undecided by reading", reason=reason)
 
 
-def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
+def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
     """Reproduced: within the claim's tolerance, for the same data sets and cards. What no run can change is never
     reproduced: it agrees by construction, or does not."""
     if claim.kind == "inconsistency":
-        return Judged(claim=claim, answer=None, verdict="paper's inconsistency")
-    answer = _merged(claim, answers)
+        return Judged(claim=claim, finding=None, verdict="paper's inconsistency")
+    finding = _merged(claim, findings)
     if claim.untestable is not None:
-        return Judged(claim=claim, answer=answer, verdict="not testable here", reason=claim.untestable)
-    if answer is None:
-        return Judged(claim=claim, answer=None, verdict="not run", reason="no stored runs answer it")
-    finding, stated = answer.finding, claim.expected.value
+        return Judged(claim=claim, finding=finding, verdict="not testable here", reason=claim.untestable)
+    if finding is None:
+        return Judged(claim=claim, finding=None, verdict="not run", reason="no stored runs answer it")
+    stated = claim.expected.value
     if (
         isinstance(stated, tuple)
         and len(stated) == 2
@@ -169,26 +163,26 @@ def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
         and len(finding.values) == 1
     ):
         wide = f"what it states spans a factor of {stated[1] / stated[0]:.0f}, which hardly a run could miss"
-        return Judged(claim=claim, answer=answer, verdict="not testable here", reason=wide)
+        return Judged(claim=claim, finding=finding, verdict="not testable here", reason=wide)
     if not finding.comparable:
-        return Judged(claim=claim, answer=answer, verdict="not testable here", reason=finding.how)
+        return Judged(claim=claim, finding=finding, verdict="not testable here", reason=finding.how)
     # Where as many are there an extreme lies elsewhere, and that is a fault, not a gap.
     is_part = bool(finding.of) and len(finding.of) < len(claim.of)
     if missing := [each for each in claim.of if is_part and each is not None and each not in finding.of]:
-        return Judged(claim=claim, answer=answer, verdict="not run", reason=f"no stored runs of {', '.join(missing)}")
+        return Judged(claim=claim, finding=finding, verdict="not run", reason=f"no stored runs of {', '.join(missing)}")
     faults = _faults(claim, finding)
     error = _error_percent(claim, finding)
     if (open_ := _undecided(claim, finding, not faults)) is not None:
-        return Judged(claim=claim, answer=answer, verdict="undecided by reading", error_percent=error, reason=open_)
+        return Judged(claim=claim, finding=finding, verdict="undecided by reading", error_percent=error, reason=open_)
     if faults:
         sentence = "; ".join([*faults[:2], *([f"and {len(faults) - 2} more"] if len(faults) > 2 else [])])
         reason = sentence if claim.gap is None else f"{sentence}: {claim.gap}"
-        return Judged(claim=claim, answer=answer, verdict="not reproduced", error_percent=error, reason=reason)
-    if answer.role == "by construction":
+        return Judged(claim=claim, finding=finding, verdict="not reproduced", error_percent=error, reason=reason)
+    if _role(claim, finding) == "by construction":
         return Judged(
-            claim=claim, answer=answer, verdict="by construction", error_percent=error, reason="no run can change it"
+            claim=claim, finding=finding, verdict="by construction", error_percent=error, reason="no run can change it"
         )
-    return Judged(claim=claim, answer=answer, verdict="reproduced", error_percent=error)
+    return Judged(claim=claim, finding=finding, verdict="reproduced", error_percent=error)
 
 
 def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
@@ -205,39 +199,50 @@ def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, in
     return {role: counts for role, counts in own.items() if counts}
 
 
-# -- several answers to one claim ---------------------------------------------------------------------------
+def facts(judged: Iterable[Judged]) -> list[Judged]:
+    """One claim each of those that say the same number: the one that the others follow from."""
+    return [each for each in judged if not each.claim.follows and each.claim.kind != "inconsistency"]
 
 
-def _merged(claim: Claim, answers: Sequence[Answer]) -> Answer | None:
-    """The first comparable answer; all of them as one where the claim speaks of several data sets or cards and they
+def count_facts(judged: Sequence[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
+    """Compared facts by role and verdict; what agrees by construction counts as reproduced there."""
+    counts: dict[Role, dict[Verdict, int]] = {}
+    for each in facts(judged):
+        if each.role is not None:
+            own = counts.setdefault(each.role, {})
+            verdict: Verdict = "reproduced" if each.verdict == "by construction" else each.verdict
+            own[verdict] = own.get(verdict, 0) + 1
+    return {role: counts[role] for role in reversed(ROLES) if role in counts}
+
+
+# -- several findings of one claim ---------------------------------------------------------------------------
+
+
+def _merged(claim: Claim, findings: Sequence[Finding]) -> Finding | None:
+    """The first comparable finding; all of them as one where the claim speaks of several data sets or cards and they
     are of different ones."""
-    kept = [answer for answer in answers if answer.finding.comparable] or list(answers)
+    kept = [finding for finding in findings if finding.comparable] or list(findings)
     if not kept:
         return None
     first, *others = kept
-    if not claim.of or not first.finding.of:
+    if not claim.of or not first.of:
         return first
     for other in others:
-        if set(other.finding.of).isdisjoint(first.finding.of):
+        if set(other.of).isdisjoint(first.of):
             first = _joined(first, other)
     return first
 
 
-def _joined(first: Answer, second: Answer) -> Answer:
-    a, b = first.finding, second.finding
-    holds = None if a.holds is None or b.holds is None else a.holds and b.holds
-    how = a.how if a.how == b.how else f"{a.how}; {b.how}"
-    finding = Finding(
-        claim=a.claim, value=a.values + b.values, obtained=a.obtained, how=how, of=a.of + b.of, holds=holds
-    )
-    costs = {each.command: each.command_s for each in (first, second) if each.command is not None}
-    seconds = [cost for cost in costs.values() if cost is not None]
-    return Answer(
-        finding=finding,
-        roles=first.roles + second.roles,
-        runs=tuple({run.cell.key: run for run in first.runs + second.runs}.values()),
-        command=" && ".join(costs) or None,
-        command_s=sum(seconds) if costs and len(seconds) == len(costs) else None,
+def _joined(a: Finding, b: Finding) -> Finding:
+    commands = dict.fromkeys(each.command for each in (a, b) if each.command is not None)
+    return Finding(
+        claim=a.claim,
+        value=a.values + b.values,
+        obtained=a.obtained,
+        how=a.how if a.how == b.how else f"{a.how}; {b.how}",
+        of=a.of + b.of,
+        holds=None if a.holds is None or b.holds is None else a.holds and b.holds,
+        command=" && ".join(commands) or None,
     )
 
 

@@ -1,20 +1,19 @@
-"""Judged claims as rows: what ``repro claims`` writes as CSV and prints as JSON."""
+"""Judged claims as rows, which ``repro claims`` writes as CSV and prints as JSON, and the flips of their verdicts."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, get_args
 
 from engines.errors import UserError
 from repro.files import replace_text
-from repro.reports.claims import Answer, Finding, Flips, How, Judged, judge, with_facts
+from repro.paths import RESULTS
+from repro.reports.claims import Finding, Flip, Flips, How, Judged, judge_all
 from repro.reports.paper import Claim
-from repro.reports.roles import MOST_ALONE
-from repro.runs.store import StoredRun
 
 COLUMNS = (
     "id",
@@ -28,7 +27,6 @@ COLUMNS = (
     "ours",
     "holds",
     "of",
-    "roles",
     "error_percent",
     "direction",
     "tolerance",
@@ -39,31 +37,16 @@ COLUMNS = (
     "conditions",
     "obtained",
     "how",
-    "code",
-    "commit",
-    "runs",
     "command",
-    "minutes",
     "recomputed",
     "fact",
     "readings",
 )
-ADDED = ("fact", "readings")
-"""Columns that older files lack."""
-
-
-def names_of(keys: Collection[str], most: int = MOST_ALONE) -> list[str]:
-    """Keys of runs in order; those of more than ``most`` as ``6000x0123456789ab``, their number and a digest."""
-    if len(keys) <= most:
-        return sorted(keys)
-    return [f"{len(keys)}x{hashlib.sha256(' '.join(sorted(keys)).encode()).hexdigest()[:12]}"]
 
 
 def as_row(each: Judged) -> dict[str, Any]:
-    """Lists stay lists; ``runs`` name the runs that decide the numbers; ``minutes`` is the processor time of the command, measured when it
-    made all of its runs; empty where it has made some of them alone."""
-    claim, finding, answer = each.claim, each.finding, each.answer
-    runs = () if answer is None else answer.runs
+    """Lists stay lists; ``command`` makes the runs behind the numbers."""
+    claim, finding = each.claim, each.finding
     row = {
         "id": claim.id,
         "kind": claim.kind,
@@ -76,7 +59,6 @@ def as_row(each: Judged) -> dict[str, Any]:
         "ours": None if finding is None else finding.value,
         "holds": None if finding is None else finding.holds,
         "of": () if finding is None else finding.of,
-        "roles": answer.roles if answer is not None and each.role is not None else (),
         "error_percent": each.error_percent,
         "direction": claim.direction,
         "tolerance": claim.tolerance.value,
@@ -85,13 +67,9 @@ def as_row(each: Judged) -> dict[str, Any]:
         "reason": each.reason,
         "figure": claim.figure,
         "conditions": claim.conditions,
-        "obtained": None if finding is None else _obtained(finding.obtained, runs),
+        "obtained": None if finding is None else finding.obtained,
         "how": None if finding is None else finding.how,
-        "code": sorted({str(run.manifest["code"]["digest"]) for run in runs}),
-        "commit": sorted({_commit(run) for run in runs}),
-        "runs": names_of({run.cell.key for run in runs}),
-        "command": None if answer is None else answer.command,
-        "minutes": None if answer is None or answer.command_s is None else round(answer.command_s / 60, 2),
+        "command": None if finding is None else finding.command,
         "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
         "fact": claim.follows or (claim.id,),
         "readings": () if finding is None else [f"{name}: {value!r}" for name, value in finding.readings],
@@ -100,13 +78,17 @@ def as_row(each: Judged) -> dict[str, Any]:
     return row
 
 
-def save(path: Path, judged: Sequence[Judged]) -> Path:
+def as_csv(judged: Sequence[Judged]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
     for each in judged:
         writer.writerow({name: flat(value) for name, value in as_row(each).items()})
-    return replace_text(path, text.getvalue())
+    return text.getvalue()
+
+
+def save(path: Path, judged: Sequence[Judged]) -> Path:
+    return replace_text(path, as_csv(judged))
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -119,12 +101,7 @@ def read(path: Path) -> list[dict[str, str]]:
             f"{path.name} cannot be read ({type(error).__name__}: {error}): run 'repro claims' again"
         ) from error
     # A row that is short or long has a value, or a key, None.
-    older = tuple(name for name in COLUMNS if name not in ADDED)
-    if tuple(columns or ()) == older:
-        rows = [{**row, **dict.fromkeys(ADDED, "")} for row in rows]
-    elif tuple(columns or ()) != COLUMNS:
-        raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
-    if any(None in (*row, *row.values()) for row in rows):
+    if tuple(columns or ()) != COLUMNS or any(None in (*row, *row.values()) for row in rows):
         raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
     return rows
 
@@ -132,18 +109,18 @@ def read(path: Path) -> list[dict[str, str]]:
 def judged_again(
     claims: Sequence[Claim], rows: Sequence[Mapping[str, str]], flips: Flips | None = None
 ) -> list[Judged]:
-    """The rows' own answers to the claims they are of, judged as claims are stated now. Their runs stay behind."""
+    """The rows' own findings of the claims they are of, judged as claims are stated now."""
     by_id = {row["id"]: row for row in rows}
-    return with_facts(
-        [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims], flips
-    )
+    found = [(claim, by_id[claim.id]) for claim in claims]
+    return judge_all(claims, [finding_of(claim, row) for claim, row in found if row["ours"]], flips)
 
 
-def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
+def finding_of(claim: Claim, row: Mapping[str, str]) -> Finding:
+    """What a row of a claim that was answered says of it."""
     values = tuple(map(float, row["ours"].split()))
     is_testable = row["verdict"] != "not testable here" or claim.untestable is not None
     how: How = next((how for how in get_args(How) if row["obtained"].startswith(how)), "computed")
-    finding = Finding(
+    return Finding(
         claim=claim.id,
         value=values if len(values) > 1 else values[0],
         obtained=how,
@@ -153,10 +130,8 @@ def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
         readings=_readings(row["readings"]),
         is_between="met between readings" in row["reason"],
         comparable=is_testable,
+        command=row["command"] or None,
     )
-    roles = _parts(row["roles"], len(values)) or ("prediction",) * len(values)
-    seconds = 60 * float(row["minutes"]) if row["minutes"] else None
-    return Answer(finding=finding, roles=roles, command=row["command"] or None, command_s=seconds)  # type: ignore[arg-type]
 
 
 def _readings(text: str) -> tuple[tuple[str, float], ...]:
@@ -171,20 +146,42 @@ def _parts(text: str, count: int) -> tuple[str, ...]:
     return (text,) if count == 1 else tuple(text.split("; " if "; " in text else " "))
 
 
-def _obtained(how: str, runs: Sequence[StoredRun]) -> str:
-    """How the runs were obtained, with what they add to it, such as that other code made them."""
-    found = sorted({run.obtained for run in runs})
-    return " and ".join(found) if found else how
-
-
-def _commit(run: StoredRun) -> str:
-    git = run.provenance["git"]
-    return f"{str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}"
-
-
 def flat(value: object) -> object:
     """As a CSV holds it: every digit of a number, and several values side by side."""
     if isinstance(value, tuple | list):
         separator = "; " if any(" " in str(part) for part in value) else " "
         return separator.join(str(flat(part)) for part in value)
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else value
+
+
+# -- flips ------------------------------------------------------------------------------------------------
+
+
+def flips_path(paper: str, root: Path = RESULTS) -> Path:
+    return root / f"flips-{paper}.csv"
+
+
+def flips_csv(found: Sequence[Flip]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in fields(Flip)])
+    writer.writerows([astuple(each) for each in found])
+    return text.getvalue()
+
+
+def read_flips(paper: str, root: Path = RESULTS) -> Flips:
+    """By claim; nothing of a paper that has no such file."""
+    path = flips_path(paper, root)
+    if not path.is_file():
+        return {}
+    found: dict[str, tuple[Flip, ...]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, strict=True):
+                each = Flip(**row)  # type: ignore[arg-type]
+                found[each.claim] = (*found.get(each.claim, ()), each)
+    except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
+        raise UserError(
+            f"{path.name} cannot be read ({type(error).__name__}): run 'python -m repro.reports.flips' again"
+        ) from error
+    return found

@@ -4,6 +4,7 @@ imported when its figure is asked for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from repro.runs.store import StoredRun
 
 Knobs = tuple[tuple[str, Scalar], ...]
+HAS_PICTURES: ContextVar[bool] = ContextVar("HAS_PICTURES", default=True)
+"""Whether drawing makes PNG and PDF; if not, it makes the numbers and words alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

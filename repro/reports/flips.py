@@ -1,105 +1,57 @@
-"""Which verdicts hang on a choice of ours: every free knob and reading of the defaults is changed, one at a time, and the claims judged
-again. ``python -m repro.reports.flips PAPER RUNS [FOLDER]`` makes the runs below RUNS, of the size in ``SIZES``, and writes the flips to
-FOLDER/flips-PAPER.csv. What runs of that size judge otherwise than the whole figures is no flip of these.
+"""Which verdicts hang on a choice of ours: a sweep of changed cells, and the claims judged again under each change.
 
-Arrivals and lengths are those of one seed on both sides; what another seed would turn is told from a flip by nothing here."""
+``python -m repro.reports.flips PAPER RUNS [FOLDER]`` changes every free setting and every reading of ``results/paper/flips.yaml``, one
+at a time, makes the runs below RUNS, and writes FOLDER/flips-PAPER.csv. Both sides have the arrivals and lengths of one seed."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from repro.files import kept, replace_text
-from repro.paths import LOCAL_FIGURES
-from repro.reports.claims import COMPARED, Answer, Finding, Role, Verdict, judge_all
+from repro.paths import LOCAL_FIGURES, PAPER
+from repro.reports.claims import COMPARED, Flip, FlipKind, Verdict, judge_all
+from repro.reports.claims_file import flips_csv, flips_path
 from repro.reports.evidence import Source, sources
-from repro.reports.figures import Knobs, Paper
-from repro.reports.figures import paper as paper_of
-from repro.reports.flipped import Flip, Kind, as_csv, flips_path
+from repro.reports.figures import PAPERS, Paper
 from repro.reports.paper import Claim, read_claims
-from repro.reports.roles import DRAWS, FAR, NEAR, Perturbed, differing
-from repro.reports.stamp import save_flips
+from repro.reports.run_table import places_read
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.family import Validity
 from repro.runs.free import TUNE, Setting
-from repro.runs.record import RunRecord, Table
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 from repro.runs.system import free_of, settings_of
 
-
-def _each(name: str, *values: Any) -> tuple[Setting, ...]:
-    return tuple(((name, value),) for value in values)
-
-
-READINGS: tuple[Setting, ...] = (
-    *_each("reading", "efficient", "policy"),
-    *_each("batch_rule", "one", "max_model_len", "batch"),
-    *_each("length_scale", 0.5, 2.0),
-    *_each("history_read", "serial", "own-cache"),
-    (("history_read", "own-cache"), ("affinity", "cost")),
-    (("history_read", "own-cache"), ("affinity", "none")),
-    *_each("slo_scope", "session"),
-    *_each("ttft_rule", "mean"),
-    *_each("itl_stat", "mean", "p95-lower", "p95-higher"),
-    *_each("joins", "shorter", "same"),
-    *_each("long_dispatch", "single"),
-    *_each("kappa", -0.08, 0.14),
-    *_each("boundary", 64),
-    *_each("batching", "synchronous", "mixed"),
-    *_each("shared_len", 0),
-    (("step_overhead_s", 0.004), ("tokens_per_forward", 11.4)),
-    (("input_len", 450), ("shared_len", 416), ("tokens_per_forward", 5.72)),
-    (("input_len", 1800), ("shared_len", 1664), ("tokens_per_forward", 6.51)),
-    (("gen_length", 128), ("tokens_per_forward", 7.0)),
-    (("gen_length", 512), ("tokens_per_forward", 5.56)),
-)
-"""What the papers leave open of what they measured, besides what it is by default: for every system that has such a knob. Lengths by a
-factor of two; LAPS's mixing penalty as far as it was measured (docs/silicon.md); of SGLang's published points the schedule, the prefix that prompts
-share, and 4 ms of the host a step or other prompts and answers, each with the tokens a forward that the first point is fitted by then. Not
-``counted``: sessions of rounds that long fit on no worker of Table 2."""
-ASSUMED_LENGTHS = frozenset({"input_len", "gen_length", "shared_len"})
-"""What a reading changes only of cells that say what their prompts share, which is assumed: other cells' lengths are published."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """What flips are found with: whole figures for every choice would take a day."""
-
-    figures: tuple[str, ...]
-    rates: tuple[float, ...] = ()
-    knobs: Knobs = ()
-    num_runs: int = 1
-
-
-SIZES: Mapping[str, Size] = {
-    "ampd": Size(figures=("fig4", "fig5", "fig6", "fig8"), rates=(2.0,)),
-    "laps": Size(figures=("fig1", "fig3", "fig5", "fig6", "fig7", "fig8", "table2")),
-    "dllm-serve": Size(figures=("fig3", "fig4", "fig5", "fig7", "fig8", "table4"), knobs=(("num_prompts", 150),)),
-    "block": Size(figures=("sglang",), num_runs=3),
-}
-"""Simulated figures that claims rest on; AMPD's without those of the planner, which none of this changes."""
-
 MakeRuns = Callable[[Sequence[Cell]], Sequence[StoredRun]]
+Drawn = Sequence[tuple[Source, Sequence[StoredRun]]]
+"""Figures, each with the runs of its cells."""
+
+
+@kept(maxsize=1)
+def asked() -> dict[str, Any]:
+    """The readings, and the size of each paper's figures."""
+    found: dict[str, Any] = yaml.safe_load((PAPER / "flips.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One choice made otherwise: of one system, or of every one that has the knob."""
+    """One choice made otherwise: of one system, or a reading, of every system that has the setting."""
 
     setting: Setting
     system: str | None = None
-    """None of a reading."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FlipKind:
         return "reading" if self.system is None else "free"
 
     @property
@@ -111,19 +63,15 @@ class Change:
         """The cell so changed, or itself where it has no such choice, searches or says it itself, or refuses it."""
         setting = dict(self.setting)
         if self.system is None:
-            has_it = setting.keys() <= _knobs(cell.system)
+            has_it = setting.keys() <= {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
             if "shared_len" not in cell.knob_values:
-                setting = {name: value for name, value in setting.items() if name not in ASSUMED_LENGTHS}
+                setting = {name: value for name, value in setting.items() if name not in asked()["assumed_lengths"]}
         else:
             has_it = self.system == cell.system and not _searches(cell) and self.setting in free_settings(cell)
         if not has_it:
             return cell
         changed = replace(cell, knobs=tuple({**cell.knob_values, **setting}.items()))
         return changed if _can_be(changed.with_seed(0)) else cell
-
-
-def _knobs(system: str) -> frozenset[str]:
-    return frozenset(name for kind in settings_of(system) for name in knobs_of(kind))
 
 
 @kept(maxsize=4096)
@@ -146,56 +94,32 @@ def free_settings(cell: Cell) -> Iterator[Setting]:
             yield from each.among(cell)
 
 
-def changes(cells: Sequence[Cell]) -> Iterator[Change]:
+def changes(cells: Sequence[Cell]) -> list[Change]:
     """Every alternative of what is free in a system of the cells, and every reading, that makes another cell of one."""
     found: dict[Change, None] = {}
     for cell in cells:
         found.update({Change(setting=setting, system=cell.system): None for setting in free_settings(cell)})
-    found.update({Change(setting=setting): None for setting in READINGS})
-    yield from (each for each in found if any(each.of(cell) != cell for cell in cells))
+    found.update({Change(setting=tuple(setting.items())): None for setting in asked()["readings"]})
+    return [each for each in found if any(each.of(cell) != cell for cell in cells)]
 
 
-class Judging:
-    """A paper's claims over some figures, under the defaults and under changes. Runs on which no claim rests are not made again."""
+def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[Change], make_runs: MakeRuns) -> Iterator[Flip]:
+    """Claims whose verdict differs under a change. Runs that no finding reads are not made again; all others are made at once."""
+    read = [places_read(source.findings, runs) for source, runs in drawn]
 
-    def __init__(self, claims: Sequence[Claim], chosen: Sequence[Source], make_runs: MakeRuns) -> None:
-        self.claims, self.make_runs = claims, make_runs
-        runs = iter(make_runs([cell for source in chosen for cell in source.cells]))
-        self.made = [(source, [next(runs) for _ in source.cells]) for source in chosen]
-        self.resting = [_resting(source, own) for source, own in self.made]
-        self.default = self._verdicts(self.made)
+    def instead(change: Change, source: Source, places: Sequence[int]) -> dict[int, Cell]:
+        """Cells of a figure that are others under the change, by their place."""
+        found = {at: change.of(source.cells[at]) for at in places}
+        return {at: cell for at, cell in found.items() if cell != source.cells[at]}
 
-    @property
-    def cells(self) -> list[Cell]:
-        return [cell for source, _ in self.made for cell in source.cells]
-
-    @property
-    def compared(self) -> frozenset[str]:
-        """Claims that the defaults are held against."""
-        return frozenset(claim for claim, (verdict, _) in self.default.items() if verdict in COMPARED)
-
-    def flips(self, tried: Sequence[Change]) -> Iterator[Flip]:
-        """Claims whose verdict differs under a change, one after the other. All runs are made first, at once."""
-        asked = [[self._asked(change, place) for place in range(len(self.made))] for change in tried]
-        cells = list({cell.key: cell for grids in asked for grid in grids for cell in grid.values()}.values())
-        runs = {cell.key: run for cell, run in zip(cells, self.make_runs(cells), strict=True)}
-        for change, grids in zip(tried, asked, strict=True):
-            # A figure asks for its runs by the cells of its defaults.
-            made = [
-                (source, [_Instead(runs[grid[at].key], run.cell) if at in grid else run for at, run in enumerate(own)])
-                for (source, own), grid in zip(self.made, grids, strict=True)
-            ]
-            yield from self._flips(change, made)
-
-    def _asked(self, change: Change, place: int) -> Mapping[int, Cell]:
-        """Cells of a figure that are others under a change, by their place."""
-        cells, resting = self.made[place][0].cells, self.resting[place]
-        found = {at: change.of(cell) for at, cell in enumerate(cells) if _sort(cell) in resting}
-        return {at: cell for at, cell in found.items() if cell != cells[at]}
-
-    def _flips(self, change: Change, made: Sequence[tuple[Source, Sequence[StoredRun]]]) -> Iterator[Flip]:
-        for claim, (verdict, value) in self._verdicts(made).items():
-            before, was = self.default[claim]
+    grids = [[instead(change, source, own) for (source, _), own in zip(drawn, read, strict=True)] for change in tried]
+    cells = {cell.key: cell for grid in grids for own in grid for cell in own.values()}
+    made = dict(zip(cells, make_runs([*cells.values()]), strict=True))
+    default = _verdicts(claims, drawn)
+    for change, grid in zip(tried, grids, strict=True):
+        changed = [(source, _replaced(runs, own, made)) for (source, runs), own in zip(drawn, grid, strict=True)]
+        for claim, (verdict, value) in _verdicts(claims, changed).items():
+            before, was = default[claim]
             if before != verdict and not {before, verdict}.isdisjoint(COMPARED):
                 yield Flip(
                     kind=change.kind,
@@ -207,108 +131,58 @@ class Judging:
                     changed_value=value,
                 )
 
-    def _verdicts(self, made: Sequence[tuple[Source, Sequence[StoredRun]]]) -> Mapping[str, tuple[Verdict, str]]:
-        """The verdict on every claim, those too that no finding answers: under a change one may be answered no more."""
-        role: Role = "prediction"
-        answers = [
-            Answer(finding=each, roles=(role,) * len(each.values))
-            for source, runs in made
-            for each in source.figure.findings(runs, source.view)
-        ]
-        return {each.claim.id: (each.verdict, _text(each.finding)) for each in judge_all(self.claims, answers)}
+
+def _replaced(runs: Sequence[StoredRun], others: Mapping[int, Cell], made: Mapping[str, StoredRun]) -> list[StoredRun]:
+    """The runs of other cells, under the cells that a figure asks for them by: those of its defaults."""
+    found = list(runs)
+    for at, cell in others.items():
+        found[at] = copy(made[cell.key])
+        vars(found[at])["cell"] = runs[at].cell
+    return found
 
 
-def _sort(cell: Cell) -> str:
-    """Cells that differ by what is served and how much of it alone are of one sort."""
-    place = {"model": "", "deployment": "search" if _searches(cell) else ""}
-    return repr((cell.system, sorted({**cell.knob_values, **place}.items())))
+def _verdicts(claims: Sequence[Claim], drawn: Drawn) -> Mapping[str, tuple[Verdict, str]]:
+    """The verdict on every claim, those too that no finding answers: under a change one may be answered no more."""
+    plain = [replace(claim, role="prediction", role_by_roofline=None) for claim in claims]
+    judged = judge_all(plain, [finding for source, runs in drawn for finding in source.findings(runs)])
+    values = {each.claim.id: () if each.finding is None else each.finding.values for each in judged}
+    return {
+        each.claim.id: (each.verdict, " ".join(f"{value:.4g}" for value in values[each.claim.id])) for each in judged
+    }
 
 
-def _resting(source: Source, runs: Sequence[StoredRun]) -> frozenset[str]:
-    """Sorts of cells whose runs move a finding of the figure."""
-    found = {finding.claim: finding for finding in source.figure.findings(runs, source.view)}
-    sorts = [_sort(cell) for cell in source.cells]
-
-    def moves(sort: str) -> bool:
-        for size in (NEAR, FAR):
-            for draw in range(DRAWS[size]):
-                changed = [
-                    Perturbed(run, size=size, seed=DRAWS[size] * place + draw) if sorts[place] == sort else run
-                    for place, run in enumerate(runs)
-                ]
-                after = source.figure.findings(changed, source.view)
-                if any(any(differing(found[each.claim], each)) for each in after):
-                    return True
-        return False
-
-    return frozenset(sort for sort in dict.fromkeys(sorts) if moves(sort))
-
-
-class _Instead(StoredRun):
-    """A run under the cell that it was made in place of."""
-
-    def __init__(self, run: StoredRun, cell: Cell) -> None:
-        super().__init__(cell, run.file, run.manifest, run.provenance, run.other_code)
-        self.__dict__["_run"] = run
-
-    @cached_property
-    def summary(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.__dict__["_run"].summary
-        return found
-
-    @cached_property
-    def record(self) -> RunRecord:
-        found: RunRecord = self.__dict__["_run"].record
-        return found
-
-    @cached_property
-    def validity(self) -> Validity:
-        found: Validity = self.__dict__["_run"].validity
-        return found
-
-    def table(self, name: str) -> Table:
-        found: Table = self.__dict__["_run"].table(name)
-        return found
-
-
-def _text(finding: Finding | None) -> str:
-    return "" if finding is None else " ".join(f"{value:.4g}" for value in finding.values)
-
-
-def simulated(root: Path, jobs: int | None = None) -> MakeRuns:
-    """Runs made below ``root``, or found there."""
+def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
+    """Runs that are made below ``root``, or found there."""
     store = Store(root)
 
-    def make(cells: Sequence[Cell]) -> Sequence[StoredRun]:
+    def make_runs(cells: Sequence[Cell]) -> Sequence[StoredRun]:
         sweep = Sweep([prepare(cell) for cell in cells], store)
         sweep.run(jobs=jobs)
         return sweep.runs
 
-    return make
+    return make_runs
 
 
-def sized(paper: Paper, size: Size) -> list[Source]:
+def sized(paper: Paper, size: Mapping[str, Any]) -> list[Source]:
     """The paper's figures in a size, on their platforms."""
     found = []
-    for source in sources(tuple(each for each in paper.entries if each.name.rpartition("/")[2] in size.figures)):
-        view = replace(source.view, num_runs=size.num_runs, rates=size.rates, knobs=size.knobs)
+    for source in sources(tuple(each for each in paper.entries if each.name.rpartition("/")[2] in size["figures"])):
+        knobs, rates = tuple(size.get("knobs", {}).items()), tuple(size.get("rates", ()))
+        view = replace(source.view, num_runs=size.get("num_runs", 1), rates=rates, knobs=knobs)
         cells = tuple(view.applied(cell) for cell in source.figure.cells(view))
         found.append(replace(source, view=view, cells=cells))
     return found
 
 
 def main(name: str, runs: str, folder: str = str(LOCAL_FIGURES)) -> None:
-    require(name in SIZES, f"paper={name!r} has no size: use {', '.join(SIZES)}")
-    paper, size = paper_of(name), SIZES[name]
-    judging = Judging(read_claims(paper.claims, paper.name), sized(paper, size), simulated(Path(runs)))
-    tried = list(changes(judging.cells))
-    found = list(judging.flips(tried))
-    path = flips_path(name, Path(folder))
-    replace_text(path, as_csv(found))
-    turned = {each.claim for each in found}
-    judged = sorted(judging.compared | turned)
-    save_flips(paper, path, size=asdict(size), tried=[each.text for each in tried], judged=judged)
-    print(f"file: {path}: {len(found)} flips of {len(turned)} claims, {len(tried)} changes")
+    require(name in asked()["sizes"], f"paper={name!r} has no size: use {', '.join(asked()['sizes'])}")
+    paper, make_runs = PAPERS[name], made_below(Path(runs))
+    chosen = sized(paper, asked()["sizes"][name])
+    drawn = [(source, make_runs(source.cells)) for source in chosen]
+    tried = changes([cell for source in chosen for cell in source.cells])
+    found = [*flips(read_claims(paper.claims, paper.name), drawn, tried, make_runs)]
+    path = replace_text(flips_path(name, Path(folder)), flips_csv(found))
+    print(f"file: {path}: {len(found)} flips of {len({each.claim for each in found})} claims, {len(tried)} changes")
 
 
 if __name__ == "__main__":

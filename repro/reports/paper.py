@@ -20,6 +20,11 @@ ClaimKind = Literal["stated", "derived", "inconsistency"]
 Direction = Literal["higher", "lower", "equal"]
 ToleranceType = Literal["relative", "absolute", "exact", "ordering", "one_sided"]
 Severity = Literal["high", "medium", "low"]
+Role = Literal["by construction", "fitted", "implied by the fit", "prediction"]
+"""What a comparison is worth. By construction: no run can change it. Fitted: a constant was chosen to meet it. Implied by
+the fit: fitted numbers alone determine it. Prediction: it could have come out otherwise."""
+ROLES: tuple[Role, ...] = get_args(Role)
+"""Ordered from the least worth to the most."""
 TableValue: TypeAlias = str | int | float | None
 """A table's entry: empty is None, a plain number is a number, anything else stays text."""
 
@@ -70,6 +75,10 @@ class Claim:
     one expected value, all that it has to hold for."""
     follows: tuple[str, ...] = ()
     """Claims whose numbers this one follows from: with them it is one fact."""
+    role: Role = "prediction"
+    """What comparing it is worth."""
+    role_by_roofline: Role | None = None
+    """The same where steps are charged by the roofline that was fitted to the paper, if it differs."""
     chosen: str | None = None
     """What of ours was chosen to meet it, so that meeting it is no prediction."""
     untestable: str | None = None
@@ -182,9 +191,13 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
         ("direction", claim.direction, Direction),
         ("tolerance.type", claim.tolerance.type, ToleranceType),
         ("severity", claim.severity or "low", Severity),
+        ("role", claim.role, Role),
+        ("role_by_roofline", claim.role_by_roofline or "prediction", Role),
     ):
         if value not in get_args(allowed):
             raise UserError(f"{where} has {name}={value!r}: use one of {', '.join(get_args(allowed))}")
+    if claim.chosen is not None and claim.role == "prediction":
+        raise UserError(f"{where} has role='prediction', and what was chosen to meet it: give it role: fitted")
     return claim
 
 

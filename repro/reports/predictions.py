@@ -18,25 +18,12 @@ from repro.reports.claims import Judged
 from repro.reports.claims_file import as_row
 from repro.runs.seal import sealed
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})
 """Unit of a stated number -> the median it goes into; a percentage is a reduction or a gain. The latencies of an overloaded run follow from its throughput."""
 _ONE = {"throughputs": "throughput", "ratios": "ratio", "latencies": "latency", "steps": "step"}
 
-_KEPT = (
-    "role",
-    "verdict",
-    "expected",
-    "unit",
-    "ours",
-    "of",
-    "roles",
-    "error_percent",
-    "obtained",
-    "how",
-    "code",
-    "runs",
-)
+_KEPT = ("role", "verdict", "expected", "unit", "ours", "of", "error_percent", "obtained", "how")
 
 
 def report_path(card: str) -> Path:

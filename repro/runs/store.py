@@ -137,6 +137,12 @@ class StoredRun:
         num, total = self.manifest["requests"]["sums"][column]
         return int(num), int(total)
 
+    def total(self, table: str, column: str) -> float:
+        """Sum of the numbers in a table's column."""
+        import numpy as np
+
+        return float(np.sum(self.record.tables[table][column]))
+
     @cached_property
     def record(self) -> RunRecord:
         return RunRecord(tables=LazyTables(self.family.columns, self.table), manifest=self.manifest["facts"])

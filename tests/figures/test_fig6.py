@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.perturbed_runs import unmoved
 from support.platforms import CPU_TINY, RTX4090
 from support.refusals import refuses
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, stored, text_of
@@ -12,7 +13,6 @@ from paper_figures.dllm_serve import fig6
 from paper_figures.dllm_serve.retention import compare, load_points, paper_values
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
-from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
@@ -223,11 +223,5 @@ def test_same_runs_same_bytes(tmp_path, monkeypatch):
 
 def test_answers_decide_accuracies_and_settings_do_not():
     """Grades are of records, not of summaries: they are perturbed too."""
-    found = {
-        answer.finding.claim: answer
-        for answer in answers(lambda runs: fig6.FIGURE.findings(runs, VIEW), made(VIEW), command="repro reproduce fig6")
-    }
-    assert found.pop("dllm-retention-sweep").role == "by construction"
-    assert found
-    assert {answer.role for answer in found.values()} == {"prediction"}
-    assert {run.cell.knob_values["selection"] for run in found["dllm-he-head"].runs} == {"head"}
+    assert len(fig6.FIGURE.findings(made(VIEW), VIEW)) > 1
+    assert unmoved(lambda runs: fig6.FIGURE.findings(runs, VIEW), made(VIEW)) == {"dllm-retention-sweep"}

@@ -1,208 +1,317 @@
-"""Which committed figures would come out the same today."""
+"""Whether committed results are those that their tables of runs give: all of them, and with faults planted."""
 
+import csv
+import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from engines.dllm.memory import budget
+from engines.errors import UserError
+from paper_figures.common.runs import Measure
 from repro import paths
-from repro.checks.results import Checked, check_results, is_alike
+from repro.checks import results as checks
+from repro.checks.again import make_again
+from repro.checks.results import WITHOUT_RUNS, Checked, check_reports, check_results
 from repro.cli.main import app
-from repro.reports import stamp as stamp_module
-from repro.runs import code
+from repro.paths import RESULTS
+from repro.reports.claims import Finding, judge_all
+from repro.reports.figures import BLOCK, PAPERS
+from repro.reports.fitting import PROTOCOLS
+from repro.reports.paper import load_claims
+from repro.reports.predictions import medians, report, report_path, write_report
 from repro.runs.seal import sealed
-from repro.systems import calibration
+from repro.systems.calibration import load_calibration
 
-SMALL = ("--platform", "rtx4090", "--cost", "roofline", "--request-rate", "0.5", "--num-prompts", "4")
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A simulated figure in the folder of its platform, with rates, sizes and a number of repeats of its own."""
-    root = tmp_path_factory.mktemp("results")
-    out = root / "rtx4090"
-    result = CliRunner().invoke(
-        app, ["reproduce", "fig3", *SMALL, "--num-runs", "2", "--result-dir", str(root / "runs"), "--out-dir", str(out)]
-    )
-    assert result.exit_code == 0, result.output
-    return root
+COPIED = (
+    *(f"h20-llada2-mini/sglang-h20-llada2-mini.{ending}" for ending in ("csv", "txt", "runs.csv")),
+    *(f"h200-sdar-8b/block-diffusion-h200-sdar-8b.{ending}" for ending in ("csv", "txt", "runs.csv")),
+    *(f"h20x32/table1-h20x32.{ending}" for ending in ("csv", "md", "runs.csv")),
+    *("claims-block.csv", "flips-block.csv"),
+)
+SGLANG = "h20-llada2-mini/sglang-h20-llada2-mini"
 
 
 @pytest.fixture
-def results(drawn: Path, tmp_path: Path) -> Path:
-    """A copy that may be spoilt."""
-    (tmp_path / "rtx4090").mkdir()
-    for path in (drawn / "rtx4090").iterdir():
-        (tmp_path / "rtx4090" / path.name).write_bytes(path.read_bytes())
+def root(tmp_path) -> Path:
+    """A copy of some results that may be spoilt."""
+    for name in COPIED:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(RESULTS / name, tmp_path / name)
     return tmp_path
 
 
-def only(root: Path) -> Checked:
-    (found,) = check_results(root)
-    return found
+def faults(root: Path) -> list[str]:
+    return [str(each.path.relative_to(root)) for each in check_results(root) if each.is_fault]
 
 
-def edit_stamp(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """By one who knows the seal."""
-    path = root / "rtx4090" / "fig3-rtx4090-roofline.json"
-    stamp = json.loads(path.read_text())
-    del stamp["seal"]
-    change(stamp)
-    path.write_text(json.dumps(sealed(stamp)))
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after, 1), encoding="utf-8")
 
 
-def test_what_was_just_drawn_is_the_same(results):
-    found = only(results)
-    assert (found.figure, found.status, found.is_fault) == ("dllm-serve/fig3", "same", False)
-    assert found.reason == "24 runs"
+def test_the_committed_results_are_those_of_their_tables():
+    found = check_results(RESULTS)
+    assert [f"{each.path}: {each.reason}" for each in found if each.is_fault] == []
+    assert {each.figure for each in found} >= {"claims", "block/sglang", "ampd/table1", "laps/table2"}
 
 
-def test_a_file_changed_by_hand_is_stale(results):
-    path = results / "rtx4090" / "fig3-rtx4090-roofline.csv"
-    path.write_text(path.read_text().replace("osc", "OSC", 1))
-    found = only(results)
-    assert (found.status, found.is_fault, found.reason) == ("stale", True, f"{path.name} is not as it was drawn")
+def test_results_as_they_were_drawn_are_the_same(root):
+    assert [(each.figure, each.status) for each in check_results(root)] == [
+        ("block/sglang", "same"),
+        ("block/block-diffusion", "same"),
+        ("ampd/table1", "same"),
+        ("claims", "same"),
+    ]
 
 
-def test_a_stamp_changed_by_hand_is_stale(results):
-    path = results / "rtx4090" / "fig3-rtx4090-roofline.json"
-    path.write_text(path.read_text().replace('"valid": true', '"valid": false', 1))
-    assert (only(results).status, only(results).is_fault) == ("stale", True)
-    assert only(results).reason == f"{path.name} is not as it was written: draw its figure again"
+def change_column(path: Path, column: str, change: Callable[[str], str], rows: int | None = None) -> None:
+    """Changes a column of the first rows of a table, or of all."""
+    head, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    names, *found = csv.reader(io.StringIO(rest))
+    at = names.index(column)
+    for row in found[:rows]:
+        row[at] = change(row[at])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *found])
+    path.write_text(f"{head}\n{text.getvalue()}", encoding="utf-8")
 
 
-def test_a_file_that_was_not_drawn_with_the_others_is_stale(results):
-    (results / "rtx4090" / "fig3-rtx4090-roofline.md").write_text("| 1.81 |")
-    assert (only(results).status, only(results).reason) == ("stale", "fig3-rtx4090-roofline.md was not drawn with it")
+def change_run(column: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    return lambda root: change_column(root / f"{SGLANG}.runs.csv", column, change, rows=1)
 
 
-@pytest.mark.parametrize("name", ["panel", "style"])
-def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(results, name, monkeypatch):
-    """A module that the figure's own imports is edited on disk: its throughput may be doubled there."""
-    whole = code.place
-
-    def path_of(module: str) -> Path | None:
-        found = whole(module)
-        if module != f"paper_figures.common.{name}" or found is None:
-            return found
-        edited = results / "edited.py"
-        edited.write_text(found.read_text() + "\nFACTOR = 2.0\n")
-        return edited
-
-    monkeypatch.setattr(code, "place", path_of)
-    code._source.cache_clear()
-    code.code_of.cache_clear()
-    try:
-        found = only(results)
-        assert (found.status, found.is_fault, found.reason) == ("other code", True, "it was drawn by other code")
-        edit_stamp(results, lambda stamp: [run.update(obtained="measured") for run in stamp["runs"]])
-        assert (only(results).status, only(results).is_fault) == ("other code", False)
-    finally:
-        code._source.cache_clear()
-        code.code_of.cache_clear()
-
-
-def test_another_number_of_the_paper_is_found(results, monkeypatch):
-    shutil.copytree(paths.PAPER, results / "paper")
-    monkeypatch.setattr(paths, "PAPER", results / "paper")
-    assert only(results).status == "same"
-    table = results / "paper" / "dllm_serve" / "table4.csv"
-    for path in (table, results / "paper" / "dllm_serve" / "claims.yaml", results / "paper" / "figures.yaml"):
-        before = path.read_text()
-        path.write_text(before.replace("1.81", "1.91", 1) if "1.81" in before else before.replace("76", "77", 1))
-        assert (only(results).status, only(results).is_fault) == ("other code", True), path
-        assert "paper's numbers" in only(results).reason
-        path.write_text(before)
+IN_TABLE = [f"{SGLANG}.runs.csv", "claims-block.csv"]
+FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "a number in a table": (change_run("summary/throughput_tok_s", lambda text: "1.5"), IN_TABLE),
+    "a run's data set": (change_run("dataset", lambda text: "osc"), IN_TABLE),
+    "a run's key": (change_run("key", lambda text: text[::-1]), IN_TABLE),
+    "a run's cell": (change_run("asked", lambda text: text[::-1]), IN_TABLE),
+    "a number in a CSV": (lambda root: edit(root / f"{SGLANG}.csv", "0.", "0.9"), [f"{SGLANG}.runs.csv"]),
+    "a word of a caption": (lambda root: edit(root / f"{SGLANG}.txt", "SGLang", "vLLM"), [f"{SGLANG}.runs.csv"]),
+    "a note": (
+        lambda root: edit(root / f"{SGLANG}.runs.csv", '"notes": ["', '"notes": ["More. '),
+        [f"{SGLANG}.runs.csv"],
+    ),
+    "a verdict": (
+        lambda root: edit(root / "claims-block.csv", ",reproduced,", ",not reproduced,"),
+        ["claims-block.csv"],
+    ),
+    "a role": (lambda root: edit(root / "claims-block.csv", ",prediction,", ",fitted,"), ["claims-block.csv"]),
+    "a table that is gone": (lambda root: (root / f"{SGLANG}.runs.csv").unlink(), [f"{SGLANG}.csv", f"{SGLANG}.txt"]),
+    "a file that is gone": (lambda root: (root / f"{SGLANG}.csv").unlink(), [f"{SGLANG}.runs.csv"]),
+    "a file of nothing": (
+        lambda root: shutil.copy(root / f"{SGLANG}.csv", root / "h20x32" / "mine.csv"),
+        ["h20x32/mine.csv"],
+    ),
+    "a flip": (
+        lambda root: (root / "flips-block.csv").write_text(
+            "kind,change,claim,default,changed,default_value,changed_value\n"
+            "free,x=1,block-sglang-1,reproduced,not reproduced,1,2\n"
+        ),
+        ["claims-block.csv"],
+    ),
+}
 
 
-def test_arithmetic_is_done_again(tmp_path, monkeypatch):
-    out = tmp_path / "l40s"
-    result = CliRunner().invoke(
-        app, ["reproduce", "fig2", "--platform", "l40s", "--result-dir", str(tmp_path / "local"), "--out-dir", str(out)]
-    )
-    assert result.exit_code == 0, result.output
-    assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "no runs, drawn again")
-    monkeypatch.setattr(budget, "GUARD_FRACTION", 0.25)
-    found = only(tmp_path)
-    assert (found.status, found.is_fault) == ("stale", True)
-    assert found.reason.startswith("fig2-l40s.txt has ") or found.reason.startswith("fig2-l40s.csv has ")
-    assert ", where it is drawn now with " in found.reason
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_change_is_found(name, root):
+    change, expected = FAULTS[name]
+    change(root)
+    assert faults(root) == expected
+
+
+def test_doubled_throughput_in_drawing_code_is_found(root, monkeypatch):
+    plain = Measure.__call__
+    monkeypatch.setattr(Measure, "__call__", lambda self, run: 2 * (plain(self, run) or 0.0))
+    assert faults(root) == [f"{name}.runs.csv" for name in (SGLANG, "h200-sdar-8b/block-diffusion-h200-sdar-8b")] + [
+        "claims-block.csv"
+    ]
+
+
+def test_a_number_changed_in_the_papers_claims_is_found(root, tmp_path, monkeypatch):
+    changed = tmp_path / "claims.yaml"
+    changed.write_text(BLOCK.claims.read_text(encoding="utf-8").replace("value: 0.15", "value: 9.15", 1))
+    monkeypatch.setattr(checks, "PAPERS", {**PAPERS, "block": replace(BLOCK, claims=changed)})
+    assert faults(root) == ["claims-block.csv"]
+
+
+# -- figures whose runs are gone ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_digest(root) -> Path:
+    """Results of which one figure has lost its runs."""
+    lines = ["file,sha256"]
+    for ending in ("csv", "txt"):
+        path = root / f"{SGLANG}.{ending}"
+        lines.append(f"{SGLANG}.{ending},{checks._digest(path)}")
+    (root / WITHOUT_RUNS).write_text("\n".join(lines) + "\n")
+    (root / f"{SGLANG}.runs.csv").unlink()
+    return root
+
+
+def test_a_figure_without_runs_is_held_by_its_digest_and_its_verdicts_by_their_values(by_digest):
+    found = {each.figure: each for each in check_results(by_digest)}
+    assert (found["sglang-h20-llada2-mini"].status, found["claims"].status) == ("by digest", "same")
 
 
 @pytest.mark.parametrize(
-    ("there", "now", "is_same"),
+    ("name", "before", "after"),
     [
-        ("laps,0.12345678901234567,x", "laps,0.12345678901234568,x", True),
-        ("laps,0.1234567,x", "laps,0.1234568,x", False),
-        ("34 requests", "3 requests", False),
-        ("1.5,2.5", "1.5", False),
-        ("x 1.0", "y 1.0", False),
-        ("-1.0", "1.0", False),
+        (f"{SGLANG}.csv", "0.", "0.9"),
+        (f"{SGLANG}.txt", "SGLang", "vLLM"),
+        ("claims-block.csv", ",reproduced,", ",not reproduced,"),
+        ("claims-block.csv", ",not reproduced,", ",reproduced,"),
     ],
 )
-def test_last_places_alone_may_differ(there, now, is_same):
-    assert is_alike(there, now) is is_same
+def test_a_change_beside_runs_that_are_gone_is_found(by_digest, name, before, after):
+    edit(by_digest / name, before, after)
+    assert faults(by_digest) == [name.replace(".txt", ".csv")]
 
 
-def test_another_calibration_is_stale(results, monkeypatch):
-    monkeypatch.setattr(calibration, "CALIBRATION", results)
-    calibration.load_calibration.cache_clear()
-    try:
-        found = only(results)
-    finally:
-        calibration.load_calibration.cache_clear()
-    assert (found.status, found.is_fault) == ("stale", True)
-    assert "other data, calibration or settings" in found.reason
+# -- runs made again ----------------------------------------------------------------------------------------
 
 
-def test_notes_that_quote_another_report_are_stale(results):
-    def quote(stamp: dict[str, Any]) -> None:
-        (place,) = (i for i, note in enumerate(stamp["notes"]) if note.startswith("Predictions of rtx4090"))
-        stamp["notes"][place] = stamp["notes"][place].replace("%", "per cent", 1)
-
-    edit_stamp(results, quote)
-    assert (only(results).status, only(results).is_fault) == ("stale", True)
-    assert only(results).reason == "its notes quote another report than rtx4090-report.json"
+def again(root: Path, most: int = 2) -> list[Checked]:
+    return make_again(root, most, seed=3)
 
 
-def test_other_code_is_a_fault_of_simulated_figures_alone(results):
-    edit_stamp(results, lambda stamp: stamp["runs"][0].update(code="0" * 12))
-    found = only(results)
-    assert (found.status, found.is_fault, found.reason) == ("other code", True, "1 of 24 runs were made by other code")
-    edit_stamp(results, lambda stamp: [run.update(obtained="measured") for run in stamp["runs"]])
-    assert not only(results).is_fault
+def test_runs_made_again_are_spread_over_the_figures_and_the_same(root):
+    found = again(root)
+    assert {each.figure.partition(":")[0] for each in found} == {"block/sglang", "block/block-diffusion"}
+    assert {each.status for each in found} == {"same"}
 
 
-def test_a_figure_without_a_stamp_is_a_fault(results):
-    (results / "rtx4090" / "fig3-rtx4090-roofline.json").unlink()
-    assert (only(results).status, only(results).is_fault) == ("no stamp", True)
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [("digest", lambda text: text[::-1]), ("summary/throughput_tok_s", lambda text: repr(1.001 * float(text)))],
+)
+def test_a_number_that_a_run_does_not_give_is_found(root, column, change):
+    for path in root.glob("h2*/*.runs.csv"):
+        if "table1" not in path.name:
+            change_column(path, column, change)
+    assert {each.status for each in again(root)} == {"differs"}
 
 
-def test_the_command_says_which_and_ends_with_1(results):
-    asked = ["check-results", "--results", str(results), "--json"]
-    fine = CliRunner().invoke(app, asked)
-    assert fine.exit_code == 0
-    edit_stamp(results, lambda stamp: stamp["files"].update({"gone.png": "0"}))
-    spoilt = CliRunner().invoke(app, asked)
-    assert spoilt.exit_code == 1
-    assert [(each["status"], each["fault"]) for each in json.loads(spoilt.stdout)["figures"]] == [("stale", True)]
+def test_other_constants_behind_the_runs_are_found(root, monkeypatch):
+    from repro.runs import experiment
+
+    monkeypatch.setattr(experiment, "BASIS", "other")
+    assert {each.status for each in again(root, most=1)} == {"differs"}
 
 
-def test_many_runs_are_named_by_one_digest(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(stamp_module, "MOST_ALONE", 1)
-    where = ["--result-dir", str(drawn / "runs"), "--out-dir", str(tmp_path / "rtx4090")]
-    result = CliRunner().invoke(app, ["figure", "fig3", *SMALL, "--num-runs", "2", *where])
+# -- calibration reports ------------------------------------------------------------------------------------
+
+TARGET = PROTOCOLS["l40s"].targets[0].claim
+
+
+def reported(*findings: Finding) -> dict[str, Any]:
+    judged = [each for each in judge_all(load_claims("dllm-serve"), findings) if each.finding is not None]
+    return report(load_calibration("l40s"), judged)
+
+
+def l40s() -> Checked:
+    (own,) = (each for each in check_reports() if each.path.name.startswith("l40s"))
+    return own
+
+
+def found(claim: str, value: float) -> Finding:
+    return Finding(claim=claim, value=value, obtained="simulated", how="")
+
+
+@pytest.mark.parametrize("knows_the_seal", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [{"verdict": "not reproduced"}, {"ours": 91.0}, {"error_percent": 0.0}, {"role": "prediction"}, {"expected": 90.0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_falsified_report_is_found(tmp_path, monkeypatch, change, knows_the_seal):
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    write_report(reported(found(TARGET, 90.0)))
+    assert l40s().status == "same"
+    value = json.loads(report_path("l40s").read_text())
+    value["comparisons"][0].update(change)
+    if knows_the_seal:
+        value["medians"] = medians(value["comparisons"])
+        del value["seal"]
+        value = sealed(value)
+    report_path("l40s").write_text(json.dumps(value))
+    assert l40s().is_fault
+
+
+@pytest.mark.parametrize(("throughput", "speedup"), [(106.0, "reproduced"), (85.7, "not reproduced")])
+def test_a_report_judges_what_follows_from_its_own_numbers(tmp_path, monkeypatch, throughput, speedup):
+    """A speedup within its tolerance is not reproduced where a throughput that it is made of is not."""
+    followed, following = "dllm-t4-burst-serve-tput", "dllm-t4-burst-serve-speedup"
+    value = reported(found(followed, throughput), found(following, 2.88))
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    verdicts = {each["claim"]: each for each in value["comparisons"]}
+    assert verdicts[followed]["verdict"] == verdicts[following]["verdict"] == speedup
+    write_report(value)
+    assert l40s().status == "same"
+    verdicts[following]["verdict"] = "not reproduced" if speedup == "reproduced" else "reproduced"
+    write_report(value)
+    assert l40s().is_fault
+
+
+def test_a_report_of_another_fit_is_found(tmp_path, monkeypatch):
+    value = reported(found(TARGET, 90.0))
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    write_report({**value, "calibration": {**asdict(load_calibration("l40s")), "matmul_efficiency": 0.123}})
+    assert l40s().is_fault
+
+
+# -- the command --------------------------------------------------------------------------------------------
+
+
+def command(*words: str) -> Any:
+    return CliRunner().invoke(app, ["check-results", *words])
+
+
+def test_the_command_says_what_differs_and_how_to_make_it(root):
+    result = command("--results", str(root))
     assert result.exit_code == 0, result.output
-    stamp = json.loads((tmp_path / "rtx4090" / "fig3-rtx4090-roofline.json").read_text())
-    assert stamp["folders"].startswith("24x")
-    assert sum(group["count"] for group in stamp["runs"]) == 24
-    assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "24 runs")
-    edit_stamp(tmp_path, lambda stamp: stamp["runs"][0].update(code="other"))
-    assert (only(tmp_path).status, only(tmp_path).is_fault) == ("other code", True)
-    edit_stamp(tmp_path, lambda stamp: stamp.update(folders="24x000000000000"))
-    assert (only(tmp_path).status, only(tmp_path).is_fault) == ("stale", True)
+    edit(root / f"{SGLANG}.csv", "0.", "0.9")
+    result = command("--results", str(root))
+    assert result.exit_code == 1
+    assert "repro reproduce block/sglang --platform h20-llada2-mini" in result.stdout
+    result = command("--results", str(root), "--json")
+    told: Sequence[dict[str, Any]] = json.loads(result.stdout)["results"]
+    assert [each["file"] for each in told if each["fault"]] == [f"{SGLANG}.runs.csv"]
+
+
+def test_the_command_writes_the_verdicts_anew(root):
+    before = (root / "claims-block.csv").read_bytes()
+    edit(root / "claims-block.csv", ",reproduced,", ",not reproduced,")
+    for paper in PAPERS:
+        if paper != "block":
+            shutil.copy(RESULTS / f"claims-{paper}.csv", root)
+    assert command("--results", str(root), "--judge").exit_code == 0
+    assert (root / "claims-block.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--seed", "1"), "seed"),
+        (("--judge", "--again", "2"), "judge"),
+        (("--results", "/nowhere"), "results"),
+        (("--again", "0"), "again"),
+    ],
+)
+def test_the_command_refuses_by_name(words, field):
+    result = command(*words)
+    assert result.exit_code != 0
+    assert field in f"{result.output} {result.exception}"
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    with pytest.raises(UserError, match="results"):
+        CliRunner().invoke(app, ["check-results", "--results", str(tmp_path)], catch_exceptions=False)

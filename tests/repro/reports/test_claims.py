@@ -4,17 +4,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.cells import a_cell
-from support.stored_runs import stored
 from typer.testing import CliRunner
 
+from engines.errors import UserError
 from repro.cli.main import app
 from repro.paths import RESULTS
 from repro.reports import claims_file
-from repro.reports.claims import Answer, Finding, Judged, Role, allowed, count, count_by_role, judge, judge_all
+from repro.reports.claims import Finding, Judged, allowed, count, count_by_role, count_facts, facts, judge, judge_all
 from repro.reports.claims_file import COLUMNS, as_row, judged_again, read, save
 from repro.reports.figures import PAPERS
-from repro.reports.paper import Claim, Tolerance, load_claims
+from repro.reports.paper import Claim, Role, Tolerance, load_claims, read_claims
 
 BOUND = re.compile(r"at least|(?<!no )more than|less than|within a\b")
 NO_BOUNDS = {"laps-fig1-interference"}
@@ -22,14 +21,13 @@ CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 CARD, L40S = ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc"), ("l40s/livebench", "l40s/burst", "l40s/osc")
 
 
-def answer(claim: str, value: float | tuple[float, ...], role: Role = "prediction", **more: object) -> Answer:
-    finding = Finding(claim=claim, value=value, obtained="simulated", how="runs", **more)
-    return Answer(finding=finding, roles=(role,) * len(finding.values))
+def answer(claim: str, value: float | tuple[float, ...], **more: object) -> Finding:
+    return Finding(claim=claim, value=value, obtained="composed", how="runs", **more)
 
 
 def judged(claim: str | Claim, value: float | tuple[float, ...], role: Role = "prediction", **more: object) -> Judged:
-    stated = CLAIMS[claim] if isinstance(claim, str) else claim
-    return judge(stated, [answer(stated.id, value, role, **more)])
+    stated = replace(CLAIMS[claim] if isinstance(claim, str) else claim, role=role)
+    return judge(stated, [answer(stated.id, value, **more)])
 
 
 @pytest.mark.parametrize(
@@ -143,14 +141,12 @@ def test_another_model_is_not_testable_here():
 
 def test_both_cards_are_needed_where_both_are_claimed():
     claim = CLAIMS["dllm-serve-best-tput"]
-    card, other = answer(claim.id, (1.0,) * 3, of=CARD), answer(claim.id, (1.0,) * 3, "implied by the fit", of=L40S)
+    card, other = answer(claim.id, (1.0,) * 3, of=CARD), answer(claim.id, (1.0,) * 3, of=L40S)
     alone = judge(claim, [card])
     assert alone.verdict == "not run"
     assert alone.reason == "no stored runs of l40s/livebench, l40s/burst, l40s/osc"
     both = judge(claim, [card, other])
-    assert (both.verdict, both.role) == ("reproduced", "implied by the fit")
-    assert both.answer is not None
-    assert both.answer.roles == ("prediction",) * 3 + ("implied by the fit",) * 3
+    assert both.verdict == "reproduced"
     slower = answer(claim.id, (1.0, 2.0, 1.0), of=L40S)
     assert judge(claim, [card, slower]).verdict == "not reproduced"
     cap = CLAIMS["dllm-token-cap"]
@@ -195,7 +191,7 @@ def test_every_claim_gets_a_verdict_and_comparable_findings_win():
 
 def test_not_run_without_a_finding():
     found = judge(CLAIMS["dllm-gsm-head"])
-    assert (found.verdict, found.role, found.answer) == ("not run", None, None)
+    assert (found.verdict, found.role, found.finding) == ("not run", None, None)
 
 
 def test_every_tolerance_says_why():
@@ -205,39 +201,25 @@ def test_every_tolerance_says_why():
         assert len(set(named)) == len(named), claim.id
 
 
-def test_a_row_says_what_it_rests_on(tmp_path):
-    cell = a_cell(dataset="burst", platform="rtx4090", executor="roofline", rate=0.5, cost="roofline")
-    git = {"commit": "0123456789abcdef", "dirty": False}
-    first, second = (
-        replace(
-            run,
-            manifest={**run.manifest, "code": {"digest": digest}},
-            provenance={"git": {**git, "dirty": dirty}},
-            other_code=other,
-        )
-        for run, digest, dirty, other in (
-            (stored(cell, tok_s=70.0), "aaa", False, ()),
-            (stored(replace(cell, dataset="osc"), tok_s=70.0), "bbb", True, ("engines.errors",)),
-        )
-    )
-    own = replace(
-        answer("dllm-4090-burst-peak", 70.0), runs=(first, second), command="repro reproduce fig3", command_s=342.0
-    )
-    row = as_row(judge(CLAIMS["dllm-4090-burst-peak"], [own]))
+def test_a_row_says_what_makes_its_runs(tmp_path):
+    claim, command = CLAIMS["dllm-4090-burst-peak"], "repro reproduce fig3"
+    own = judge(claim, [answer(claim.id, 70.0, command=command)])
+    row = as_row(own)
     assert tuple(row) == COLUMNS
-    assert row["runs"] == sorted([first.cell.key, second.cell.key])
-    assert row["code"] == ["aaa", "bbb"]
-    assert row["commit"] == ["0123456789ab", "0123456789ab with changes"]
-    assert row["obtained"] == "simulated and simulated, other code"
-    assert row["minutes"] == 5.7, "of the command, not of the runs that decide"
-    assert (row["role"], row["verdict"], row["command"]) == ("prediction", "reproduced", "repro reproduce fig3")
-    path = save(tmp_path / "claims.csv", [judge(CLAIMS["dllm-4090-burst-peak"], [own])])
-    (kept,) = read(path)
-    assert kept["runs"].split() == row["runs"]
+    assert (row["obtained"], row["command"]) == ("composed", command)
+    assert (row["role"], row["verdict"]) == ("prediction", "reproduced")
+    (kept,) = read(save(tmp_path / "claims.csv", [own]))
     assert kept["ours"] == "70"
-    (again,) = judged_again([CLAIMS["dllm-4090-burst-peak"]], [kept])
-    assert again.answer is not None
-    assert (again.verdict, again.answer.command, again.answer.command_s) == ("reproduced", own.command, 342.0)
+    (again,) = judged_again([claim], [kept])
+    assert again.finding is not None
+    assert (again.verdict, again.finding.command) == ("reproduced", command)
+
+
+def test_a_comparison_by_the_fitted_roofline_has_a_role_of_its_own():
+    claim = CLAIMS["dllm-4090-burst-peak"]
+    by_roofline = replace(answer(claim.id, 76.6), obtained="simulated")
+    assert judge(claim, [by_roofline]).role == "fitted"
+    assert judge(claim, [answer(claim.id, 76.6)]).role == "prediction"
 
 
 def test_command_without_runs(tmp_path):
@@ -432,11 +414,28 @@ def test_an_ordering_does_not_follow_from_numbers():
     assert next(each.verdict for each in found if each.claim.id == "dllm-in-trend") == "reproduced"
 
 
-def test_what_was_chosen_on_a_figure_is_no_prediction_of_it():
+def test_what_was_chosen_to_meet_a_claim_makes_it_no_prediction(tmp_path):
     claim = next(claim for claim in load_claims("ampd") if claim.id == "ampd-disagg-others")
-    assert judged(claim, 40.0, holds=True).role == "fitted"
-    assert judged(replace(claim, chosen=None), 40.0, holds=True).role == "prediction"
-    assert judged(claim, 40.0, "by construction", holds=True).role == "by construction"
+    assert judge(claim, [answer(claim.id, 40.0, holds=True)]).role == "fitted"
+    text = PAPERS["ampd"].claims.read_text(encoding="utf-8").replace("role: fitted", "role: prediction")
+    path = tmp_path / "claims.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="role"):
+        read_claims(path, "ampd")
+
+
+@pytest.mark.parametrize("role", ["by construction", "implied by the fit"])
+def test_facts_are_counted_once_and_by_role(role):
+    claim = "dllm-t4-burst-fast-dllm"
+    values = {f"{claim}-tput": 61.0, f"{claim}-lat": 3158.0, f"{claim}-speedup": 1.79, "dllm-weights-17gb": 17.0}
+    claims = [replace(each, role=role) if each.id == "dllm-weights-17gb" else each for each in CLAIMS.values()]
+    judged = judge_all(claims, [answer(name, value) for name, value in values.items()])
+    assert count_facts(judged) == {"prediction": {"reproduced": 1}, role: {"reproduced": 1}}
+
+
+def test_points_of_one_line_are_no_facts():
+    names = {each.claim.id for each in facts(judge_all(load_claims("ampd"), []))}
+    assert {name for name in names if name.startswith("ampd-f6")} == {"ampd-f6-w-3"}
 
 
 @pytest.mark.parametrize("paper", PAPERS)

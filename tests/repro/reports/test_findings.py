@@ -31,9 +31,9 @@ def test_findings_can_be_judged(name):
             continue
         cells = tuple(module.cells(view))
         runs = [stored(cell, tok_s=speed(cell), n=128, stretch=0.5) for cell in cells]
-        found += Source(entry=FIGURES[name], figure=module, view=view, cells=cells).answers(runs)
+        found += Source(entry=FIGURES[name], figure=module, view=view, cells=cells).findings(runs)
     judged = [each for each in judge_all(load_claims("dllm-serve"), found) if each.finding is not None]
-    assert len(judged) == len({answer.finding.claim for answer in found})
+    assert len(judged) == len({finding.claim for finding in found})
     partly = {each.claim.id for each in judged if each.verdict == "not run"}
     assert partly <= {"dllm-serve-best-tput", "dllm-token-cap"}  # both cards are needed
     assert all(

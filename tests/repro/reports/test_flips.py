@@ -3,7 +3,7 @@
 import csv
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -20,15 +20,12 @@ from baselines.ar.dynamo import DynamoConfig
 from engines.ar.cluster.cluster import HistoryRead
 from engines.ar.metrics import ItlStat, Scope, TtftRule
 from engines.laps.batching import Joins, LongDispatch
-from repro.checks.answers import check_flips
-from repro.paths import RESULTS
-from repro.reports.claims import Answer, Finding, judge_all
+from repro.reports.claims import Finding, Flip, judge_all
+from repro.reports.claims_file import flips_csv, flips_path, read_flips
 from repro.reports.evidence import Source, sources
 from repro.reports.figures import PAPERS, figure
-from repro.reports.flipped import Flip, as_csv, flips_path, read_flips
-from repro.reports.flips import READINGS, SIZES, Change, Judging, changes, free_settings, simulated, sized
+from repro.reports.flips import Change, asked, changes, flips, free_settings, made_below, sized
 from repro.reports.paper import load_claims, stated
-from repro.reports.stamp import save_flips
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import ENTRIES, free_of
@@ -42,9 +39,11 @@ IN_ANOTHER_READING = {(name, "requests running at once") for name in ("fast-dllm
 """What is free where a reading is not the default."""
 TURNED = Path(__file__).with_name("flips.csv")
 """What is turned in the small sizes of this test; ``python tests/repro/reports/test_flips.py`` writes it anew."""
+SIZES = asked()["sizes"]
+READINGS = [tuple(setting.items()) for setting in asked()["readings"]]
 SMALL = {
-    "ampd": replace(SIZES["ampd"], figures=("fig6",)),
-    "dllm-serve": replace(SIZES["dllm-serve"], figures=("table4",), knobs=(("num_prompts", 16),)),
+    "ampd": {**SIZES["ampd"], "figures": ["fig6"]},
+    "dllm-serve": {**SIZES["dllm-serve"], "figures": ["table4"], "knobs": {"num_prompts": 16}},
 }
 """Every choice that there is in these figures; LAPS's figures have too many runs for a test."""
 
@@ -56,7 +55,7 @@ def chosen(paper: str) -> list[Source]:
 
 @cache
 def tried(paper: str) -> list[Change]:
-    return list(changes([cell for source in chosen(paper) for cell in source.cells]))
+    return changes([cell for source in chosen(paper) for cell in source.cells])
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +78,15 @@ def made(planted: tuple[str, object] | None):
 
 
 def found_with(source: Source, planted: tuple[str, object] | None) -> list[Flip]:
-    judging = Judging(load_claims("dllm-serve"), [source], made(planted))
-    return list(judging.flips(list(changes(judging.cells))))
+    make_runs = made(planted)
+    return list(flips(load_claims("dllm-serve"), [(source, make_runs(source.cells))], changes(source.cells), make_runs))
 
 
 def test_a_planted_flip_is_listed(source):
     found = found_with(source, ("reading", "policy"))
     assert {each.change for each in found} == {"reading=policy"}
     fast = {each.claim: each for each in found}["dllm-4090-burst-fast"]
-    assert as_csv([fast]).splitlines()[1] == (
+    assert flips_csv([fast]).splitlines()[1] == (
         "reading,reading=policy,dllm-4090-burst-fast,reproduced,not reproduced,42.4,84.8"
     )
 
@@ -109,17 +108,16 @@ def of_sglang(cells: Sequence[Cell]) -> Sequence[StoredRun]:
 
 
 def test_flips_from_and_to_undecided_are_listed_and_so_is_what_is_no_longer_judged():
-    (source,) = sized(PAPERS["block"], replace(SIZES["block"], num_runs=1))
+    (source,) = sized(PAPERS["block"], {**SIZES["block"], "num_runs": 1})
     whole = source.figure.findings
 
     def findings(runs, view):
         return [each for each in whole(runs, view) if each.claim != "block-sglang-8" or each.value > 1000]
 
     source = replace(source, figure=replace(source.figure, findings=findings))
-    judging = Judging(load_claims("block"), [source], of_sglang)
-    assert "block-sglang-64" in judging.compared
-    assert "block-sglang-radix-share" not in judging.compared
-    found = {each.claim: each for each in judging.flips([Change(setting=(("shared_len", 0),))])}
+    tried = [Change(setting=(("shared_len", 0),))]
+    drawn = [(source, of_sglang(source.cells))]
+    found = {each.claim: each for each in flips(load_claims("block"), drawn, tried, of_sglang)}
     turned = {claim: (each.default, each.changed) for claim, each in found.items() if "-long-" not in claim}
     gone = ("undecided by reading", "not reproduced")
     assert turned == {
@@ -208,44 +206,24 @@ def test_a_choice_is_made_only_where_it_is_free():
 
 
 def turned(paper: str, root: Path) -> list[Flip]:
-    judging = Judging(load_claims(paper), sized(PAPERS[paper], SMALL[paper]), simulated(root, jobs=1))
-    return list(judging.flips(list(changes(judging.cells))))
+    make_runs, chosen = made_below(root, jobs=1), sized(PAPERS[paper], SMALL[paper])
+    tried = changes([cell for source in chosen for cell in source.cells])
+    drawn = [(source, make_runs(source.cells)) for source in chosen]
+    return list(flips(load_claims(paper), drawn, tried, make_runs))
 
 
 @pytest.mark.parametrize("paper", SMALL)
 def test_claims_that_a_choice_turns_are_as_listed(paper, tmp_path):
     with TURNED.open(encoding="utf-8", newline="") as file:
         listed = [row for row in csv.DictReader(file) if row["claim"].startswith(paper.partition("-")[0] + "-")]
-    assert list(csv.DictReader(as_csv(turned(paper, tmp_path)).splitlines())) == listed
+    assert list(csv.DictReader(flips_csv(turned(paper, tmp_path)).splitlines())) == listed
 
 
 @pytest.mark.parametrize("paper", SIZES)
 def test_committed_flips_are_of_the_choices_there_are(paper):
-    found = [each for each in check_flips(RESULTS) if each.path == flips_path(paper)]
-    assert all(each.status in ("same", "other code") for each in found), found[0].reason
-
-
-def test_flips_of_other_choices_are_stale(tmp_path):
-    given = as_csv(
-        [each for own in flip("dllm-4090-burst-fast", "reproduced", "not reproduced").values() for each in own]
-    )
-    path = flips_path("dllm-serve", tmp_path)
-    path.write_text(given, encoding="utf-8")
-    assert [each.status for each in check_flips(tmp_path)] == ["no stamp"]
-    size, texts = asdict(SIZES["dllm-serve"]), [each.text for each in tried("dllm-serve")]
-    told = {"size": size, "tried": texts, "judged": ["dllm-4090-burst-fast"]}
-    for other, reason in (
-        ({}, "1 flips"),
-        ({"tried": texts[1:]}, f"other choices than there are, such as {texts[0]}"),
-        ({"size": {**size, "num_runs": 2}}, "another size"),
-        ({"judged": []}, "dllm-4090-burst-fast under fast-dllm: batch_rule=one was not judged"),
-    ):
-        save_flips(PAPERS["dllm-serve"], path, **{**told, **other})
-        (found,) = check_flips(tmp_path)
-        assert reason in found.reason
-        assert found.status == ("stale" if other else "same")
-    path.write_text(given.replace("42", "43"), encoding="utf-8")
-    assert [each.reason for each in check_flips(tmp_path)] == ["it is not as it was written"]
+    found = [each for own in read_flips(paper).values() for each in own]
+    assert {each.change for each in found} <= {each.text for each in tried(paper)}
+    assert {each.claim for each in found} <= {claim.id for claim in load_claims(paper)}
 
 
 # -- what becomes of a verdict ------------------------------------------------------------------------------
@@ -265,8 +243,8 @@ def flip(claim: str, default: str, changed: str) -> dict[str, tuple[Flip, ...]]:
 
 
 def judged(value: float, flips: dict[str, tuple[Flip, ...]], claim: str = "dllm-4090-burst-fast") -> Any:
-    answer = Answer(finding=Finding(claim=claim, value=value, obtained="composed", how="runs"), roles=("prediction",))
-    return {each.claim.id: each for each in judge_all(load_claims("dllm-serve"), [answer], flips)}[claim]
+    finding = Finding(claim=claim, value=value, obtained="composed", how="runs")
+    return {each.claim.id: each for each in judge_all(load_claims("dllm-serve"), [finding], flips)}[claim]
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(42.4, "reproduced"), (10.0, "not reproduced")])
@@ -286,7 +264,7 @@ def test_a_flip_of_runs_that_judged_otherwise_by_themselves_turns_nothing():
 
 def test_flips_are_read_back(tmp_path):
     flips = flip("dllm-4090-burst-fast", "reproduced", "not reproduced")
-    flips_path("dllm-serve", tmp_path).write_text(as_csv([each for own in flips.values() for each in own]))
+    flips_path("dllm-serve", tmp_path).write_text(flips_csv([each for own in flips.values() for each in own]))
     assert read_flips("dllm-serve", tmp_path) == flips
     assert read_flips("laps", tmp_path) == {}
 
@@ -296,4 +274,4 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as place:
         found = [each for paper in SMALL for each in turned(paper, Path(place))]
-    TURNED.write_text(as_csv(found), encoding="utf-8")
+    TURNED.write_text(flips_csv(found), encoding="utf-8")

@@ -1,0 +1,424 @@
+"""The runs that a figure is drawn from, as a table beside it: a row a cell, a column for each number that drawing reads.
+
+The first line is a comment that holds the figure's view and its notes as JSON; behind it stands plain CSV. A figure drawn from its
+table comes out as it was drawn from its runs, byte for byte. Columns named by a path lie in the run's file: ``summary/e2el_s/mean``
+is in its summary. ``totals/steps/num_rows`` is a sum over a table's column."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from engines.errors import UserError
+from repro.files import keep_mode, replace_bytes, writable_file
+from repro.reports.figures import FigureEntry, Rendered, View, default_reading, figure
+from repro.runs.cell import Cell
+from repro.runs.family import Validity
+from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.store import StoredRun
+from repro.systems.platforms import platform
+
+SUFFIX = ".runs.csv"
+PACKED_BYTES = 1_000_000
+"""Size from which a table is stored as ``.runs.csv.gz``."""
+DIGEST_LENGTH = 12
+FIXED = (
+    *("system", "dataset", "rate", "seed"),
+    *("asked", "key", "knobs", "digest"),
+    *("obtained", "valid", "reasons", "warnings"),
+)
+"""``asked`` is the key of the cell as the figure asks for it, ``key`` that of the stored cell, which has ``knobs`` besides."""
+WORDS = frozenset(("system", "dataset", "asked", "key", "digest", "obtained"))
+"""Fixed columns that hold text as it is; all others hold JSON."""
+PARTS = ("summary", "manifest", "provenance", "tables", "totals")
+
+Place = tuple[str, ...]
+ALL = ""
+"""Stands for every name of a part that was gone through."""
+
+
+class TableError(UserError):
+    """A table that cannot be read, or that is none of the figure's runs."""
+
+
+# -- reading what drawing reads ---------------------------------------------------------------------------
+
+
+class _Watched(Mapping[str, Any]):
+    """A part of a run that notes the place of everything that is read of it."""
+
+    def __init__(self, part: Mapping[str, Any], place: Place, seen: dict[Place, None]) -> None:
+        self._part, self._place, self._seen = part, place, seen
+
+    def __getitem__(self, name: str) -> Any:
+        if "/" in name:  # which could not be told from two names
+            self._seen[(*self._place, ALL)] = None
+            return self._part[name]
+        place = (*self._place, name)
+        self._seen[place] = None
+        value = self._part[name]
+        return _Watched(value, place, self._seen) if isinstance(value, Mapping) and value else value
+
+    def __iter__(self) -> Iterator[str]:
+        self._seen[(*self._place, ALL)] = None
+        return iter(self._part)
+
+    def __len__(self) -> int:
+        self._seen[(*self._place, ALL)] = None
+        return len(self._part)
+
+
+class _WatchedRun(StoredRun):
+    """A stored run that notes what is read of it."""
+
+    def __init__(self, run: StoredRun, seen: dict[Place, None]) -> None:
+        manifest = _Watched(run.manifest, ("manifest",), seen)
+        provenance = _Watched(run.provenance, ("provenance",), seen)
+        super().__init__(run.cell, run.file, manifest, provenance, run.other_code, run.other_machine)
+        summary = _Watched(run.summary, ("summary",), seen)
+        vars(self).update(summary=summary, validity=run.validity, _run=run, _seen=seen)
+
+    @property
+    def obtained(self) -> str:
+        return str(vars(self)["_run"].obtained)
+
+    def table(self, name: str) -> Any:
+        return _Watched(vars(self)["_run"].record.tables[name], ("tables", name), vars(self)["_seen"])
+
+    def total(self, table: str, column: str) -> float:
+        vars(self)["_seen"]["totals", table, column] = None
+        return float(vars(self)["_run"].total(table, column))
+
+
+def _columns(seen: Iterable[Place]) -> list[Place]:
+    """The places to store: a part that was gone through is stored whole, of any other the places in it that were read."""
+    marks = set(seen)
+    whole = {place[:-1] for place in marks if place[-1] == ALL}
+    read = {place for place in marks if place[-1] != ALL}
+    outer = {place[:length] for place in read for length in range(1, len(place))} - whole
+    return sorted(place for place in (read - outer) | whole if not _is_within(place, whole))
+
+
+def _is_within(place: Place, parts: Collection[Place]) -> bool:
+    return any(place[:length] in parts for length in range(1, len(place)))
+
+
+def value_at(run: StoredRun, place: Place) -> Any:
+    """What a run has at a place; raises KeyError where it has nothing there."""
+    part, *names = place
+    if part == "totals":
+        return run.total(*names)
+    if part == "tables":
+        return run.record.tables[names[0]][names[1]] if len(names) > 1 else run.record.tables[names[0]]
+    found: Any = getattr(run, part)
+    for name in names:
+        if not isinstance(found, Mapping):
+            raise KeyError(name)
+        found = found[name]
+    return found
+
+
+def digest_of(summary: Mapping[str, Any]) -> str:
+    """A digest of a run's numbers to six places: processors differ in the last."""
+    text = json.dumps(_to_six_places(summary), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _to_six_places(value: Any) -> Any:
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case Mapping():
+            return {name: _to_six_places(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_to_six_places(part) for part in value]
+    return value
+
+
+def places_read(findings: Callable[[Sequence[StoredRun]], object], runs: Sequence[StoredRun]) -> list[int]:
+    """Places of the runs of which findings read a number."""
+    seen: list[dict[Place, None]] = [{} for _ in runs]
+    findings([_WatchedRun(run, own) for run, own in zip(runs, seen, strict=True)])
+    return [at for at, own in enumerate(seen) if own]
+
+
+# -- the table --------------------------------------------------------------------------------------------
+
+
+def _row(asked: Cell, run: StoredRun, places: Sequence[Place]) -> list[str]:
+    own = asked.knob_values
+    more = {name: value for name, value in run.cell.knobs if name not in own or own[name] != value}
+    validity = run.validity
+    fixed = (
+        *(run.cell.system, run.cell.dataset, run.cell.rate, run.cell.seed),
+        *(asked.key, run.cell.key, more, digest_of(run.summary)),
+        *(run.obtained, validity.valid, list(validity.reasons), list(validity.warnings)),
+    )
+    told = zip(FIXED, fixed, strict=True)
+    return [
+        *(str(value) if name in WORDS else _text(value) for name, value in told),
+        *(_text_at(run, place) for place in places),
+    ]
+
+
+def _text_at(run: StoredRun, place: Place) -> str:
+    try:
+        return _text(value_at(run, place))
+    except KeyError:
+        return ""
+
+
+def _text(value: Any) -> str:
+    """As JSON; a word that is none as it is."""
+    if isinstance(value, str) and value:
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(text: str) -> Any:
+    if text[:1].isalpha() and text not in _LITERALS:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_LITERALS = frozenset(("true", "false", "null", "NaN", "Infinity"))
+
+
+def write_table(
+    path: Path, entry: FigureEntry, view: View, runs: Sequence[StoredRun], seen: Iterable[Place], notes: Sequence[str]
+) -> Path:
+    """``path`` names the figure's files but for their endings; returns that of the table."""
+    where = view.platform
+    head = {
+        "figure": entry.name,
+        "platform": where.name,
+        "executor": where.executor,
+        "reading": view.reading,
+        "accuracy": view.accuracy,
+        "num_runs": view.num_runs,
+        "knobs": dict(view.knobs),
+        "rates": list(view.rates),
+        "notes": list(notes),
+    }
+    places = _columns(seen)
+    cells = [view.applied(cell) for cell in entry.load().cells(view)] if runs else []
+    rows = [_row(asked, run, places) for asked, run in zip(cells, runs, strict=True)]
+    # What was asked for and no run has needs no column.
+    kept = [at for at in range(len(FIXED) + len(places)) if at < len(FIXED) or any(row[at] for row in rows)]
+    names = [*FIXED, *("/".join(place) for place in places)]
+    text = io.StringIO()
+    text.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
+    csv.writer(text, lineterminator="\n").writerows([row[at] for at in kept] for row in (names, *rows))
+    content = text.getvalue().encode()
+    plain = path.with_name(path.name + SUFFIX)
+    packed = plain.with_name(f"{plain.name}.gz")
+    if len(content) < PACKED_BYTES:
+        return replace_bytes(plain, content)
+    return replace_bytes(packed, gzip.compress(content, mtime=0))
+
+
+class TableRun(StoredRun):
+    """A run as a figure's table tells it: what drawing reads, and nothing else."""
+
+    def __init__(self, cell: Cell, file: Path, row: Mapping[str, Any], places: Mapping[Place, str]) -> None:
+        parts: dict[str, Any] = {name: {} for name in PARTS}
+        parts["manifest"]["facts"] = {}
+        for place, text in places.items():
+            if text:
+                inner = parts
+                for name in place[:-1]:
+                    inner = inner.setdefault(name, {})
+                inner[place[-1]] = _value(text)
+        marks = str(row["obtained"]).split(", ")
+        others = (("as stored",) if "other code" in marks else (), "as stored" if "other machine" in marks else "")
+        super().__init__(cell, file, parts["manifest"], parts["provenance"], *others)
+        tables = {REQUESTS: {}, **parts["tables"]}
+        vars(self).update(
+            summary=parts["summary"],
+            validity=Validity(valid=row["valid"], reasons=tuple(row["reasons"]), warnings=tuple(row["warnings"])),
+            record=RunRecord(tables=tables, manifest=parts["manifest"]["facts"]),
+            _row=row,
+            _totals=parts["totals"],
+        )
+
+    @property
+    def obtained(self) -> str:
+        return str(vars(self)["_row"]["obtained"])
+
+    @property
+    def asked(self) -> str:
+        """Key of the cell as the figure asks for it."""
+        return str(vars(self)["_row"]["asked"])
+
+    @property
+    def digest(self) -> str:
+        return str(vars(self)["_row"]["digest"])
+
+    def total(self, table: str, column: str) -> float:
+        return float(vars(self)["_totals"][table][column])
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """A figure's table as it is stored."""
+
+    path: Path
+    head: Mapping[str, Any]
+    places: tuple[Place, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """Texts of the fixed columns and of the places."""
+
+    @property
+    def fixed(self) -> Iterator[dict[str, str]]:
+        """The texts of each row's fixed columns."""
+        return (dict(zip(FIXED, row, strict=False)) for row in self.rows)
+
+    @property
+    def stem(self) -> Path:
+        """Path of the figure's files but for their endings."""
+        return self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(SUFFIX))
+
+    @cached_property
+    def entry(self) -> FigureEntry:
+        return figure(self.head["figure"])
+
+    @cached_property
+    def view(self) -> View:
+        head = self.head
+        return View(
+            platform=replace(platform(head["platform"]), executor=head["executor"]),
+            reading=head["reading"],
+            accuracy=head["accuracy"],
+            num_runs=head["num_runs"],
+            knobs=tuple(head["knobs"].items()),
+            rates=tuple(head["rates"]),
+        )
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is of the view in which the figure answers claims."""
+        view = self.view
+        return (
+            view.platform.executor == platform(view.platform.name).executor
+            and view.accuracy == "usual"
+            and view.reading == default_reading(view.platform)
+            and not (view.knobs or view.rates)
+        )
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """As the figure asks for them today."""
+        return [self.view.applied(cell) for cell in self.entry.load().cells(self.view)]
+
+    @cached_property
+    def runs(self) -> list[TableRun]:
+        """Those of the cells, in their order; raises TableError where the figure asks for others today."""
+        stored = {row[_ASKED]: row for row in self.rows}
+        found = [stored.pop(cell.key, None) for cell in self.cells]
+        missing = sum(row is None for row in found)
+        if missing or stored:
+            raise TableError(
+                f"{missing} of {len(found)} runs that the figure asks for are not in {self.path.name}, and {len(stored)} of its runs "
+                f"are no longer asked for: draw the figure again"
+            )
+        return [self._run(cell, row) for cell, row in zip(self.cells, found, strict=True) if row is not None]
+
+    def _run(self, cell: Cell, texts: Sequence[str]) -> TableRun:
+        row: dict[str, Any] = {
+            name: text if name in WORDS else json.loads(text) for name, text in zip(FIXED, texts, strict=False)
+        }
+        stored = replace(cell, knobs=tuple({**cell.knob_values, **row["knobs"]}.items()))
+        today = {
+            "system": cell.system,
+            "dataset": cell.dataset,
+            "rate": cell.rate,
+            "seed": cell.seed,
+            "key": stored.key,
+        }
+        for name, value in today.items():
+            if row[name] != value:
+                raise TableError(
+                    f"{self.path.name} has {name}={row[name]} for {stored.folder_name}, not {value}: draw the figure again"
+                )
+        return TableRun(stored, self.path, row, dict(zip(self.places, texts[len(FIXED) :], strict=True)))
+
+
+_ASKED = FIXED.index("asked")
+
+
+def read_table(path: Path) -> RunTable:
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        first, _, rest = text.partition("\n")
+        head = json.loads(first.removeprefix("#"))
+        columns, *rows = csv.reader(io.StringIO(rest, newline=""), strict=True)
+        places = tuple(tuple(name.split("/")) for name in columns[len(FIXED) :])
+        if tuple(columns[: len(FIXED)]) != FIXED or any(len(row) != len(columns) for row in rows):
+            raise ValueError("its columns are others")
+        if head["executor"] not in ("torch", "roofline"):
+            raise ValueError(f"executor={head['executor']!r}")
+        table = RunTable(path, head, places, tuple(map(tuple, rows)))
+        _ = table.view, table.entry
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        raise TableError(
+            f"{path.name} cannot be read ({type(error).__name__}: {error}): draw its figure again"
+        ) from error
+    return table
+
+
+def tables_in(root: Path) -> list[Path]:
+    """Paths of the tables in a folder's folders."""
+    return sorted(path for ending in ("", ".gz") for path in root.glob(f"*/*{SUFFIX}{ending}"))
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+def draw(entry: FigureEntry, view: View, runs: Sequence[StoredRun], out: Path) -> Rendered:
+    """The figure's files and its table, which appear together or not at all."""
+    loaded, seen = entry.load(), dict[Place, None]()
+    watched = [_WatchedRun(run, seen) for run in runs]
+    with _together(out, entry.name.replace("/", "-")) as folder:
+        rendered = loaded.render(watched, view, folder)
+        if view.platform.name in loaded.deciding:
+            loaded.findings(watched, view)
+        write_table(rendered.files[0].with_suffix(""), entry, view, runs, seen, rendered.notes)
+    return replace(rendered, files=tuple(out / path.relative_to(folder) for path in rendered.files))
+
+
+@contextmanager
+def _together(out: Path, name: str) -> Iterator[Path]:
+    """Yields a folder to write into; what is in it moves into ``out`` at the end. Errors name files as they will be."""
+    partial = out / f".{name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        made = sorted(path for path in partial.rglob("*") if path.is_file())
+        places = [writable_file("out_dir", out / path.relative_to(partial)) for path in made]
+        for path, place in zip(made, places, strict=True):
+            keep_mode(place, path)
+            path.replace(place)
+    except OSError as error:
+        if error.filename is not None and Path(error.filename).is_relative_to(partial):
+            error.filename = str(out / Path(error.filename).relative_to(partial))
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
