@@ -275,7 +275,7 @@ class TableRun(StoredRun):
         return float(vars(self)["_totals"][table][column])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunTable:
     """A figure's table as it is stored."""
 
@@ -375,7 +375,7 @@ def read_table(path: Path) -> RunTable:
             raise ValueError("its columns are others")
         if head["executor"] not in ("torch", "roofline"):
             raise ValueError(f"executor={head['executor']!r}")
-        table = RunTable(path, head, places, tuple(map(tuple, rows)))
+        table = RunTable(path=path, head=head, places=places, rows=tuple(map(tuple, rows)))
         _ = table.view, table.entry
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise TableError(
