@@ -14,7 +14,7 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from engines.ar.cost import PHYSICAL, TRIAL_R2
+from engines.ar.cost import PHYSICAL, TRIAL_R2, DecodeLine
 from engines.ar.hardware import Hardware
 from engines.cost.cards import gpu
 from engines.cost.composed import Composed
@@ -84,10 +84,7 @@ def workers() -> Iterator[tuple[str, float]]:
                         if (chunks or decoding) and (prompts in ("few", "none") or decodes == "none"):
                             yield f"{where} {prompts} {decodes}", cost.step_s(chunks, decoding, context)
                 for batch in (1, 57):
-                    base_s, slope_s, floor_s = cost.decode_line(batch)
-                    yield f"{where} line of {batch} base", base_s
-                    yield f"{where} line of {batch} slope", slope_s
-                    yield f"{where} line of {batch} floor", floor_s
+                    yield from decodes_at(f"{where} {batch} decode", cost.decode_line(batch))
 
 
 def prefills() -> Iterator[tuple[str, float]]:
@@ -101,10 +98,14 @@ def prefills() -> Iterator[tuple[str, float]]:
                         if mode is None or mode is FALLBACK or prompts == "few":
                             yield f"{where} {prompts} {way}", cost.step_s(CHUNKS[prompts], 0, 0, mode)
                 yield f"{where} decodes along", cost.step_s(CHUNKS["few"], 57, 80_123)
-                base_s, slope_s, floor_s = cost.decode_line(57)
-                yield f"{where} line base", base_s
-                yield f"{where} line slope", slope_s
-                yield f"{where} line floor", floor_s
+                yield from decodes_at(f"{where} 57 decode", cost.decode_line(57))
+
+
+def decodes_at(name: str, line: DecodeLine) -> Iterator[tuple[str, float]]:
+    """Seconds of a decode step at three contexts."""
+    base_s, slope_s, floor_s = line
+    for context in (0, 5_000, 400_000):
+        yield f"{name} at {context}", max(base_s + slope_s * context, floor_s)
 
 
 def prices() -> dict[str, float]:
