@@ -154,15 +154,10 @@ class WorkerCost:
         )
         self.shape, self.gpu, self.degree, self.constants = shape, gpu, degree, constants
         gpus = degree / (1 + constants.tensor_parallel_loss * math.log2(degree))
-        flops = gpu.peak_flops * constants.matmul_efficiency * gpus
-        bandwidth = gpu.bandwidth * constants.bandwidth_efficiency * gpus
-        self._row_s = shape.linear_flops_per_token / flops
-        self._bandwidth = bandwidth
-        self._pair_s = shape.attention_flops_per_pair / (gpu.peak_flops * constants.attention_efficiency * gpus)
-        self._kv_s = shape.kv_bytes_per_token / bandwidth
-        self._logit_s = shape.logits_flops_per_row / flops
-        self._head_s = shape.streamed_weight_bytes_head / bandwidth
-        self._logit_traffic_s = LOGIT_PASSES * shape.logits_bytes_per_row / bandwidth
+        self._matmul = gpu.peak_flops * constants.matmul_efficiency * gpus
+        self._scores = gpu.peak_flops * constants.attention_efficiency * gpus
+        self._bandwidth = gpu.bandwidth * constants.bandwidth_efficiency * gpus
+        self._slope_s = max(shape.attention_flops_per_pair / self._scores, shape.kv_bytes_per_token / self._bandwidth)
         self._launch_s = shape.n_layers * constants.layer_launch_s
         self._prefill_overhead_s = constants.prefill_overhead_s + (
             constants.remote_prefill_overhead_s if is_remote else 0.0
@@ -174,7 +169,6 @@ class WorkerCost:
             # A ring moves 2 (n - 1) / n of the activations over each GPU's link, in one direction.
             share = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
             self._comm_row_s = share / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
-        self._weights_s = shape.streamed_weight_bytes_layers() / bandwidth
         self._matrices = {0: 0.0}
         self._lines: dict[int, DecodeLine] = {}
 
@@ -186,9 +180,12 @@ class WorkerCost:
             rows += tokens
             pairs += tokens * history + tokens * (tokens + 1) // 2
             kv_rows += history + 2 * tokens  # read and written
-        attention = max(pairs * self._pair_s, kv_rows * self._kv_s)
+        shape = self.shape
+        attention = max(
+            shape.attention_flops_per_pair * pairs / self._scores, shape.kv_bytes_per_token * kv_rows / self._bandwidth
+        )
         if decoding:  # they read their context and write a row each
-            attention += context * max(self._pair_s, self._kv_s) + decoding * self._kv_s
+            attention += self._written_s(decoding) + self._slope_s * context
             rows += decoding
         gpu_s = self._matrix_s(rows) + attention + self._logits_s(len(chunks) + decoding)
         overhead_s = len(chunks) * self._prefill_overhead_s
@@ -198,22 +195,25 @@ class WorkerCost:
         line = self._lines.get(decoding)
         if line is None:
             fixed = self._fixed_s + decoding * self._comm_row_s
-            gpu_s = self._matrix_s(decoding) + self._logits_s(decoding) + decoding * self._kv_s
-            line = DecodeLine(gpu_s + fixed, max(self._pair_s, self._kv_s), self._launch_s + fixed)
+            gpu_s = self._matrix_s(decoding) + self._logits_s(decoding) + self._written_s(decoding)
+            line = DecodeLine(gpu_s + fixed, self._slope_s, self._launch_s + fixed)
             self._lines[decoding] = line
         return line
 
     def _matrix_s(self, rows: int) -> float:
         found = self._matrices.get(rows)
         if found is None:
-            weights_s = self._weights_s
-            if self.shape.num_experts > 1:
-                weights_s = self.shape.streamed_weight_bytes_layers(rows) / self._bandwidth
-            found = self._matrices[rows] = max(rows * self._row_s, weights_s)
+            weights_s = self.shape.streamed_weight_bytes_layers(rows) / self._bandwidth
+            found = self._matrices[rows] = max(self.shape.linear_flops_per_token * rows / self._matmul, weights_s)
         return found
 
+    def _written_s(self, rows: int) -> float:
+        return self.shape.kv_bytes_per_token * rows / self._bandwidth
+
     def _logits_s(self, rows: int) -> float:
-        return max(rows * self._logit_s, self._head_s + rows * self._logit_traffic_s)
+        shape = self.shape
+        moved = shape.streamed_weight_bytes_head + LOGIT_PASSES * shape.logits_bytes_per_row * rows
+        return max(shape.logits_flops_per_row * rows / self._matmul, moved / self._bandwidth)
 
 
 def link_bytes_per_s(gpu: Gpu) -> float:

@@ -73,25 +73,21 @@ class PrefillCost:
             f"model={shape.name!r} has {shape.weight_bytes / 1e9:.0f} GB of weights and {gpu.name} "
             f"{gpu.memory_bytes / 1e9:.0f} GB: use a smaller model",
         )
-        flops = gpu.peak_flops * constants.matmul_efficiency
-        bandwidth = gpu.bandwidth * constants.bandwidth_efficiency
-        self._row_s = shape.linear_flops_per_token / flops
-        self._weights_s = shape.streamed_weight_bytes_layers() / bandwidth
-        self._pair_s = shape.attention_flops_per_pair / (gpu.peak_flops * constants.attention_efficiency)
-        self._kv_s = shape.kv_bytes_per_token / bandwidth
-        self._logit_s = shape.logits_flops_per_row / flops
-        self._head_s = shape.streamed_weight_bytes_head / bandwidth
+        self._matmul = gpu.peak_flops * constants.matmul_efficiency
+        self._scores = gpu.peak_flops * constants.attention_efficiency
+        self._bandwidth = gpu.bandwidth * constants.bandwidth_efficiency
+        self._slope_s = max(shape.attention_flops_per_pair / self._scores, shape.kv_bytes_per_token / self._bandwidth)
         self._launch_s = shape.n_layers * constants.layer_launch_s
 
     @property
     def token_s(self) -> float:
         """Matrix time of a token where compute bounds the step."""
-        return self._row_s
+        return self.shape.linear_flops_per_token / self._matmul
 
     @property
     def weights_s(self) -> float:
         """Reading all layer weights once."""
-        return self._weights_s
+        return self.shape.streamed_weight_bytes_layers() / self._bandwidth
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         constants = self.constants
@@ -126,19 +122,32 @@ class PrefillCost:
                 history = kv_rows - asked
                 pairs = mode.length * (history + 0.5 * mode.length * heads)
                 kv_rows = history + rows
-        attention_s = max(pairs * self._pair_s, kv_rows * self._kv_s)
+        shape = self.shape
+        attention_s = max(
+            shape.attention_flops_per_pair * pairs / self._scores, shape.kv_bytes_per_token * kv_rows / self._bandwidth
+        )
         if decoding:
-            attention_s += (context + decoding) * max(self._pair_s, self._kv_s)
+            attention_s += self._written_s(decoding) + self._slope_s * context
             rows += decoding
             heads += decoding
-        matrix_s = max(rows * self._row_s, self._weights_s)
-        head_s = max(heads * self._logit_s, self._head_s)
         penalty = 1 + self.constants.kappa if is_short and is_long else 1.0
-        return (matrix_s + head_s + attention_s) * penalty
+        return (self._matrix_s(rows) + attention_s + self._head_s(heads)) * penalty
+
+    def _matrix_s(self, rows: int) -> float:
+        shape = self.shape
+        weights_s = shape.streamed_weight_bytes_layers() / self._bandwidth
+        return max(shape.linear_flops_per_token * rows / self._matmul, weights_s)
+
+    def _head_s(self, rows: int) -> float:
+        shape = self.shape
+        head_s = shape.streamed_weight_bytes_head / self._bandwidth
+        return max(shape.logits_flops_per_row * rows / self._matmul, head_s)
+
+    def _written_s(self, rows: int) -> float:
+        return self.shape.kv_bytes_per_token * rows / self._bandwidth
 
     def decode_line(self, decoding: int) -> DecodeLine:
-        fixed_s = self.constants.step_overhead_s
-        slope_s = max(self._pair_s, self._kv_s)
-        gpu_s = max(decoding * self._row_s, self._weights_s) + max(decoding * self._logit_s, self._head_s)
         # Decode steps replay graphs in every system, so no floor of launches.
-        return DecodeLine(gpu_s + decoding * slope_s + fixed_s + self.constants.graph_launch_s, slope_s, 0.0)
+        else_s = self._matrix_s(decoding) + self._head_s(decoding)
+        else_s += self.constants.step_overhead_s + self.constants.graph_launch_s
+        return DecodeLine(else_s + self._written_s(decoding), self._slope_s, else_s)
