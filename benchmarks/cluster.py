@@ -27,11 +27,11 @@ from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.decode_worker import Sink
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.cost import DecodeLine
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import attainments, observe
 from engines.ar.record import ClusterRun
 from engines.ar.session import Arrivals, OpenLoop, Round, Session
+from engines.cost.roofline import DecodeLine
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import LeastKvMemory, RemoteOnly
 from engines.policies.step import Chunk

@@ -18,21 +18,18 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from common import Rows, parser_of, run, shown, table
 
-from engines.ar.composed import ComposedCost
 from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.ar.deployment import DEGREES
 from engines.cost.cards import gpu
-from engines.cost.composed import Composed
+from engines.cost.composed import Composed, kernels_of
 from engines.cost.extract import LICENCE, SYSTEMS
-from engines.cost.kernels import Kernels
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.roofline import Roofline, StepWork
 from engines.cost.tables import FRAMEWORKS
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
@@ -196,18 +193,14 @@ def refresh_work(point: Point) -> StepWork:
 
 def composed_ms(point: Point, framework: str) -> float:
     """The kernels alone, as their estimates are."""
-    kernels = _kernels(point.card, point.model, point.degree, framework)
+    shape, card, degree = model_shape(point.model), gpu(point.card), point.degree
     if point.phase == "refresh":
-        return 1e3 * Composed(kernels, Calibration.datasheet(kernels.card)).step_time(refresh_work(point)).total_s
-    return 1e3 * _step_s(ComposedCost(kernels, _NO_OVERHEAD), point)
+        price = Composed(kernels_of(shape.on_rank(degree), card, framework, degree))
+        return 1e3 * price.step_time(refresh_work(point)).total_s
+    return 1e3 * _step_s(WorkerCost(shape, card, degree, _NO_OVERHEAD, kernels=framework), point)
 
 
 _NO_OVERHEAD = replace(PHYSICAL, step_overhead_s=0.0)
-
-
-@cache
-def _kernels(card: str, model: str, degree: int, framework: str) -> Kernels:
-    return Kernels(model_shape(model).on_rank(degree), gpu(card), framework, degree)
 
 
 COSTS: Mapping[str, tuple[Cost, bool]] = {"roofline": (roofline_ms, False), "composed": (composed_ms, True)}

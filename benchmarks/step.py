@@ -194,7 +194,7 @@ def time_steps(
         outside=1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
         host=host_share(model, batch, kind, requests),
         graph=sum(graphs) / len(graphs),
-        works=tuple((n, work._asdict()) for work, n in works.items()),
+        works=tuple((n, work.stated()) for work, n in works.items()),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from baselines.dllm.static.search import StaticFootprint, base_bytes
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import StepPrice
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS
@@ -69,7 +69,7 @@ class PublishedMethod(Method):
         )
 
     def static_roofline(
-        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
+        self, roofline: StepPrice, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
     ) -> RooflineExecutor:
         return RooflineExecutor(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
 

@@ -1,8 +1,7 @@
-"""What a step of a worker and a transfer between two cost: the ground truth of the simulated cluster.
+"""What a step of a worker costs: the ground truth of the simulated cluster.
 
-Matrices, attention and the LM head each take the longer of their arithmetic and their traffic, as in
-``engines.cost.roofline`` (equal to it for one GPU without overheads), spread over the GPUs of a
-tensor-parallel group. Added to it are two all-reduces per layer and the overheads of ``CostConstants``.
+On a roofline a step's work is spread over the GPUs of a tensor-parallel group, and two all-reduces per layer are
+added. On either price come the overheads of ``CostConstants``.
 
 Its constants, which no datasheet gives and no paper states, are named readings. ``physical`` is what a well-built engine reaches on
 this hardware; the others lower or raise single constants until one printed figure is met, and say which. None of them meets all
@@ -14,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, Protocol
 
 from engines.cost.cards import Gpu
-from engines.cost.roofline import LOGIT_PASSES
+from engines.cost.composed import Composed, kernels_of
+from engines.cost.roofline import DecodeLine, Roofline, StepPrice, StepWork
 from engines.errors import UserError, require
 from engines.knobs import Checked, Proportion, Range, Seconds
 from engines.models.shape import ModelShape
@@ -118,15 +118,6 @@ def cost_constants(name: str) -> CostConstants:
     raise UserError(f"constants={name!r} are unknown: use one of {', '.join(each.name for each in CONSTANTS)}")
 
 
-class DecodeLine(NamedTuple):
-    """A decode step of a given number of sequences takes max(base + slope * context, floor) seconds."""
-
-    base_s: float
-    slope_s: float
-    """Per token of context, summed over the sequences."""
-    floor_s: float
-
-
 class StepCost(Protocol):
     """What the cluster asks about a worker's speed. A measured table or a stub will do as well."""
 
@@ -141,10 +132,21 @@ class StepCost(Protocol):
 
 
 class WorkerCost:
-    """A tensor-parallel group of ``degree`` GPUs."""
+    """A tensor-parallel group of ``degree`` GPUs, by a roofline, or composed of a framework's ``kernels``.
+
+    Composed, of the constants the overheads count: launches, the step's own, a prefill's, a remote one's. Shares of a peak,
+    and how a group exchanges activations, are in the tables.
+    """
 
     def __init__(
-        self, shape: ModelShape, gpu: Gpu, degree: int, constants: CostConstants, *, is_remote: bool = False
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        degree: int,
+        constants: CostConstants,
+        *,
+        kernels: str | None = None,
+        is_remote: bool = False,
     ) -> None:
         """``is_remote`` charges prefills as on a worker that does not decode them."""
         require(degree >= 1, f"degree={degree}: a worker has at least one GPU")
@@ -152,68 +154,44 @@ class WorkerCost:
             shape.n_heads % degree == 0,
             f"degree={degree} does not divide the {shape.n_heads} heads of {shape.name}: use a power of two",
         )
-        self.shape, self.gpu, self.degree, self.constants = shape, gpu, degree, constants
-        gpus = degree / (1 + constants.tensor_parallel_loss * math.log2(degree))
-        self._matmul = gpu.peak_flops * constants.matmul_efficiency * gpus
-        self._scores = gpu.peak_flops * constants.attention_efficiency * gpus
-        self._bandwidth = gpu.bandwidth * constants.bandwidth_efficiency * gpus
-        self._slope_s = max(shape.attention_flops_per_pair / self._scores, shape.kv_bytes_per_token / self._bandwidth)
         self._launch_s = shape.n_layers * constants.layer_launch_s
-        self._prefill_overhead_s = constants.prefill_overhead_s + (
-            constants.remote_prefill_overhead_s if is_remote else 0.0
-        )
         self._fixed_s = constants.step_overhead_s
-        self._comm_row_s = 0.0
-        if degree > 1:
-            self._fixed_s += 2 * shape.n_layers * constants.all_reduce_latency_s
-            # A ring moves 2 (n - 1) / n of the activations over each GPU's link, in one direction.
-            share = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
-            self._comm_row_s = share / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
-        self._matrices = {0: 0.0}
-        self._lines: dict[int, DecodeLine] = {}
+        self._prefill_overhead_s = constants.prefill_overhead_s
+        if is_remote:
+            self._prefill_overhead_s += constants.remote_prefill_overhead_s
+        self._row_s = 0.0
+        self.price: StepPrice
+        if kernels is not None:
+            self.price = Composed(kernels_of(shape.on_rank(degree), gpu, kernels, degree))
+        else:
+            gpus = degree / (1 + constants.tensor_parallel_loss * math.log2(degree))
+            self.price = Roofline(shape, gpu, shares=constants, gpus=gpus)
+            if degree > 1:
+                self._fixed_s += 2 * shape.n_layers * constants.all_reduce_latency_s
+                # A ring moves 2 (n - 1) / n of the activations over each GPU's link, in one direction.
+                moved = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
+                self._row_s = moved / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         if mode is not None:
             raise UserError(f"mode={mode!r}: this cost model knows one way to run a step")
-        rows = pairs = kv_rows = 0
-        for history, tokens in chunks:
-            rows += tokens
-            pairs += tokens * history + tokens * (tokens + 1) // 2
-            kv_rows += history + 2 * tokens  # read and written
-        shape = self.shape
-        attention = max(
-            shape.attention_flops_per_pair * pairs / self._scores, shape.kv_bytes_per_token * kv_rows / self._bandwidth
-        )
-        if decoding:  # they read their context and write a row each
-            attention += self._written_s(decoding) + self._slope_s * context
-            rows += decoding
-        gpu_s = self._matrix_s(rows) + attention + self._logits_s(len(chunks) + decoding)
-        overhead_s = len(chunks) * self._prefill_overhead_s
-        return max(gpu_s, self._launch_s) + self._fixed_s + rows * self._comm_row_s + overhead_s
+        work = StepWork(prompts=chunks, decoding=decoding, context=context)
+        linear_s, attention_s, logits_s = self.price.parts(work)
+        busy_s = max(linear_s + attention_s + logits_s, self._launch_s)
+        rows = decoding + sum([tokens for _, tokens in chunks]) if self._row_s else 0
+        return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
-        line = self._lines.get(decoding)
-        if line is None:
-            fixed = self._fixed_s + decoding * self._comm_row_s
-            gpu_s = self._matrix_s(decoding) + self._logits_s(decoding) + self._written_s(decoding)
-            line = DecodeLine(gpu_s + fixed, self._slope_s, self._launch_s + fixed)
-            self._lines[decoding] = line
-        return line
+        else_s = besides_attention_s(self.price, decoding)
+        attention, fixed_s = self.price.decode_line(decoding), self._fixed_s + decoding * self._row_s
+        floor_s = max(else_s + attention.floor_s, self._launch_s)
+        return DecodeLine(else_s + attention.base_s + fixed_s, attention.slope_s, floor_s + fixed_s)
 
-    def _matrix_s(self, rows: int) -> float:
-        found = self._matrices.get(rows)
-        if found is None:
-            weights_s = self.shape.streamed_weight_bytes_layers(rows) / self._bandwidth
-            found = self._matrices[rows] = max(self.shape.linear_flops_per_token * rows / self._matmul, weights_s)
-        return found
 
-    def _written_s(self, rows: int) -> float:
-        return self.shape.kv_bytes_per_token * rows / self._bandwidth
-
-    def _logits_s(self, rows: int) -> float:
-        shape = self.shape
-        moved = shape.streamed_weight_bytes_head + LOGIT_PASSES * shape.logits_bytes_per_row * rows
-        return max(shape.logits_flops_per_row * rows / self._matmul, moved / self._bandwidth)
+def besides_attention_s(price: StepPrice, rows: int) -> float:
+    """Layers' matrices and LM head of a step of so many rows, each with logits."""
+    linear_s, _, logits_s = price.parts(StepWork(query_rows=rows, logit_rows=rows))
+    return linear_s + logits_s
 
 
 def link_bytes_per_s(gpu: Gpu) -> float:

@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engines.ar.composed import ComposedCost
 from engines.ar.cost import CostConstants, StepCost, WorkerCost, link_bytes_per_s
 from engines.ar.deployment import DEGREES
 from engines.cost.cards import Gpu
-from engines.cost.kernels import Kernels
 from engines.errors import require
 from engines.models.shape import ModelShape
 
@@ -58,14 +56,10 @@ class Hardware:
     def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
         key = degree, is_remote
         if key not in self._costs:
-            self._costs[key] = self._new_cost(degree, is_remote=is_remote)
+            self._costs[key] = WorkerCost(
+                self.shape, self.gpu, degree, self.constants, kernels=self.kernels, is_remote=is_remote
+            )
         return self._costs[key]
-
-    def _new_cost(self, degree: int, *, is_remote: bool) -> StepCost:
-        if self.kernels is None:
-            return WorkerCost(self.shape, self.gpu, degree, self.constants, is_remote=is_remote)
-        rank = Kernels(self.shape.on_rank(degree), self.gpu, self.kernels, degree)
-        return ComposedCost(rank, self.constants, is_remote=is_remote)
 
     @property
     def links(self) -> KvLinks:

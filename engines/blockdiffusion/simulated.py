@@ -15,7 +15,7 @@ import numpy as np
 from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
 from engines.blockdiffusion.rules import Bools
 from engines.blockdiffusion.tables import SharedTables
-from engines.cost.roofline import Roofline, StepWork
+from engines.cost.roofline import StepPrice, StepWork
 from engines.knobs import Checked, Only, Range
 from engines.runtime.rows import Ints
 
@@ -61,7 +61,7 @@ class PoissonSure:
 class SimulatedExecutor:
     def __init__(
         self,
-        cost: Roofline,
+        cost: StepPrice,
         sure: Sure,
         *,
         block: int,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from engines.cost.cards import Gpu, gpu
+from engines.cost.roofline import DecodeLine
 from engines.cost.tables import (
     BLOCK_FOLDER,
     FOLDER,
@@ -85,18 +86,6 @@ def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
     return load_tables(TRANSFERRED.get(str(card), str(card)), _folder(shape))
 
 
-class AttentionLine(NamedTuple):
-    """Attention of a decode step: max(base + slope * context, floor) seconds over all layers."""
-
-    base_s: float
-    slope_s: float
-    """Per token of context, summed over the sequences."""
-    floor_s: float
-
-    def at(self, context: int) -> float:
-        return max(self.base_s + self.slope_s * context, self.floor_s)
-
-
 class Kernels:
     """``shape`` is a rank's share of a model at ``degree``; times are of all its layers."""
 
@@ -110,10 +99,15 @@ class Kernels:
         self._dense_layers = self._layer_curve(dense, degree, has_experts=False) if dense else None
         self._head = self._product_curve(*head_product(shape))
         # Steps repeat: most of a simulation's time would go into looking up the same ones.
-        self._layers_s: dict[float, float] = {}
-        self._heads_s: dict[float, float] = {}
-        self._prompts: dict[int, Callable[[float], float]] = {}
-        self._lines: dict[int, AttentionLine] = {}
+        self.layers_s: Callable[[float], float] = cache(self._layers_s)
+        """Everything but attention by rows: products or experts, norms, rotation, activations, and the all-reduces of a group."""
+        self.head_s: Callable[[float], float] = cache(self._head_s)
+        """Logits by rows in one pass, written and read once more by what reduces them."""
+        self.prompts_s: Callable[[int], Callable[[float], float]] = cache(self._prompts_s)
+        """By the number of prompts of one step: attention of one of them over all layers, as long as a causal prompt takes that
+        has as many pairs."""
+        self.decode_line: Callable[[int], DecodeLine] = cache(self._fitted_line)
+        """Attention of a decode step over all layers, by its sequences."""
 
     def check(self, attention: Sequence[Kernel]) -> None:
         """Refuse a model whose attention is in no table; what else it needs is looked up already."""
@@ -124,45 +118,23 @@ class Kernels:
     def is_transferred(self) -> bool:
         return self.card.name != self.tables.card
 
-    def layers_s(self, rows: float) -> float:
-        """Everything but attention: products or experts, norms, rotation, activations, and the all-reduces of a group."""
-        found = self._layers_s.get(rows)
-        if found is None:
-            found = self._layers_s[rows] = self._all_layers_s(rows) if rows else 0.0
-        return found
-
-    def _all_layers_s(self, rows: float) -> float:
+    def _layers_s(self, rows: float) -> float:
+        if not rows:
+            return 0.0
         dense = self.shape.dense_layers or 0
         experts_s = (self.shape.n_layers - dense) * self._layers.at(rows)
         return experts_s if self._dense_layers is None else experts_s + dense * self._dense_layers.at(rows)
 
-    def head_s(self, rows: float) -> float:
-        """Logits of ``rows`` rows in one pass, written and read once more by what reduces them."""
-        found = self._heads_s.get(rows)
-        if found is None:
-            read_s = self.elementwise_s(rows * self.shape.logits_bytes_per_row)
-            found = self._heads_s[rows] = self._head.at(rows) + read_s if rows else 0.0
-        return found
+    def _head_s(self, rows: float) -> float:
+        if not rows:
+            return 0.0
+        return self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row)
 
     def elementwise_s(self, num_bytes: float, kernels: int = 1) -> float:
         return kernels * ELEMENTWISE_S + num_bytes / (ELEMENTWISE_SHARE * self.card.bandwidth)
 
     def prompt_s(self, pairs: float, batch: int = 1) -> float:
-        """Attention of one of ``batch`` prompts over all layers: as long as a causal prompt takes that has as many ``pairs``."""
         return self.prompts_s(batch)(pairs)
-
-    def prompts_s(self, batch: int) -> Callable[[float], float]:
-        """``prompt_s`` of the prompts of one step."""
-        found = self._prompts.get(batch)
-        if found is None:
-            found = self._prompts[batch] = self._prompt_curve(batch).at
-        return found
-
-    def decode_line(self, batch: int) -> AttentionLine:
-        line = self._lines.get(batch)
-        if line is None:
-            line = self._lines[batch] = self._fitted_line(batch)
-        return line
 
     def _layer_curve(self, products: Sequence[Product], degree: int, *, has_experts: bool) -> _Line:
         shape = self.shape
@@ -243,8 +215,7 @@ class Kernels:
             )
         return found
 
-    def _prompt_curve(self, batch: int) -> _Power:
-        """Seconds of all layers by pairs, for one of ``batch`` prompts of a length."""
+    def _prompts_s(self, batch: int) -> Callable[[float], float]:
         heads, kv_heads = heads_of(self.shape)
         dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
 
@@ -255,9 +226,11 @@ class Kernels:
         moved = self._moved(work)
         each = self.shape.n_layers / batch
         times = _at_batch(self._attention_rows("prompt"), batch)
-        return _Power([_causal(length) for length in times], [each * moved(length, t) for length, t in times.items()])
+        return _power_laws(
+            [_causal(length) for length in times], [each * moved(length, t) for length, t in times.items()]
+        )
 
-    def _fitted_line(self, batch: int) -> AttentionLine:
+    def _fitted_line(self, batch: int) -> DecodeLine:
         heads, kv_heads = heads_of(self.shape)
         dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
         moved = self._moved(
@@ -268,7 +241,7 @@ class Kernels:
         low, high = DECODED
         points = [(batch * c, t) for c, t in times.items() if low <= c <= high]
         base, slope = _least_relative_squares(points)
-        return AttentionLine(layers * base, layers * slope, layers * least)
+        return DecodeLine(layers * base, layers * slope, layers * least)
 
 
 def _causal(tokens: float) -> float:
@@ -328,21 +301,19 @@ class _Line:
         return low + (high - low) * (size - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
 
 
-class _Power:
+def _power_laws(sizes: Sequence[float], times: Sequence[float]) -> Callable[[float], float]:
     """Power laws between points; before the first its time, beyond the last in proportion."""
+    powers = [
+        math.log(times[i] / times[i - 1]) / math.log(sizes[i] / sizes[i - 1]) if i else 0.0 for i in range(len(sizes))
+    ]
+    num, first, last, last_size = len(sizes), times[0], times[-1], sizes[-1]
 
-    def __init__(self, sizes: Sequence[float], times: Sequence[float]) -> None:
-        self.sizes, self.times = list(sizes), list(times)
-        self.powers = [
-            math.log(times[i] / times[i - 1]) / math.log(sizes[i] / sizes[i - 1]) if i else 0.0
-            for i in range(len(sizes))
-        ]
-        self.sizes_end = sizes[-1]
-
-    def at(self, size: float) -> float:
-        place = bisect_left(self.sizes, size)
-        if place == len(self.sizes):
-            return self.times[-1] * size / self.sizes_end
+    def at(size: float) -> float:
+        place = bisect_left(sizes, size)
+        if place == num:
+            return last * size / last_size
         if not place:
-            return self.times[0]
-        return self.times[place - 1] * (size / self.sizes[place - 1]) ** self.powers[place]
+            return first
+        return times[place - 1] * (size / sizes[place - 1]) ** powers[place]
+
+    return at

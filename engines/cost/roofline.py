@@ -1,19 +1,20 @@
-"""The cost of one packed forward on a GPU, from its FLOPs and its memory traffic.
+"""The price of a step: what a step asks of a GPU, and the seconds that a roofline charges for it.
 
 A step has three parts that run one after the other: the matrices of the layers, attention, and
-the LM head. Each takes the longer of its arithmetic and its traffic; the step is their sum plus a
-fixed overhead. Traffic counts weights (streamed once per forward, the head once per chunk of
-logits), K/V rows read and written, and logits. Activations between kernels are not counted.
+the LM head. On the roofline each takes the longer of its arithmetic and its traffic. Traffic counts
+weights (streamed once per forward, the head once per chunk of logits), K/V rows read and written, and
+logits. Activations between kernels are not counted.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from math import fsum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from engines.cost.cards import Gpu
 from engines.errors import UserError, require
@@ -28,18 +29,32 @@ LOGIT_PASSES = 2
 
 
 class StepWork(NamedTuple):
-    """One packed forward over ``num_sequences`` sequences. A plain tuple: every step of a simulation makes one."""
+    """One forward: packed sequences, by their totals, or ``prompts`` and sequences that decode a token each, one by one.
 
-    query_rows: int
-    attention_pairs: int
-    """Sum over sequences of query length times key length."""
-    logit_rows: int
-    kv_read_rows: int
+    A plain tuple: every step of a simulation makes one.
+    """
+
+    query_rows: int = 0
+    """Rows of packed sequences, padding included; beside prompts, rows of padding."""
+    attention_pairs: int = 0
+    """Sum over packed sequences of query length times key length."""
+    logit_rows: int = 0
+    kv_read_rows: int = 0
     """Cached or fresh K/V rows that attention reads back, per layer (all layers have the same)."""
-    kv_written_rows: int
-    num_sequences: int
+    kv_written_rows: int = 0
+    num_sequences: int = 0
+    prompts: Sequence[tuple[int, int]] = ()
+    """(history, tokens) of each causal prompt; each has a row of logits."""
+    decoding: int = 0
+    """Sequences that decode a token each."""
+    context: int = 0
+    """Tokens that these attend over, summed."""
+    padding: tuple[int, int] = (0, 0)
+    """(how many, tokens of each) of prompts without history that a captured graph computes besides."""
     logit_chunks: int = 1
     """Serial passes over the LM head (dLLM-Serve §4.3); each streams the head's weights again."""
+    copied_logit_bytes: int = 0
+    """Bytes that code moves which reduces logits through copies of all of them."""
     extra_linear_flops: int = 0
     """FLOPs of rows that pass some layers or some matrices only; ``query_rows`` pass all. So the next three."""
     extra_weight_bytes: int = 0
@@ -51,6 +66,42 @@ class StepWork(NamedTuple):
     """1 where the rows lie otherwise than those of the step before, as far as that is noted."""
     builds: int = 0
     """1 where a sequence chooses the rows that it keeps, as far as that is noted."""
+
+    def stated(self) -> dict[str, Any]:
+        """The fields that are not at their defaults, by name."""
+        usual = self._field_defaults
+        return {name: value for name, value in self._asdict().items() if value != usual[name]}
+
+
+StepParts = tuple[float, float, float]
+"""Seconds of the layers' matrices, of attention and of the LM head, one after another."""
+Load = tuple[float, float]
+"""FLOPs and bytes of a part of a step."""
+
+
+class DecodeLine(NamedTuple):
+    """A decode step of a given number of sequences takes max(base + slope * context, floor) seconds."""
+
+    base_s: float
+    slope_s: float
+    """Per token of context, summed over the sequences."""
+    floor_s: float
+
+    def at(self, context: int) -> float:
+        return max(self.base_s + self.slope_s * context, self.floor_s)
+
+
+class Shares(Protocol):
+    """Shares of a datasheet's peaks."""
+
+    @property
+    def matmul_efficiency(self) -> float: ...
+
+    @property
+    def attention_efficiency(self) -> float: ...
+
+    @property
+    def bandwidth_efficiency(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +186,8 @@ class CardCalibration(Calibration):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCost:
-    """Simulated seconds of one step, by part, and what it moved."""
+class PricedStep:
+    """Simulated seconds of one step, and of its parts."""
 
     total_s: float
     linear_s: float
@@ -144,62 +195,45 @@ class StepCost:
     logits_s: float
     overhead_s: float
     bound: Bound
-    """Whether arithmetic or traffic, each summed over the parts, would take longer alone."""
-    flops: int
-    bytes: int
+    """Whether arithmetic or traffic, each summed over the parts, would take longer alone at the datasheet's peaks."""
 
 
-class _Part(NamedTuple):
-    flops: int
-    bytes: int
+class StepPrice(ABC):
+    """Prices the steps of a model on a card; ``shape`` is a rank's share where a group of cards runs it."""
 
-
-class Roofline:
     def __init__(self, shape: ModelShape, gpu: Gpu, calibration: Calibration | None = None) -> None:
-        self.shape = shape
-        self.gpu = gpu
+        """``calibration`` has the overheads of ``step_time``; without it there are none."""
+        self.shape, self.gpu = shape, gpu
         self.calibration = Calibration.datasheet(gpu) if calibration is None else calibration
         if self.calibration.gpu != gpu.name:
             raise UserError(
                 f"calibration is for gpu={self.calibration.gpu!r}, not {gpu.name!r}: give the one of that GPU"
             )
+        self._weights = None if shape.num_experts > 1 else shape.streamed_weight_bytes_layers()
 
-    def step_time(self, work: StepWork, *, copied_bytes_per_logit: int = 0) -> StepCost:
-        """Each part is max(FLOP / (efficiency x peak), bytes / (efficiency x bandwidth)).
+    @abstractmethod
+    def parts(self, work: StepWork) -> StepParts:
+        """Seconds on the card alone; overheads are the caller's."""
 
-        ``copied_bytes_per_logit`` are read and written beyond LOGIT_PASSES by code that reduces logits through copies.
-        """
-        calibration = self.calibration
-        linear, attention, logits = self._parts(
-            work, logit_passes=LOGIT_PASSES, copied_bytes_per_logit=copied_bytes_per_logit
-        )
-        matmul = calibration.matmul_efficiency * self.gpu.peak_flops
-        scores = calibration.attention_efficiency * self.gpu.peak_flops
-        bandwidth = calibration.bandwidth_efficiency * self.gpu.bandwidth
-        compute = (linear.flops / matmul, attention.flops / scores, logits.flops / matmul)
-        traffic = tuple(part.bytes / bandwidth for part in (linear, attention, logits))
-        bound: Bound = "compute" if math.fsum(compute) >= math.fsum(traffic) else "memory"
-        return self._cost(work, (linear, attention, logits), map(max, compute, traffic), bound)
+    @abstractmethod
+    def decode_line(self, decoding: int) -> DecodeLine:
+        """Attention of so many sequences that decode a token each."""
 
-    def _cost(self, work: StepWork, parts: Sequence[_Part], seconds: Iterable[float], bound: Bound) -> StepCost:
-        """``seconds`` are those of the ``parts``."""
-        (linear, attention, logits), (linear_s, attention_s, logits_s) = parts, seconds
+    def step_time(self, work: StepWork) -> PricedStep:
+        linear_s, attention_s, logits_s = self.parts(work)
         overhead_s = self.calibration.overhead_s(work)
-        return StepCost(
+        return PricedStep(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,
             attention_s=attention_s,
             logits_s=logits_s,
             overhead_s=overhead_s,
-            bound=bound,
-            flops=linear.flops + attention.flops + logits.flops,
-            bytes=linear.bytes + attention.bytes + logits.bytes,
+            bound=self._bound(work),
         )
 
     def floors(self, work: StepWork) -> list[tuple[float, float]]:
         """Seconds that each part's arithmetic, and its traffic, takes at the datasheet peaks."""
-        parts = self._parts(work, logit_passes=LOGIT_PASSES)
-        return [(part.flops / self.gpu.peak_flops, part.bytes / self.gpu.bandwidth) for part in parts]
+        return [(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth) for flops, moved in self.loads(work)]
 
     def lower_bound_s(self, work: StepWork) -> float:
         """max(all FLOP / peak, all bytes / bandwidth) at the datasheet peaks, whatever the calibration.
@@ -208,32 +242,93 @@ class Roofline:
         without calibration, because one part's arithmetic may not overlap another part's traffic
         there, and because logits are charged one pass here (written once) and two there.
         """
-        parts = self._parts(work, logit_passes=1)
-        return max(sum(p.flops for p in parts) / self.gpu.peak_flops, sum(p.bytes for p in parts) / self.gpu.bandwidth)
+        flops, moved = (sum(each) for each in zip(*self.loads(work, logit_passes=1), strict=True))
+        return max(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth)
 
-    def _parts(
-        self, work: StepWork, *, logit_passes: int, copied_bytes_per_logit: int = 0
-    ) -> tuple[_Part, _Part, _Part]:
-        if min(work) < 0:
-            name, value = next((name, value) for name, value in work._asdict().items() if value < 0)
-            raise ValueError(f"{name}={value} must not be negative")
-        if work.logit_rows and not work.logit_chunks:
-            raise ValueError("logit_chunks=0 cannot produce logit rows")
-        shape = self.shape
-        linear = _Part(
-            flops=shape.linear_flops_per_token * work.query_rows + work.extra_linear_flops,
-            bytes=(shape.streamed_weight_bytes_layers(work.query_rows) if work.query_rows else 0)
-            + work.extra_weight_bytes,
+    def _bound(self, work: StepWork) -> Bound:
+        compute_s, memory_s = (fsum(seconds) for seconds in zip(*self.floors(work), strict=True))
+        return "compute" if compute_s >= memory_s else "memory"
+
+    def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
+        """What the layers' matrices, attention (but of decoded tokens) and the LM head ask for, without copies of logits."""
+        shape, (count, tokens) = self.shape, work.padding
+        rows = work.query_rows + work.decoding + count * tokens
+        logit_rows = work.logit_rows + work.decoding + len(work.prompts) + count
+        for _, tokens in work.prompts:
+            rows += tokens
+        pairs, cached = self._attended(work)
+        weights = (self._weights or shape.streamed_weight_bytes_layers(rows)) if rows else 0
+        head = shape.streamed_weight_bytes_head * work.logit_chunks if logit_rows else 0
+        return (
+            (shape.linear_flops_per_token * rows + work.extra_linear_flops, weights + work.extra_weight_bytes),
+            (
+                shape.attention_flops_per_pair * pairs + work.extra_attention_flops,
+                shape.kv_bytes_per_token * cached + work.extra_cache_bytes,
+            ),
+            (shape.logits_flops_per_row * logit_rows, head + shape.logits_bytes_per_row * logit_passes * logit_rows),
         )
-        attention = _Part(
-            flops=shape.attention_flops_per_pair * work.attention_pairs + work.extra_attention_flops,
-            bytes=shape.kv_bytes_per_token * (work.kv_read_rows + work.kv_written_rows) + work.extra_cache_bytes,
+
+    def _attended(self, work: StepWork) -> tuple[float, float]:
+        """Pairs of a row and a key, and K/V rows read and written."""
+        pairs, cached = work.attention_pairs, work.kv_read_rows + work.kv_written_rows
+        for history, tokens in _prompts_of(work):
+            pairs += tokens * history + tokens * (tokens + 1) // 2
+            cached += history + 2 * tokens
+        return pairs, cached
+
+
+def _prompts_of(work: StepWork) -> Sequence[tuple[int, int]]:
+    """Those of padding among them."""
+    count, tokens = work.padding
+    return [*work.prompts, *[(0, tokens)] * count] if count else work.prompts
+
+
+class Roofline(StepPrice):
+    """Each part takes the longer of FLOP / (share x peak) and bytes / (share x bandwidth)."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        calibration: Calibration | None = None,
+        *,
+        shares: Shares | None = None,
+        gpus: float = 1.0,
+        is_coarse: bool = False,
+    ) -> None:
+        """``shares`` are those of ``calibration`` where none are given. ``shape`` is the whole model's, whose work
+        ``gpus`` cards share. A coarse one leaves out what prompts write, and half of their diagonals."""
+        super().__init__(shape, gpu, calibration)
+        shares = self.calibration if shares is None else shares
+        self._is_coarse = is_coarse
+        self._logit_passes = 0 if is_coarse else LOGIT_PASSES
+        self._matmul = gpu.peak_flops * shares.matmul_efficiency * gpus
+        self._scores = gpu.peak_flops * shares.attention_efficiency * gpus
+        self._bandwidth = gpu.bandwidth * shares.bandwidth_efficiency * gpus
+        pair_s = shape.attention_flops_per_pair / self._scores
+        self._context_s = max(pair_s, shape.kv_bytes_per_token / self._bandwidth)
+
+    def parts(self, work: StepWork) -> StepParts:
+        linear, attention, logits = self.loads(work, self._logit_passes)
+        bandwidth = self._bandwidth
+        attention_s = max(attention[0] / self._scores, attention[1] / bandwidth)
+        if work.decoding:
+            attention_s += self.decode_line(work.decoding).at(work.context)
+        return (
+            max(linear[0] / self._matmul, linear[1] / bandwidth),
+            attention_s,
+            max(logits[0] / self._matmul, (logits[1] + work.copied_logit_bytes) / bandwidth),
         )
-        logits = _Part(
-            flops=shape.logits_flops_per_row * work.logit_rows,
-            bytes=shape.streamed_weight_bytes_head * work.logit_chunks
-            + (shape.logits_bytes_per_row * logit_passes + shape.vocab_rows * copied_bytes_per_logit) * work.logit_rows
-            if work.logit_rows
-            else 0,
-        )
-        return linear, attention, logits
+
+    def _attended(self, work: StepWork) -> tuple[float, float]:
+        if not self._is_coarse:
+            return super()._attended(work)
+        pairs, cached = 0.0, 0
+        for history, tokens in _prompts_of(work):
+            pairs += tokens * (history + 0.5 * tokens)
+            cached += history + tokens
+        return pairs, cached
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        """Each sequence reads its context and writes a row."""
+        return DecodeLine(self.shape.kv_bytes_per_token * decoding / self._bandwidth, self._context_s, 0.0)

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import StepPrice
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig, TiePolicy
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
@@ -189,7 +189,7 @@ class Method(ABC):
         """Bytes of one token in the cache, over all layers."""
         return shape.kv_bytes_per_token
 
-    def packed_roofline(self, roofline: Roofline, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
+    def packed_roofline(self, roofline: StepPrice, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
         return RooflineExecutor(roofline, config)
 
     def packed_torch(

@@ -1,6 +1,6 @@
 """What a prefill step costs on one instance: the ground truth of the simulated experiments.
 
-A roofline with a floor of launches: eagerly, a layer takes at least ``layer_launch_s`` to launch, which hides
+The price of its work with a floor of launches: eagerly, a layer takes at least ``layer_launch_s`` to launch, which hides
 under its work once a step holds some hundreds of tokens; a captured graph has no such floor but computes its
 padding. ``kappa`` makes a step that mixes short and long chunks slower than its parts (none by default: a
 roofline gives none).
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal
 
-from engines.ar.cost import DecodeLine
+from engines.ar.cost import besides_attention_s
 from engines.cost.cards import Gpu
+from engines.cost.composed import Composed, kernels_of
+from engines.cost.roofline import DecodeLine, Roofline, StepPrice, StepWork
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds, Tokens
 from engines.models.shape import ModelShape
@@ -63,9 +66,15 @@ def captured(chunks: Sequence[Chunk], rows: int, mode: object) -> tuple[int, int
 
 
 class PrefillCost:
-    """A ``StepCost`` of one GPU that knows the modes of ``step_mode``; decodes ride along where a system mixes."""
+    """A ``StepCost`` of one GPU that knows the modes of ``step_mode``; decodes ride along where a system mixes.
 
-    def __init__(self, shape: ModelShape, gpu: Gpu, constants: PrefillConstants | None = None) -> None:
+    Composed of a framework's ``kernels``, of the constants the overheads and ``kappa`` count: a step that mixes long and short
+    prompts is slower by what the products' times at its number of rows give, and by ``kappa`` besides.
+    """
+
+    def __init__(
+        self, shape: ModelShape, gpu: Gpu, constants: PrefillConstants | None = None, kernels: str | None = None
+    ) -> None:
         self.shape, self.gpu = shape, gpu
         self.constants = constants = constants or PrefillConstants()
         require(
@@ -73,21 +82,12 @@ class PrefillCost:
             f"model={shape.name!r} has {shape.weight_bytes / 1e9:.0f} GB of weights and {gpu.name} "
             f"{gpu.memory_bytes / 1e9:.0f} GB: use a smaller model",
         )
-        self._matmul = gpu.peak_flops * constants.matmul_efficiency
-        self._scores = gpu.peak_flops * constants.attention_efficiency
-        self._bandwidth = gpu.bandwidth * constants.bandwidth_efficiency
-        self._slope_s = max(shape.attention_flops_per_pair / self._scores, shape.kv_bytes_per_token / self._bandwidth)
+        self.price: StepPrice
+        if kernels is None:
+            self.price = Roofline(shape, gpu, shares=constants, is_coarse=True)
+        else:
+            self.price = Composed(kernels_of(shape, gpu, kernels))
         self._launch_s = shape.n_layers * constants.layer_launch_s
-
-    @property
-    def token_s(self) -> float:
-        """Matrix time of a token where compute bounds the step."""
-        return self.shape.linear_flops_per_token / self._matmul
-
-    @property
-    def weights_s(self) -> float:
-        """Reading all layer weights once."""
-        return self.shape.streamed_weight_bytes_layers() / self._bandwidth
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         constants = self.constants
@@ -102,52 +102,36 @@ class PrefillCost:
         return fixed_s + constants.graph_check_s + constants.graph_launch_s + self.gpu_s(chunks, 0, 0, mode)
 
     def gpu_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        """The GPU's part: matrices, LM head and attention, each the longer of arithmetic and traffic."""
-        rows = kv_rows = 0
-        pairs = 0.0
-        is_short = is_long = False
-        boundary = self.constants.boundary
-        for history, tokens in chunks:
-            rows += tokens
-            pairs += tokens * (history + 0.5 * tokens)
-            kv_rows += history + tokens
-            if tokens < boundary:
-                is_short = True
-            else:
-                is_long = True
-        heads = len(chunks)
-        if mode is not None and not isinstance(mode, Fallback):
-            asked, (rows, heads) = rows, captured(chunks, rows, mode)
-            if isinstance(mode, Bucket):
-                history = kv_rows - asked
-                pairs = mode.length * (history + 0.5 * mode.length * heads)
-                kv_rows = history + rows
-        shape = self.shape
-        attention_s = max(
-            shape.attention_flops_per_pair * pairs / self._scores, shape.kv_bytes_per_token * kv_rows / self._bandwidth
-        )
-        if decoding:
-            attention_s += self._written_s(decoding) + self._slope_s * context
-            rows += decoding
-            heads += decoding
-        penalty = 1 + self.constants.kappa if is_short and is_long else 1.0
-        return (self._matrix_s(rows) + attention_s + self._head_s(heads)) * penalty
+        """The GPU's part: matrices, attention and LM head."""
+        linear_s, attention_s, logits_s = self.price.parts(work_of(chunks, decoding, context, mode))
+        gpu_s = linear_s + attention_s + logits_s
+        kappa = self.constants.kappa
+        return gpu_s * (1 + kappa) if kappa and self._mixes(chunks) else gpu_s
 
-    def _matrix_s(self, rows: int) -> float:
-        shape = self.shape
-        weights_s = shape.streamed_weight_bytes_layers() / self._bandwidth
-        return max(shape.linear_flops_per_token * rows / self._matmul, weights_s)
-
-    def _head_s(self, rows: int) -> float:
-        shape = self.shape
-        head_s = shape.streamed_weight_bytes_head / self._bandwidth
-        return max(shape.logits_flops_per_row * rows / self._matmul, head_s)
-
-    def _written_s(self, rows: int) -> float:
-        return self.shape.kv_bytes_per_token * rows / self._bandwidth
+    def _mixes(self, chunks: Sequence[Chunk]) -> bool:
+        return len({chunk.tokens < self.constants.boundary for chunk in chunks}) == 2
 
     def decode_line(self, decoding: int) -> DecodeLine:
         # Decode steps replay graphs in every system, so no floor of launches.
-        else_s = self._matrix_s(decoding) + self._head_s(decoding)
+        else_s = besides_attention_s(self.price, decoding)
         else_s += self.constants.step_overhead_s + self.constants.graph_launch_s
-        return DecodeLine(else_s + self._written_s(decoding), self._slope_s, else_s)
+        attention = self.price.decode_line(decoding)
+        return DecodeLine(else_s + attention.base_s, attention.slope_s, else_s + attention.floor_s)
+
+
+def work_of(chunks: Sequence[Chunk], decoding: int, context: int, mode: object) -> StepWork:
+    """A step of these ``chunks``, of the padding that a captured shape computes with them, and of sequences that decode."""
+    if mode is None or isinstance(mode, Fallback):
+        return StepWork(prompts=chunks, decoding=decoding, context=context)
+    rows = sum([tokens for _, tokens in chunks])
+    padded_rows, heads = captured(chunks, rows, mode)
+    if not isinstance(mode, Bucket):
+        return StepWork(query_rows=padded_rows - rows, prompts=chunks)
+    prompts = [(history, mode.length) for history, _ in chunks]
+    return StepWork(prompts=prompts, padding=(heads - len(chunks), mode.length))
+
+
+@lru_cache(maxsize=64)
+def cost_of(shape: ModelShape, gpu: Gpu, constants: PrefillConstants, kernels: str | None) -> PrefillCost:
+    """A roofline's where no framework's kernels are named."""
+    return PrefillCost(shape, gpu, constants, kernels)

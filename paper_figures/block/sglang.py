@@ -9,7 +9,7 @@ import numpy as np
 
 from engines.blockdiffusion.plan import StepPlan, Work
 from engines.blockdiffusion.simulated import step_work
-from engines.cost.roofline import StepCost
+from engines.cost.roofline import PricedStep
 from engines.errors import require
 from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
@@ -87,7 +87,7 @@ def published(concurrency: int) -> float:
     return stated("block", f"block-sglang-{concurrency}")
 
 
-def step_of(view: View, concurrency: int) -> StepCost:
+def step_of(view: View, concurrency: int) -> PricedStep:
     """A denoise in the middle of an answer of so many requests at once, every row's logits made."""
     settings = resolve(view.applied(cell_of(view, concurrency)))
     block, context = settings.block, (PROMPT + TOKENS // 2) // settings.block * settings.block
@@ -153,7 +153,7 @@ def csv_of(runs: Runs) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def _parts(step: StepCost) -> tuple[float, ...]:
+def _parts(step: PricedStep) -> tuple[float, ...]:
     return step.total_s, step.linear_s, step.attention_s, step.logits_s
 
 
@@ -188,7 +188,7 @@ def conclusion(runs: Runs) -> str:
     return f"With {constant}, the published throughput of more is predicted with errors of {errors}."
 
 
-def flattening(steps: Mapping[int, StepCost]) -> str:
+def flattening(steps: Mapping[int, PricedStep]) -> str:
     """What makes a step longer from one concurrency to another, for the ends of the curve."""
     least, most = (steps[n] for n in (CONCURRENCY[0], CONCURRENCY[-1]))
     turn = next((n for n in CONCURRENCY if steps[n].bound == "compute"), None)

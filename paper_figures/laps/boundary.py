@@ -53,8 +53,9 @@ def boundaries(model: str, card: str) -> Boundaries:
     new, old = [float(tokens) for tokens, _ in grid], [float(history) for _, history in grid]
     constants = cost.constants
     flops = gpu(card).peak_flops
+    token_s = shape.linear_flops_per_token / (flops * constants.matmul_efficiency)
     comp = [
-        tokens * cost.token_s
+        tokens * token_s
         + tokens * (history + tokens / 2) * shape.attention_flops_per_pair / (flops * constants.attention_efficiency)
         for tokens, history in grid
     ]

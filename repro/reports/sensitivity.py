@@ -18,7 +18,7 @@ from statistics import median
 
 from engines.cost.cards import gpu
 from engines.cost.roofline import Calibration, Roofline, StepWork
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.roofline import RooflineExecutor, copying
 from engines.dllm.plan import StepOutcome, StepPlan
 from repro.files import replace_text
 from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
@@ -58,7 +58,7 @@ class Tally:
         roofline = Roofline(self.roofline.shape, self.roofline.gpu, calibration)
         copied = self.copied_bytes_per_logit
         return self.num_tokens / sum(
-            count * roofline.step_time(work, copied_bytes_per_logit=copied).total_s
+            count * roofline.step_time(copying(work, roofline.shape, copied)).total_s
             for work, count in self.steps.items()
         )
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from engines.cost.fit import TimedStep
 from engines.cost.roofline import StepWork
@@ -17,8 +18,14 @@ from engines.models.shape import ModelShape, model_shape
 from engines.user_file import read_text
 
 SECONDS, MODEL, NAME = "seconds", "model", "name"
-WORK = StepWork._fields
-REQUIRED = (*(name for name in WORK if name not in StepWork._field_defaults), SECONDS)
+TOTALS = ("query_rows", "attention_pairs", "logit_rows", "kv_read_rows", "kv_written_rows", "num_sequences")
+"""What the cost of every step rests on."""
+WORK = (
+    *TOTALS,
+    *("logit_chunks", "extra_linear_flops", "extra_weight_bytes", "extra_attention_flops", "extra_cache_bytes"),
+    *("new_layout", "builds"),
+)
+REQUIRED = (*TOTALS, SECONDS)
 COLUMNS = (*WORK, SECONDS, MODEL, NAME)
 RUN_SUFFIX = ".jsonl.gz"
 TIMED_RUN = "repro.systems.dllm.timed_run"
@@ -68,7 +75,8 @@ def _step(row: Mapping[str, str | None], number: int, model: str) -> TimedStep:
     told = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}
     for name in REQUIRED:
         require(name in told, f"{name} has no value: give one")
-    work = StepWork(**{name: _count(name, told[name]) for name in WORK if name in told})
+    counts: dict[str, Any] = {name: _count(name, told[name]) for name in WORK if name in told}
+    work = StepWork(**counts)
     require(work.query_rows > 0, "query_rows=0: a step has rows")
     require(not work.logit_rows or work.logit_chunks > 0, "logit_chunks=0 give no logit_rows: give at least 1")
     seconds = _seconds(told[SECONDS])

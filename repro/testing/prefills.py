@@ -11,9 +11,9 @@ from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import DecodeSimulation
 from engines.ar.cluster.worker import Parts
-from engines.ar.cost import DecodeLine
 from engines.ar.record import ClusterRun, Table
 from engines.ar.session import OpenLoop, Round, Session
+from engines.cost.roofline import DecodeLine
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.step_model import StepModel
 from engines.laps.system import PrefillSystem, Spatial

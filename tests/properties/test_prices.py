@@ -14,14 +14,14 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from engines.ar.cost import PHYSICAL, TRIAL_R2, DecodeLine
+from engines.ar.cost import PHYSICAL, TRIAL_R2
 from engines.ar.hardware import Hardware
 from engines.cost.cards import gpu
 from engines.cost.composed import Composed
 from engines.cost.kernels import Kernels
-from engines.cost.roofline import Roofline, StepWork
-from engines.laps.composed import cost_of
-from engines.laps.cost import PrefillConstants
+from engines.cost.roofline import DecodeLine, Roofline, StepWork
+from engines.dllm.executor.roofline import copying
+from engines.laps.cost import PrefillConstants, cost_of
 from engines.models.shape import LLADA2_MINI, LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_14B, QWEN3_32B
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from repro.systems.calibration import load_calibration
@@ -30,9 +30,15 @@ STORED = Path(__file__).with_name("prices.json")
 WORKS = {
     "refresh of one": StepWork(512, 512 * 512, 32, 512, 154, 1),
     "reuse of 16": StepWork(512, 512 * 300, 500, 4800, 512, 16),
-    "mixed, logits in chunks": StepWork(2900, 2_900_000, 2900, 5000, 2100, 9, 2),
+    "mixed, logits in chunks": StepWork(2900, 2_900_000, 2900, 5000, 2100, 9, logit_chunks=2),
     "padded, copied logits": StepWork(4096, 4_194_304, 4096, 4096, 0, 4),
-    "rows of some layers": StepWork(64, 40_000, 64, 600, 64, 2, 1, 10**12, 10**9, 10**10, 10**8),
+    "rows of some layers": StepWork(
+        *(64, 40_000, 64, 600, 64, 2),
+        extra_linear_flops=10**12,
+        extra_weight_bytes=10**9,
+        extra_attention_flops=10**10,
+        extra_cache_bytes=10**8,
+    ),
     "no rows": StepWork(0, 0, 0, 0, 0, 0),
 }
 CHUNKS = {
@@ -61,9 +67,8 @@ def diffusion() -> Iterator[tuple[str, float]]:
                 ),
             ):
                 for what, work in WORKS.items():
-                    copied = 6 if "copied" in what else 0
-                    priced = price.step_time(work, copied_bytes_per_logit=copied)
-                    yield f"{shape.name} {card} {name} {what}", priced.total_s
+                    copied = copying(work, shape, 6 if "copied" in what else 0)
+                    yield f"{shape.name} {card} {name} {what}", price.step_time(copied).total_s
             for what, work in WORKS.items():
                 yield f"{shape.name} {card} bound {what}", roofline.lower_bound_s(work)
 

@@ -13,11 +13,12 @@ from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
 from engines.ar.cluster.simulation import NEVER, DecodeSimulation, StopRule
 from engines.ar.cluster.worker import Parts
-from engines.ar.cost import PHYSICAL, CostConstants, DecodeLine, WorkerCost
+from engines.ar.cost import PHYSICAL, CostConstants, WorkerCost
 from engines.ar.hardware import Hardware, KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Round, Session
 from engines.cost.cards import H20
+from engines.cost.roofline import DecodeLine
 from engines.models.shape import LLAMA_3_1_70B, ModelShape
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Decision, Estimator, LeastKvMemory, Router

@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 
-from engines.ar.cost import DecodeLine
 from engines.ar.record import Table
 from engines.cost.cards import H200
+from engines.cost.roofline import DecodeLine
 from engines.laps.cluster import OpenTurns, Turn
 from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.graphs import shapes_of

@@ -13,7 +13,7 @@ from baselines.dllm.options import DllmCacheOptions
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from baselines.dllm.static.search import StaticFootprint, base_bytes
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import StepPrice
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
@@ -101,7 +101,7 @@ class DllmCache(PublishedMethod):
         )
 
     def static_roofline(
-        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
+        self, roofline: StepPrice, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
     ) -> RooflineExecutor:
         return FeatureCacheRooflineExecutor(
             roofline, config, _features(sampler), copied_bytes_per_logit=copied_bytes_per_logit
@@ -135,7 +135,7 @@ class DllmCache(PublishedMethod):
     def cache_row_bytes(self, shape: ModelShape) -> int:
         return memory_bytes_per_token(shape)
 
-    def packed_roofline(self, roofline: Roofline, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
+    def packed_roofline(self, roofline: StepPrice, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
         return PackedFeatureCacheRooflineExecutor(roofline, config, _features(sampler))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
-from engines.cost.roofline import Roofline, StepWork
+from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import Request, StepPlan
@@ -75,7 +75,7 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
     """Charges what ``feature_cache_executor`` computes."""
 
     def __init__(
-        self, roofline: Roofline, config: EngineConfig, cache: FeatureCacheConfig, *, copied_bytes_per_logit: int = 0
+        self, roofline: StepPrice, config: EngineConfig, cache: FeatureCacheConfig, *, copied_bytes_per_logit: int = 0
     ) -> None:
         super().__init__(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
         self._clock = BatchClock(cache)
@@ -92,7 +92,7 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
     """dLLM-Cache without padding or batch: every request's steps are counted from its own first one, and
     logits are those of the active blocks, in chunks."""
 
-    def __init__(self, roofline: Roofline, config: EngineConfig, cache: FeatureCacheConfig) -> None:
+    def __init__(self, roofline: StepPrice, config: EngineConfig, cache: FeatureCacheConfig) -> None:
         super().__init__(roofline, config)
         self.cache = cache
         self._steps: dict[int, int] = {}

@@ -10,11 +10,11 @@ from engines.ampd.performance import Piecewise
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.cost import DecodeLine
 from engines.ar.hardware import KvLinks, Link
 from engines.ar.record import ClusterRun
 from engines.ar.session import OpenLoop, Session
 from engines.ar.window import WINDOW_S
+from engines.cost.roofline import DecodeLine
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.step import Chunk

@@ -25,9 +25,9 @@ from engines.ampd.performance import PerformanceModel
 from engines.ar.cluster.decode_worker import DecodeWorker, Sink
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.cost import DecodeLine
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Round, Session
+from engines.cost.roofline import DecodeLine
 from engines.errors import require
 from engines.policies.routing import FewestSessions, RemoteOnly
 from engines.policies.step import Chunk

@@ -13,9 +13,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from engines.ar.cluster.worker import Live
-from engines.ar.cost import DecodeLine
 from engines.ar.record import Stay, TokenLog
 from engines.ar.window import TokenRun
+from engines.cost.roofline import DecodeLine
 
 
 class Run(NamedTuple):

@@ -13,9 +13,9 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
-from engines.ar.cost import DecodeLine
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
+from engines.cost.roofline import DecodeLine
 from engines.errors import require
 from engines.policies.step import Chunk
 

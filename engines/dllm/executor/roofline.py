@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from engines.cost.roofline import Roofline, StepWork
+from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError, require
+from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes
 
 
@@ -23,7 +24,7 @@ class RooflineExecutor:
     ``copied_bytes_per_logit`` are moved by code that reduces logits through copies of all of them.
     """
 
-    def __init__(self, roofline: Roofline, config: EngineConfig, *, copied_bytes_per_logit: int = 0) -> None:
+    def __init__(self, roofline: StepPrice, config: EngineConfig, *, copied_bytes_per_logit: int = 0) -> None:
         self.roofline = roofline
         self.config = config
         self.copied_bytes_per_logit = copied_bytes_per_logit
@@ -53,7 +54,7 @@ class RooflineExecutor:
     def charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
         priced = self._seconds.get(work)
         if priced is None:
-            charged = self.roofline.step_time(work, copied_bytes_per_logit=self.copied_bytes_per_logit).total_s
+            charged = self.roofline.step_time(copying(work, self.roofline.shape, self.copied_bytes_per_logit)).total_s
             priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
         duration, bound = priced
         return StepOutcome(
@@ -68,6 +69,13 @@ class RooflineExecutor:
     def work(self, plan: StepPlan) -> StepWork:
         """Work of one step; to be asked once for every step and in their order, as some methods count them."""
         return step_work(plan, self.config, self.roofline.shape.n_layers)
+
+
+def copying(work: StepWork, shape: ModelShape, bytes_per_logit: int) -> StepWork:
+    """``work`` where so many bytes of every logit are read and written beyond what the head and one reader move."""
+    if not bytes_per_logit:
+        return work
+    return work._replace(copied_logit_bytes=shape.vocab_rows * bytes_per_logit * work.logit_rows)
 
 
 class StepNotes:
@@ -137,7 +145,7 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
         logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
     else:
         logit_rows, chunks = query_rows, 1
-    return StepWork(query_rows, pairs, logit_rows, read, written, len(plan.items), chunks)
+    return StepWork(query_rows, pairs, logit_rows, read, written, len(plan.items), logit_chunks=chunks)
 
 
 DATA = ("confidences", "ids")

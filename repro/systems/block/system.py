@@ -21,9 +21,8 @@ from engines.blockdiffusion.request import BlockRequest
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
 from engines.blockdiffusion.tables import SharedTables
 from engines.cost.cards import Gpu, gpu
-from engines.cost.composed import Composed
-from engines.cost.kernels import Kernels
-from engines.cost.roofline import Roofline
+from engines.cost.composed import price_on
+from engines.cost.roofline import StepPrice
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require
@@ -364,11 +363,8 @@ def engine_of(settings: Settings, seed: int) -> BlockEngine:
     return BlockEngine(executor, settings.engine)
 
 
-def cost_on(settings: Settings, card: str | Gpu) -> Roofline:
-    framework = settings.knobs.charged.framework
-    if framework is None:
-        return Roofline(settings.shape, gpu(card), load_calibration(card))
-    return Composed(Kernels(settings.shape, gpu(card), framework), load_calibration(card))
+def cost_on(settings: Settings, card: str | Gpu) -> StepPrice:
+    return price_on(settings.shape, gpu(card), settings.knobs.charged.framework, load_calibration(card))
 
 
 def charged_text(settings: Settings, card: str | Gpu) -> str:

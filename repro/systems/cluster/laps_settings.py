@@ -14,8 +14,7 @@ from engines.cost.tables import Framework
 from engines.errors import require
 from engines.knobs import Checked, Knob, Only, Range, Seconds, check_given, given_to
 from engines.laps.cluster import Cache
-from engines.laps.composed import cost_of
-from engines.laps.cost import PrefillConstants
+from engines.laps.cost import PrefillConstants, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import model_shape

@@ -24,9 +24,8 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler, check_in_step
 from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_batch
 from engines.cost.cards import Gpu, gpu
-from engines.cost.composed import Composed
-from engines.cost.kernels import Kernels
-from engines.cost.roofline import Calibration, Roofline
+from engines.cost.composed import price_on
+from engines.cost.roofline import Calibration, StepPrice
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import Recording, Replayed, ReplayedRule, ReplayingExecutor
@@ -163,15 +162,13 @@ class Deployment:
         )
         return replace(self, replayed=replayed)
 
-    def cost_on(self, card: str | Gpu) -> Roofline:
+    def cost_on(self, card: str | Gpu) -> StepPrice:
         """What a simulated step is charged by."""
-        calibration, shape = self.calibration or load_calibration(card), self.settings.shape
-        framework = self.settings.charged.framework
-        if framework is None:
-            return Roofline(shape, gpu(card), calibration)
-        return Composed(Kernels(shape, gpu(card), framework), calibration)
+        settings = self.settings
+        calibration = self.calibration or load_calibration(card)
+        return price_on(settings.shape, gpu(card), settings.charged.framework, calibration)
 
-    def charged_to(self, roofline: Roofline, *, is_upstream: bool) -> RooflineExecutor:
+    def charged_to(self, roofline: StepPrice, *, is_upstream: bool) -> RooflineExecutor:
         """What charges the steps to a roofline; ``is_upstream`` charges the copies of published code too."""
         if self.batching.kind == "packed":
             return self.method.packed_roofline(roofline, self.config, self.sampler)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.ar.composed import ComposedCost
-from engines.ar.cost import PHYSICAL
+from engines.ar.cost import PHYSICAL, CostConstants, WorkerCost
 from engines.ar.hardware import Hardware
 from engines.cost.cards import H200
 from engines.cost.kernels import Kernels
@@ -14,7 +13,13 @@ from engines.models.shape import LLAMA_3_1_70B
 from engines.policies.step import Chunk
 
 KERNELS = Kernels(LLAMA_3_1_70B.on_rank(4), H200, "sglang", 4)
-COST = ComposedCost(KERNELS, PHYSICAL)
+
+
+def composed(constants: CostConstants, *, is_remote: bool = False) -> WorkerCost:
+    return WorkerCost(LLAMA_3_1_70B, H200, 4, constants, kernels="sglang", is_remote=is_remote)
+
+
+COST = composed(PHYSICAL)
 
 
 def test_a_step_is_layers_attention_head_and_its_overhead():
@@ -36,11 +41,11 @@ def test_the_line_of_a_decode_is_the_step(decoding, context):
 def test_overheads_of_constants_count_and_their_shares_do_not():
     constants = replace(PHYSICAL, layer_launch_s=1e-3, prefill_overhead_s=0.01, remote_prefill_overhead_s=0.02)
     lone = [Chunk(0, 16)]
-    assert ComposedCost(KERNELS, constants).step_s(lone, 0, 0) == pytest.approx(80e-3 + 2e-3 + 0.01)
-    assert ComposedCost(KERNELS, constants, is_remote=True).step_s(lone, 0, 0) == pytest.approx(80e-3 + 2e-3 + 0.03)
-    slow = ComposedCost(KERNELS, replace(PHYSICAL, matmul_efficiency=0.1, bandwidth_efficiency=0.1))
+    assert composed(constants).step_s(lone, 0, 0) == pytest.approx(80e-3 + 2e-3 + 0.01)
+    assert composed(constants, is_remote=True).step_s(lone, 0, 0) == pytest.approx(80e-3 + 2e-3 + 0.03)
+    slow = composed(replace(PHYSICAL, matmul_efficiency=0.1, bandwidth_efficiency=0.1))
     assert slow.step_s(lone, 0, 0) == COST.step_s(lone, 0, 0)
-    assert ComposedCost(KERNELS, constants).decode_line(1).floor_s == pytest.approx(80e-3 + 2e-3)
+    assert composed(constants).decode_line(1).floor_s == pytest.approx(80e-3 + 2e-3)
 
 
 def test_hardware_makes_the_cost_of_each_degree_once_and_the_links_stay():

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
-from engines.ar.cost import DecodeLine
+from engines.cost.roofline import DecodeLine
 
 runs = st.builds(
     Run, st.floats(0, 1e4), st.floats(1e-4, 0.1), st.one_of(st.just(0.0), st.floats(1e-12, 1e-3)), st.integers(1, 800)

@@ -11,8 +11,7 @@ from support.block_models import FAMILIES, MASK, block_model
 from support.block_runs import engine_for, recorder, request
 from support.refusals import refuses
 
-from engines.ar.composed import ComposedCost
-from engines.ar.cost import PHYSICAL
+from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.memory import pool_tokens
 from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
@@ -22,8 +21,7 @@ from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, step_work
 from engines.blockdiffusion.tables import SharedTables
 from engines.cost.cards import H20, H200
-from engines.cost.composed import Composed
-from engines.cost.kernels import Kernels
+from engines.cost.composed import price_on
 from engines.cost.roofline import Calibration, Roofline
 from engines.cost.tables import FRAMEWORKS
 from engines.models.block_config import LLADA2_MINI, SDAR_8B
@@ -242,8 +240,8 @@ def test_an_autoregressive_step_takes_what_the_cost_of_autoregressive_engines_sa
     free = replace(PHYSICAL, layer_launch_s=0.0, step_overhead_s=0.0)
     ratios = []
     for framework in FRAMEWORKS:
-        kernels = Kernels(shape, card, framework)
-        theirs, ours = ComposedCost(kernels, free), Composed(kernels, Calibration.datasheet(card))
+        theirs = WorkerCost(shape, card, 1, free, kernels=framework)
+        ours = price_on(shape, card, framework, Calibration.datasheet(card))
         for requests in (1, 8, 32, 128):
             for context in (512, 1024, 4096):
                 plan = StepPlan(

@@ -53,7 +53,7 @@ def test_reading_much_for_few_queries_takes_its_traffic():
 def test_logits_in_chunks_stream_the_head_again_and_copies_are_traffic():
     chunked = COST.step_time(REFRESH._replace(logit_rows=64, logit_chunks=2))
     assert chunked.logits_s == pytest.approx(2 * KERNELS.head_s(32), rel=1e-12)
-    copied = COST.step_time(REFRESH, copied_bytes_per_logit=8)
+    copied = COST.step_time(REFRESH._replace(copied_logit_bytes=LLADA_8B.vocab_rows * 8 * 32))
     copied_s = LLADA_8B.vocab_rows * 8 * 32 / (ELEMENTWISE_SHARE * 864e9)
     assert copied.logits_s == pytest.approx(KERNELS.head_s(32) + copied_s, rel=1e-12)
 
@@ -69,9 +69,6 @@ def test_an_empty_step_takes_nothing_and_bounds_are_the_rooflines():
     assert COST.step_time(empty).total_s == 0.0
     roofline = Roofline(LLADA_8B, L40S, CALIBRATION)
     assert COST.lower_bound_s(REFRESH) == roofline.lower_bound_s(REFRESH)
-    both = COST.step_time(REFRESH), roofline.step_time(REFRESH)
-    assert both[0].flops == both[1].flops
-    assert both[0].bytes == both[1].bytes
 
 
 @pytest.mark.parametrize("rows", [1, 64, 256, 512, 1024, 2048, 4096])

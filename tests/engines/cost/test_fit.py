@@ -110,7 +110,7 @@ def of_many_rows(**constants: float) -> list[TimedStep]:
     shape = timed_steps(L40S)[0].shape
     planted = CardCalibration(gpu="l40s", fitted_on=(), note="", **{**PLANTED, **constants})
     works = [
-        StepWork(rows, rows * 8192, rows, 8192, rows, 4, 1, new_layout=int(n % 3 == 0), builds=int(n % 4 == 1))
+        StepWork(rows, rows * 8192, rows, 8192, rows, 4, new_layout=int(n % 3 == 0), builds=int(n % 4 == 1))
         for n, rows in enumerate((2048, 2500, 3072, 4096, 6000, 8192, 10000, 16384))
     ]
     assert all(a > t for work in works for a, t in Roofline(shape, L40S).floors(work))

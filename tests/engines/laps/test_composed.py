@@ -5,14 +5,13 @@ import pytest
 from engines.cost.cards import H200
 from engines.cost.kernels import Kernels
 from engines.errors import UserError
-from engines.laps.composed import ComposedPrefillCost
-from engines.laps.cost import PrefillConstants
+from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.step import Bucket, Chunk, Fallback, Rung
 
 KERNELS = Kernels(QWEN2_5_14B, H200, "sglang")
 CONSTANTS = PrefillConstants()
-COST = ComposedPrefillCost(KERNELS, CONSTANTS)
+COST = PrefillCost(QWEN2_5_14B, H200, CONSTANTS, "sglang")
 
 
 def prompts_s(*lengths: int, batch: int | None = None) -> float:
@@ -40,7 +39,7 @@ def test_a_captured_shape_computes_its_padding():
 
 
 def test_kappa_is_on_top_of_the_kernels_and_of_mixed_steps_alone():
-    dearer = ComposedPrefillCost(KERNELS, PrefillConstants(kappa=0.25))
+    dearer = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(kappa=0.25), "sglang")
     mixed, alike = [Chunk(0, 2000), Chunk(0, 100)], [Chunk(0, 2000), Chunk(0, 1000)]
     assert dearer.gpu_s(mixed, 0, 0) == pytest.approx(1.25 * COST.gpu_s(mixed, 0, 0))
     assert dearer.gpu_s(alike, 0, 0) == COST.gpu_s(alike, 0, 0)
@@ -53,8 +52,3 @@ def test_decodes_ride_along_and_have_a_line_of_their_own():
     base_s, slope_s, floor_s = COST.decode_line(16)
     alone = KERNELS.layers_s(16) + KERNELS.head_s(16) + CONSTANTS.step_overhead_s + CONSTANTS.graph_launch_s
     assert max(base_s + slope_s * 16000, floor_s) == pytest.approx(alone + KERNELS.decode_line(16).at(16000), rel=1e-12)
-
-
-def test_a_token_and_the_weights_are_read_off_the_curve():
-    assert COST.weights_s == KERNELS.layers_s(1)
-    assert COST.token_s == pytest.approx(KERNELS.layers_s(4096) / 4096)
