@@ -110,6 +110,31 @@ def test_there_is_no_cycle_among_packages():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+SMALL_MODULES = Path(__file__).with_name("small_modules.csv")
+"""Modules that should have joined their only importer; the list may only shrink."""
+LEAST_LINES = 90
+
+
+def test_no_small_module_is_added_for_one_importer():
+    """One that is imported inside functions alone is optional, or loaded by some runs only. Plug-ins have no importer."""
+    importers: dict[str, list[str]] = {}
+    for name, targets in edges(lazy=True).items():
+        for target in targets:
+            importers.setdefault(target, []).append(name)
+    small = {
+        name
+        for name, (first, *others) in importers.items()
+        if not others and name in edges(lazy=False)[first] and 0 < lines_of(name) < LEAST_LINES
+    }
+    assert small - set(SMALL_MODULES.read_text(encoding="utf-8").splitlines()) == set()
+
+
+def lines_of(name: str) -> int:
+    """Zero for a package."""
+    path = REPO / f"{name.replace('.', '/')}.py"
+    return text(path).count("\n") if path.is_file() else 0
+
+
 def test_layers_import_downwards_alone():
     rank = {layer: i for i, layer in enumerate(LAYERS)}
     wrong = [
