@@ -12,26 +12,23 @@ from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED
 PATH = REPO / "docs" / "tuning.md"
 _HEAD = f"""# Equal tuning
 
-What a paper does not print is a free knob. Whoever reproduces it has to choose, and a choice that suits one system and not the next
-decides a comparison. So every simulated system has two forms: as printed with our defaults, and tuned (`--knob tune=search`), its
-free knobs set by a search of one size for all.
+A knob that a paper does not print is free. Someone who reproduces the paper has to choose, and a choice that suits one system and not the next decides a comparison. So every simulated system has two forms: as printed with
+our defaults, and tuned (`--knob tune=search`). For the second, a search of one size for all systems sets the free knobs.
 
 ```sh
 repro bench --system laps --system sglang-pd --platform h200 --request-rate 75 --knob transient=true --knob tune=search
 ```
 
-The search simulates up to {CANDIDATES} combinations of what is below, the defaults first and the others drawn at random, the same ones in
-every run, in {TRIALS} trials in all: half of the combinations are dropped after each round, by the mean over all samples so far, and what
-two are left with decides between them. Its samples are of seeds from {TUNING_SEED:,} on, which no comparison has: the best of many on the
-very runs that are reported would be luck as well. A knob that the cell itself sets is not free, and what has no effect in a cell is
-not tried. It is made anew in every process (seconds to a minute or two) and finds the same everywhere; `tuned` among a run's facts says what it
-chose. What is not below is held by the system's own definition, and is in [knobs.md](knobs.md).
+The search simulates up to {CANDIDATES} combinations of the knobs below in {TRIALS} trials. The defaults come first. The others are drawn at random, and are the same in every run. After each round it drops half of the
+combinations, by the mean over all samples so far, until two are left. Its samples have seeds from {TUNING_SEED:,} on, which no comparison has. The best of many on the very runs that are reported would be luck as well.
 
-AMPD and what it is compared with are free in their deployments too, which have no default: `deployment=search` is that search with the
-deployment in it, and what such a system does where nothing says its deployment (but AMPD, which has a planner).
+A knob that the cell itself sets is not free, and the search does not try knobs without effect in a cell. Every process searches anew (seconds to a minute or two) and finds the same. `tuned` among a run's facts says what it
+chose. The system's own definition fixes all other knobs ([knobs.md](knobs.md)).
 
-What is searched for is the same for all of a family, and one number says nothing of its price: read the longest wait beside it.
-`repro reproduce dllm-serve/tuned` and `repro reproduce laps/tuned` draw both forms of every system.
+AMPD's baselines have no default deployment. If you do not give one, we search for it together with the other free knobs (`deployment=search`). AMPD itself uses its planner, or this search if you ask for it.
+
+All systems of a family are searched for the same score. One number does not show its price, so read the longest wait beside it. `repro reproduce dllm-serve/tuned` and `repro reproduce laps/tuned` draw both forms of every
+system.
 
 Made by `python -m repro.reports.tuning_reference` from the systems themselves.
 """
