@@ -12,10 +12,10 @@ from baselines.ar.sglang import TokenBudget
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError, require
-from engines.knobs import given_to
+from engines.knobs import given_to, made
 from engines.laps.ours import OnTimeConfig, ReserveConfig, share_for
 from engines.laps.step_model import StepModel
-from engines.laps.system import laps, on_time, reserve
+from engines.laps.system import LapsConfig, laps, on_time, reserve
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.step import Batching, Bucket, Chunk
@@ -23,7 +23,7 @@ from engines.policies.task import OpenQueue, PrefillQueue
 from engines.server.ar.engine import AtMost
 from engines.server.ar.settings import own_batcher
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
-from repro.systems.cluster.laps import scaled_laps, scaled_reserve
+from repro.systems.cluster.laps_settings import scaled
 
 LONGEST_BUCKET = max(CARD.lengths)
 PAPER_SLO_S = 0.4
@@ -54,8 +54,8 @@ def scheduled(
     objective where none is given. One of a user's own is told what it takes of the two sizes, and keeps to the second. ``own`` are
     its knobs, or those of ``on-time``."""
     if (batcher := own_batcher(name, own)) is not None:
-        made = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
-        return Scheduled(made, OpenQueue())
+        own_batching = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+        return Scheduled(own_batching, OpenQueue())
     if name == "chunked":
         return Scheduled(Chunked(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs), OpenQueue())
     if name == "prefill-first":
@@ -70,14 +70,16 @@ def scheduled(
     time_scale = slo_s / PAPER_SLO_S
     if name == "laps":
         length_scale = instance.boundary / PAPER_KNEE
-        config = scaled_laps(instance.boundary, slo_s, length_scale=length_scale, time_scale=time_scale)
+        usual = scaled(LapsConfig, length_scale=length_scale, time_scale=time_scale)
+        config = made(LapsConfig, {**usual, "boundary": instance.boundary, "slo_s": slo_s})
         # Without captured graphs a bucket would be padding alone.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     elif name == "on-time":
         asked = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(own))
         system = on_time(instance.step_model, asked, graphs="none")
     else:
-        late = replace(scaled_reserve(slo_s, time_scale=time_scale), max_num_seqs=max_num_seqs)
+        usual = scaled(ReserveConfig, length_scale=1.0, time_scale=time_scale)
+        late = made(ReserveConfig, {**usual, "slo_s": slo_s, "max_num_seqs": max_num_seqs})
         system = reserve(instance.step_model, _with_share(late, instance.step_model), graphs="none")
     queue = system.make_queue()
     assert isinstance(queue, OpenQueue)

@@ -9,14 +9,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, Routing, SglangConfig, graphs_only, sglang
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import CHUNK_TOKENS, vllm_pd
 from engines.ar.cost import StepCost
 from engines.cost.cards import gpu
 from engines.errors import require
-from engines.knobs import Count, Only, Range, given_to, knobs_of
+from engines.knobs import SOMETHING, Count, Only, Range, knobs_of
 from engines.laps.batching import TemporalConfig, WaitConfig
 from engines.laps.cluster import Decoding, PrefillCluster
 from engines.laps.controller import ControllerConfig
@@ -32,7 +32,7 @@ from repro.runs.family import Family
 from repro.runs.free import Free
 from repro.runs.record import RunRecord
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
-from repro.systems.cluster.laps_settings import SIMULATED, InstanceKnobs, Settings, resolve
+from repro.systems.cluster.laps_settings import SIMULATED, InstanceKnobs, Settings, in_tokens, resolve
 from repro.systems.cluster.system import PolicyDeployment, PolicySystem
 from repro.systems.cluster.turns import PrefillWorkload, draw_workload
 from repro.systems.platforms import Platform, PrefillPart
@@ -131,9 +131,11 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSystemEntry(PolicySystem[Build]):
-    """``build`` makes the policies of a run's settings and the system's own knobs."""
+    """``build`` makes the policies of a run's settings, whose ``own`` are the system's; ``options`` name those of a user's own."""
 
     family: ClassVar[Family] = PREFILL
+    usual: Callable[[PrefillPart], Mapping[str, Any]] = lambda part: {}
+    """The system's own defaults on a platform, by name."""
 
     @property
     def knobs(self) -> tuple[type, ...]:
@@ -144,7 +146,7 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
-        settings = resolve(cell, self.name, self.own, part, self.plugged_in(cell))
+        settings = resolve(cell, self.name, self.own, self.usual, part, self.plugged_in(cell))
         # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
         if (card := settings.part.gpu) is not None:
@@ -260,29 +262,16 @@ class OwnPolicies:
     batcher: str | None = None
     """A batching policy of one's own as module:NAME, in place of the two queues and the waiting; made for every instance, with what it
     takes of max_num_batched_tokens, max_num_seqs, model and slo."""
-    queue: str | None = None
+    queue: Annotated[str, Only(batcher=SOMETHING)] | None = None
     """An order of waiting prefills of one's own as module:NAME, an OpenQueue, beside a batcher of one's own; made likewise, with slo."""
-    router: str | None = None
+    router: Annotated[str, Only(num_instances=Range(2), pooling=(None, "each"))] | None = None
     """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
 
 
 def own_policies(settings: Settings, options: Mapping[str, Any]) -> dict[str, Own]:
-    """By kind. Refuses what cannot be, knobs beside them of what they replace included."""
+    """By kind. Refuses knobs beside them of what they replace."""
     found = named_in(options, POLICIES)
     check_beside(found, _REPLACED, options)
-    for kind, own in found.items():
-        require(
-            kind != "queue" or "batcher" in found,
-            f"queue={own.where!r} has no effect with the two queues of LAPS: give a batcher beside it",
-        )
-        require(
-            kind != "router" or settings.num_instances > 1,
-            f"router={own.where!r} has no effect on one instance: leave it out",
-        )
-        require(
-            kind != "router" or options.get("pooling") != "global",
-            f"router={own.where!r} has no effect with pooling='global', where instances pull: keep one",
-        )
     return found
 
 
@@ -310,9 +299,10 @@ def with_own(settings: Settings, model: StepModel, config: LapsConfig, own: Mapp
     return replace(system, **changes)
 
 
-Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig, StepSize)
 _SHORT_SHARE = 0.25
 """Share of the instances for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
+_POOLED = Only(num_instances=Range(2), decode="none")
+"""What one instance has no pools for, nor instances whose answers are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,11 +318,11 @@ class GraphKnobs:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolKnobs:
-    num_short: Count | None = None
+    num_short: Annotated[Count, _POOLED] | None = None
     """Instances of the short pool, where there are several; a quarter of them by default."""
-    controller: Literal["mended", "printed", "off"] = "mended"
+    controller: Annotated[Literal["mended", "printed", "off"], _POOLED] = "mended"
     """Which form of Algorithm 2 moves instances between the pools; off leaves them as they are."""
-    pooling: Pooling | None = None
+    pooling: Annotated[Pooling, _POOLED] | None = None
     """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool with the
     least outstanding tokens, which keeps a history where it is cached."""
 
@@ -358,9 +348,8 @@ class OnTimeKnobs(GraphKnobs):
 
 
 def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    own, (model, graphs) = own_policies(settings, options), _captured(settings, options, "cheapest")
-    theirs = own["batcher"].knobs if "batcher" in own else {}
-    config = _laps_config(settings, graphs, {name: value for name, value in options.items() if name not in theirs})
+    own, (model, graphs) = own_policies(settings, options), _captured(settings)
+    config = _laps_config(settings, graphs)
     if "router" in own and config.spatial is not None:
         config = replace(config, spatial=replace(config.spatial, pooling="each"))
     return with_own(settings, model, config, own)
@@ -368,14 +357,13 @@ def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem
 
 def _build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     """No graphs, and so nothing to wait for."""
-    config = _laps_config(settings, "none", {"wait": "off", **options})
-    return laps(settings.step_model(()), config, name="laps-disaggregation-only")
+    return laps(settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only")
 
 
 def _build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     """SGLang's one queue, with the graphs of LAPS."""
-    model, graphs = _captured(settings, options, "cheapest")
-    budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
+    model, graphs = _captured(settings)
+    budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
     return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
 
 
@@ -385,112 +373,84 @@ class SrptKnobs(GraphKnobs):
 
 
 def _build_srpt(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
-    usual = _in_time(settings.part.time_scale, StepSize(), "min_step_s", "max_step_s")
-    size = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
-    return srpt(model, size, graphs=graphs)
+    model, graphs = _captured(settings)
+    return srpt(model, settings.own.size, graphs=graphs)
 
 
 def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
-    usual = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
-    config = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
-    return reserve(model, config, graphs=graphs)
+    model, graphs = _captured(settings)
+    return reserve(model, settings.own.reserve, graphs=graphs)
 
 
 def _build_on_time(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
-    usual = OnTimeConfig(slo_s=settings.deadline_s, max_num_seqs=settings.part.max_num_seqs)
-    return on_time(model, given_to(usual, options), graphs=graphs)
+    model, graphs = _captured(settings)
+    return on_time(model, settings.own.on_time, graphs=graphs)
 
 
 def _build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return _sglang(settings, options, "round-robin", "sglang-pd")
+    return _sglang(settings, "sglang-pd")
 
 
 def _build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return _sglang(settings, options, "least-tokens", "sglang-pd-router")
+    return _sglang(settings, "sglang-pd-router")
 
 
-def _sglang(settings: Settings, options: Mapping[str, Any], routing: Routing, name: str) -> PrefillSystem:
-    budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
-    config = given_to(SglangConfig(max_num_batched_tokens=budget, routing=routing), options)
-    return sglang(config, settings.step_model(settings.shapes("ladder") if config.prefill_graphs else ()), name=name)
+def _sglang(settings: Settings, name: str) -> PrefillSystem:
+    captured = settings.shapes("ladder") if settings.own.prefill_graphs else ()
+    return sglang(settings.own, settings.step_model(captured), name=name)
 
 
 def _build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    budget = _tokens(settings.part.length_scale, CHUNK_TOKENS)
-    return vllm_pd(given_to(PdConfig(max_num_batched_tokens=budget), options))
+    return vllm_pd(settings.own)
 
 
-def _captured(settings: Settings, options: Mapping[str, Any], default: Graphs) -> tuple[StepModel, Graphs]:
+def _captured(settings: Settings) -> tuple[StepModel, Graphs]:
     """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
-    executor = "roofline" if settings.is_simulated else "torch"
-    knobs = given_to(GraphKnobs(graphs=default), options, executor=executor)
-    graphs = knobs.graphs or default
-    return settings.step_model(settings.shapes(graphs, knobs.graph_budget_gb)), graphs
+    graphs = settings.own.graphs
+    return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs
 
 
-def _tokens(length_scale: float, count: int) -> int:
-    """A number of tokens of the paper's, on a platform."""
-    return max(1, round(length_scale * count))
+def _cheapest(part: PrefillPart) -> dict[str, Any]:
+    return {"graphs": "cheapest"}
 
 
-def scaled_laps(boundary: int, slo_s: float | None, *, length_scale: float, time_scale: float) -> LapsConfig:
-    """The paper's settings where lengths and times are so much of the paper's."""
-    wait = _in_time(time_scale, WaitConfig(), "max_window_s", "slack_s", "margin_s", "max_wait_s")
-    temporal = _in_time(time_scale, TemporalConfig(), "max_long_wait_s")
+def _ladder(part: PrefillPart) -> dict[str, Any]:
+    """A CPU has no launches that packed sizes would save."""
+    return {"graphs": "none" if part.gpu is None else "ladder"}
+
+
+def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
+    return {"max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale), "routing": "round-robin"}
+
+
+def _vllm_tokens(part: PrefillPart) -> dict[str, Any]:
+    return {"max_num_batched_tokens": in_tokens(CHUNK_TOKENS, part.length_scale)}
+
+
+def _laps_config(settings: Settings, graphs: Graphs) -> LapsConfig:
+    """Temporal on one instance, or where answers are decoded; else pools."""
+    own, spatial = settings.own, None
+    if settings.num_instances > 1 and settings.decode == "none":
+        spatial = Spatial(
+            num_short=own.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
+            controller=None if own.controller == "off" else ControllerConfig(form=own.controller),
+            pooling=own.pooling or ("each" if settings.cache == "instance" else "global"),
+        )
     return LapsConfig(
-        boundary=boundary,
-        slo_s=slo_s,
-        wait=replace(wait, token_max=_tokens(length_scale, wait.token_max)),
-        temporal=replace(
-            temporal,
-            chunk_tokens=_tokens(length_scale, temporal.chunk_tokens),
-            short_tokens=_tokens(length_scale, temporal.short_tokens),
-        ),
+        boundary=settings.boundary,
+        slo_s=settings.deadline_s,
+        graphs=graphs,
+        wait=getattr(own, "wait", WaitConfig(wait="off")),
+        temporal=own.temporal,
+        spatial=spatial,
     )
-
-
-def scaled_reserve(slo_s: float | None, *, time_scale: float) -> ReserveConfig:
-    """Its times, which are stated for an objective of 0.4 s, where they are so much of that."""
-    return replace(_in_time(time_scale, ReserveConfig(), "min_step_s", "max_step_s"), slo_s=slo_s)
-
-
-def _in_time(scale: float, config: Config, *names: str) -> Config:
-    return replace(config, **{name: scale * getattr(config, name) for name in names})
-
-
-def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any]) -> LapsConfig:
-    part = settings.part
-    usual = scaled_laps(
-        settings.boundary, settings.deadline_s, length_scale=part.length_scale, time_scale=part.time_scale
-    )
-    own = {name: value for name, value in options.items() if name not in knobs_of(GraphKnobs)}
-    config, knobs = replace(given_to(usual, own), graphs=graphs), given_to(PoolKnobs(), options)
-    # Temporal on one instance, or where answers are decoded; else pools.
-    if settings.num_instances == 1 or settings.decode != "none":
-        for name in knobs_of(PoolKnobs):
-            require(
-                name not in options,
-                f"{name}={options.get(name)!r} has no effect "
-                + ("on one instance" if settings.num_instances == 1 else f"with decode={settings.decode!r}")
-                + ": leave it out",
-            )
-        return config
-    spatial = Spatial(
-        num_short=knobs.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
-        controller=None if knobs.controller == "off" else ControllerConfig(form=knobs.controller),
-        pooling=knobs.pooling or ("each" if settings.cache == "instance" else "global"),
-    )
-    return replace(config, spatial=spatial)
 
 
 LAPS = PrefillSystemEntry(
-    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, free=_LAPS_FREE, policies=POLICIES
+    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, usual=_cheapest, free=_LAPS_FREE, policies=POLICIES
 )
 LAPS_GRAPHS = PrefillSystemEntry(
-    name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs
+    name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs, usual=_cheapest
 )
 LAPS_DISAGGREGATION = PrefillSystemEntry(
     name="laps-disaggregation-only",
@@ -500,18 +460,23 @@ LAPS_DISAGGREGATION = PrefillSystemEntry(
     free=_LAPS_DISAGGREGATION_FREE,
 )
 RESERVE = PrefillSystemEntry(
-    name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, free=_RESERVE_FREE
+    name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, usual=_ladder, free=_RESERVE_FREE
 )
-ON_TIME = PrefillSystemEntry(name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, free=_ON_TIME_FREE)
-SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, free=_SRPT_FREE)
+ON_TIME = PrefillSystemEntry(
+    name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, usual=_ladder, free=_ON_TIME_FREE
+)
+SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, usual=_ladder, free=_SRPT_FREE)
 SGLANG_PD = PrefillSystemEntry(
-    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, free=_SGLANG_FREE
+    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, usual=_sglang_tokens, free=_SGLANG_FREE
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
     title="SGLang PD + router",
     own=SglangConfig,
     build=_build_sglang_router,
+    usual=lambda part: {**_sglang_tokens(part), "routing": "least-tokens"},
     free=_SGLANG_ROUTER_FREE,
 )
-VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, free=_VLLM_FREE)
+VLLM_PD = PrefillSystemEntry(
+    name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, usual=_vllm_tokens, free=_VLLM_FREE
+)

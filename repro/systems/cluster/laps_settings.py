@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.cost.tables import Framework
 from engines.errors import require
-from engines.knobs import Checked, Knob, Only, Range, Seconds, check_given, given_to
+from engines.knobs import Checked, Except, Knob, Only, Range, Seconds, given_to, knobs_of, made
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
@@ -25,10 +25,11 @@ from repro.systems.cluster.system import autoregressive_shape
 from repro.systems.cluster.turns import PrefillWorkloadConfig, Stream
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import Platform, PrefillPart, platform
+from repro.systems.resolve import resolve as resolve_knobs
 from repro.workloads.conversations import LONG, ConversationConfig, load_conversation_card
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers
-from repro.workloads.own import trace_asked, workload_knobs
+from repro.workloads.own import trace_asked
 from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ SIMULATED = Only(executor="roofline")
 """What means nothing to a measured instance."""
 Clients = Annotated[int, Range(1, 10**5)]
 _MaybeClients = Annotated[int, Range(0, 10**5)]
+_BANDS = Only(rate=None, arrivals=None, clients=None, min_tokens=None, max_tokens=None)
+"""Two closed loops have their own clients and prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +62,10 @@ class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     either the next turn comes after the whole answer."""
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None
     """Turns."""
-    clients: Clients | None = None
+    clients: Annotated[Clients, Only(rate=None, arrivals=Except("trace"))] | None = None
     """Conversations held at once, one after the other by each client, in a closed loop; a rate is of turns, whatever became of those
     before."""
-    think_s: Seconds = 0.0
+    think_s: Annotated[Seconds, Only(rate=None, arrivals=None)] = 0.0
     """Seconds a client thinks before its next turn."""
     answer_tokens: Annotated[int, Range(1, 10**6)] | None = None
     """Tokens of every answer."""
@@ -74,9 +77,9 @@ class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     """Only prompts of so many tokens or more."""
     max_tokens: Annotated[int, Range(1, 10**6)] | None = None
     """Only prompts of so many tokens or fewer."""
-    long_clients: _MaybeClients | None = None
+    long_clients: Annotated[_MaybeClients, _BANDS] | None = None
     """Clients of a closed loop of prompts above 1,000 tokens (LAPS Figures 1 and 3)."""
-    short_clients: _MaybeClients | None = None
+    short_clients: Annotated[_MaybeClients, _BANDS] | None = None
     """Clients of a closed loop of prompts below 64 tokens beside them."""
     slo_ttft_s: Annotated[float, Range(1e-6, 1e6)] | None = None
     """Objective of the time to the first token, in seconds."""
@@ -126,6 +129,8 @@ class Settings:
     decode: Decode
     is_transient: bool
     workload: PrefillWorkloadConfig
+    own: Any
+    """The system's own settings."""
     instance: MeasuredInstance | None = None
     """What a measured run is on, while it runs."""
 
@@ -192,15 +197,32 @@ def _step_model_of(
     return StepModel.profile(cost, shapes)
 
 
+_TIMES = ("max_window_s", "slack_s", "margin_s", "max_wait_s", "max_long_wait_s", "min_step_s", "max_step_s")
+_TOKENS = ("token_max", "chunk_tokens", "short_tokens")
+
+
+def in_tokens(count: int, length_scale: float) -> int:
+    """A number of the paper's tokens, on a platform."""
+    return max(1, round(length_scale * count))
+
+
+def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, Any]:
+    """Defaults of a policy's settings by name where lengths and times are so much of the paper's, whose objective is 0.4 s."""
+    knobs = knobs_of(kind)
+    times = {name: time_scale * knobs[name].default for name in _TIMES if name in knobs}
+    return times | {name: in_tokens(knobs[name].default, length_scale) for name in _TOKENS if name in knobs}
+
+
 def resolve(
     cell: Cell,
     system: str,
     own: type,
+    usual: Callable[[PrefillPart], Mapping[str, Any]],
     part: PrefillPart | None = None,
     plugged: Mapping[str, Knob] = MappingProxyType({}),
 ) -> Settings:
-    """Platform defaults, or those of ``part``, overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the
-    system's, ``plugged`` those of policies that the cell names."""
+    """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
+    their defaults on a platform, ``part`` takes the place of the platform's, ``plugged`` are knobs of policies that the cell names."""
     where = platform(cell.platform)
     part = part or where.part(PrefillPart)
     wanted = "torch" if part.gpu is None else "roofline"
@@ -209,8 +231,8 @@ def resolve(
         f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
         f"platform={where.name!r}, leave it out or use {wanted}",
     )
-    check_given(cell.asked, InstanceKnobs, own, plugged, workload_knobs(cell.asked), who=f"system={system!r}")
-    knobs = given_to(InstanceKnobs(), cell.asked, executor=cell.executor)
+    beside = {"executor": cell.executor, "rate": cell.rate}
+    knobs = resolve_knobs(InstanceKnobs, cell.asked, own, plugged, who=system, beside=beside)
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
     model = knobs.model or part.model
@@ -229,15 +251,25 @@ def resolve(
     slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
     if part.gpu is not None:
         check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
+    deadline_s = slo_s if knobs.deadlines else None
+    paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
+    settings_of_own = given_to(
+        made(own, {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}),
+        {name: value for name, value in cell.asked.items() if name not in plugged},
+        **beside,
+        num_instances=knobs.num_instances,
+        decode=knobs.decode,
+    )
     return Settings(
         platform=where,
         part=part,
+        own=settings_of_own,
         model=model,
         num_instances=knobs.num_instances,
         constants=fitted_to(part.gpu, knobs.constants),
         charged=charged,
         slo_s=slo_s,
-        deadline_s=slo_s if knobs.deadlines else None,
+        deadline_s=deadline_s,
         boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),
         cache=knobs.cache,
         reprefills_answer=knobs.reprefills_answer,
@@ -257,14 +289,12 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
             "or leave it out for clients in a closed loop",
         )
         arrivals = arrivals_asked(cell.rate, knobs)
-        require(think_s == 0, f"think_s={think_s} has no effect at a request rate: leave one of them out")
     else:
         for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
             require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
     asked = cell.asked
     usual = part.num_turns if file is None else file.trace(cell.seed).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
-    when = "the times of a file" if is_replayed else "a request rate"
     whole = ConversationConfig(
         dataset=cell.dataset,
         num_turns=usual if knobs.num_prompts is None else knobs.num_prompts,
@@ -279,16 +309,7 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         replayed=arrivals if is_replayed else None,
     )
     pair: dict[str, int] = {name: getattr(knobs, name) for name in ("long_clients", "short_clients") if name in asked}
-    for name in ("clients", *pair):
-        require(
-            name not in asked or (cell.rate is None and not is_replayed),
-            f"{name}={asked.get(name)} has no effect at {when}: leave one of them out",
-        )
     if pair:
-        for name in ("clients", "min_tokens", "max_tokens", "arrivals"):
-            require(
-                name not in asked, f"{name}={asked.get(name)!r} has no effect with {next(iter(pair))}: leave one out"
-            )
         streams = _bands(whole, pair)
     else:
         clients = None if arrivals is not None else knobs.clients or part.clients

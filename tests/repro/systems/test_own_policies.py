@@ -104,12 +104,12 @@ def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
         ({"batcher": "support.own:Only"}, "makes Only, which has no next_step() of two arguments"),
         ({"batcher": "support.own:Absent"}, "has no 'Absent'"),
         ({"batcher": "gather"}, "batcher='gather'"),
-        ({"queue": "support.own:Newest"}, "has no effect with the two queues of LAPS: give a batcher beside it"),
+        ({"queue": "support.own:Newest"}, "queue='support.own:Newest' has no effect without batcher"),
         (
             {"batcher": "support.own:Gather", "queue": "support.own:plain"},
             "makes PrefillQueue: name a class, or a function, that called with slo gives an engines.policies.task.OpenQueue",
         ),
-        ({"router": "support.own:Second"}, "has no effect on one instance"),
+        ({"router": "support.own:Second"}, "has no effect with num_instances=1"),
         (
             {"router": "support.own:Second", "num_instances": 2, "pooling": "global"},
             "has no effect with pooling='global'",
