@@ -155,37 +155,29 @@ def columns_of(
     _check_consistent(named, names, said, needs_answers)
     name = next((each for each in TIMES if each in named), None)
     if name is None:
-        return _timed(named, found, unit, file)
-    own = TIMES[name] or _unit_in(named[name])
-    require(
-        given is None or name == "arrival" or unit in (None, own),
-        f"time_unit={unit!r} has no effect beside {name}: write arrival={named[name]} with it, or leave it out",
-    )
-    # A published column's unit is known better than most remember it.
-    if given is not None and known is not None and name != "arrival":
-        published = next((each for each in TIMES if known.among(names).get(each) == named[name]), name)
-        require(
-            published == name,
-            f"{said} {named[name]} of {file}, a file of {known.title}, is in {WORDS[TIMES[published] or 's']}: write {published}={named[name]}, or "
-            f"arrival={named[name]} and the unit that it has as --time-unit, or leave columns out",
-        )
-    return _timed(named, found, unit, file, by_name=given is not None)
-
-
-def _timed(
-    named: Mapping[str, str], found: Format | None, unit: TimeUnit | None, file: str, *, by_name: bool = False
-) -> Columns:
-    name = next((each for each in TIMES if each in named), None)
-    if name is None:
         require(unit is None, f"time_unit={unit!r} has no effect: {file} has no column of times that is read: name it")
         return Columns(named=named, format=found)
     own = TIMES[name] or _unit_in(named[name])
+    is_named = given is not None and name != "arrival"
+    if is_named:
+        require(
+            unit in (None, own),
+            f"time_unit={unit!r} has no effect beside {name}: write arrival={named[name]} with it, or leave it out",
+        )
+        # A published column's unit is known better than most remember it.
+        if known is not None:
+            published = next((each for each in TIMES if known.among(names).get(each) == named[name]), name)
+            require(
+                published == name,
+                f"{said} {named[name]} of {file}, a file of {known.title}, is in {WORDS[TIMES[published] or 's']}: write "
+                f"{published}={named[name]}, or arrival={named[name]} and the unit that it has as --time-unit, or leave columns out",
+            )
     return Columns(
         named=named,
         format=found,
         time=named[name],
         unit=unit or own,
-        is_said=unit is not None or (by_name and name != "arrival"),
+        is_said=unit is not None or is_named,
         is_said_by_option=unit is not None,
     )
 
