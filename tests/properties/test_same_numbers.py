@@ -4,14 +4,16 @@ Other tests say why a policy decides as it does; this one says that no number of
 meant to change is stored anew by ``python tests/properties/test_same_numbers.py``.
 """
 
+import asyncio
 import json
 import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +23,17 @@ if __name__ == "__main__":
 from support.cells import a_cell
 from support.clusters import profiled, session
 from support.prefill import h200_14b
+from support.virtual_time import run_virtually
 
 from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
 from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from engines.policies.task import Slo
 from repro.runs.cell import Cell, Scalar
+from repro.runs.drivers.http import Clock, Reply, drive_http
 from repro.runs.experiment import prepare
+from repro.systems.http.endpoint import _read
+from repro.systems.http.log import tables_of
 
 STORED = Path(__file__).with_name("numbers.json")
 LATE: dict[str, Scalar] = {"transient": True}
@@ -122,6 +128,7 @@ CELLS = (
         for name in ("fast-dllm", "dllm-cache", "sparse-dllm")
         for how in ("policy", "published")
     ),
+    dllm("fast-dllm", None, reading="published", batch_rule="batch"),
     block(),
     block(None, max_num_batched_tokens=256, max_num_seqs=6),
     block(20.0, rule="joint-threshold", max_post_steps=4),
@@ -140,9 +147,15 @@ def named(cell: Cell) -> str:
 
 def run(cell: Cell) -> dict[str, float]:
     """The sum of each column of its tables."""
-    tables = prepare(cell).run().tables.items()
-    sums = {f"{table}.{name}": math.fsum(numbers(own)) for table, columns in tables for name, own in columns.items()}
-    return {name: value for name, value in sums.items() if value}
+    return sums(prepare(cell).run().tables)
+
+
+def sums(tables: Mapping[str, Mapping[str, Sequence[object]]]) -> dict[str, float]:
+    """Those that are not zero."""
+    found = {
+        f"{table}.{name}": math.fsum(numbers(own)) for table, columns in tables.items() for name, own in columns.items()
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def numbers(column: Sequence[object]) -> Iterator[float]:
@@ -207,7 +220,65 @@ def performance() -> dict[str, float]:
     return {**prefills, **decodes, **transfers}
 
 
-FORMULAS = (step_model, latency_fits, waits, planner, performance)
+REPLY = (
+    (
+        0.3,
+        b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\ndata: {"choices": [{"delta": {"content": "One"}}]}\n',
+    ),
+    (0.02, b'\ndata: {"choices": [{"delta": {"content": ", two"}}]}\n\n'),
+    (
+        0.05,
+        b'data: {"choices": [{"delta": {"content": ", three"}}]}\n\ndata: {"choices": [{"delta": {"content": "."}}]}\n\n',
+    ),
+    (0.01, b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'),
+    (0.01, b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 6}}\n\ndata: [DONE]\n\n'),
+)
+"""Network reads of a streamed answer, each some seconds after the one before."""
+
+
+class Recorded:
+    """A body that comes as it was recorded, ``pace`` times as slowly."""
+
+    def __init__(self, pace: float) -> None:
+        self._pace = pace
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for wait_s, content in REPLY:
+            await asyncio.sleep(self._pace * wait_s)
+            yield content
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation of so many turns; its body is what each of them sends."""
+
+    session_id: int
+    arrival_s: float
+    delays_s: tuple[float, ...]
+    prompt_len: int = 9
+    asked_tokens: int = 6
+
+    @property
+    def body(self) -> Mapping[str, object]:
+        return {"pace": 1.0 + self.session_id}
+
+    def ask(self, turn: int, replies: Sequence[Reply]) -> "Talk":
+        return self
+
+
+async def replayed(body: Mapping[str, Any], clock: Clock) -> Reply:
+    reply = Reply()
+    await _read(Recorded(body["pace"]), reply, clock, is_chat=True, most=None, needs_count=True)
+    return reply
+
+
+def http_run() -> dict[str, float]:
+    talks = [Talk(0, 0.0, (0.5, 0.0)), Talk(1, 0.1, (0.0,)), Talk(2, 0.2, (0.0,))]
+    tables = tables_of(run_virtually(drive_http(talks, replayed, max_concurrency=2)))
+    return sums(tables)
+
+
+FORMULAS = (http_run, step_model, latency_fits, waits, planner, performance)
 
 
 @cache
