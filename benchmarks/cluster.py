@@ -23,14 +23,14 @@ from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
 from engines.ampd.system import AmpdConfig
-from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.decode_worker import Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.deployment import Deployment
-from engines.ar.metrics import attainments, observe
-from engines.ar.record import ClusterRun
-from engines.ar.session import Arrivals, OpenLoop, Round, Session
+from engines.cluster.cluster import Cluster
+from engines.cluster.decode import Sink
+from engines.cluster.hardware import Deployment
+from engines.cluster.metrics import attainments, observe
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import Arrivals, OpenLoop, Round, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import LeastKvMemory, RemoteOnly

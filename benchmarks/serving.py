@@ -88,7 +88,7 @@ with deployment.serving() as (engine, _):
 _CAUSAL = """
 import numpy as np
 from time import perf_counter
-from engines.ar.session import OpenLoop, Round, Session
+from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.policies.batching import Chunked
 from repro.serving_ar import ArModel, ArSettings

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from common import Rows, parser_of, run, shown, table
 
-from engines.ar.cost import PHYSICAL, WorkerCost
-from engines.ar.deployment import DEGREES
+from engines.cluster.cost import PHYSICAL, WorkerCost
+from engines.cluster.hardware import DEGREES
 from engines.cost.cards import gpu
 from engines.cost.composed import Composed, kernels_of
 from engines.cost.extract import LICENCE, SYSTEMS

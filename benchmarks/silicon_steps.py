@@ -14,8 +14,8 @@ from statistics import median
 
 from common import Rows, parser_of, run, shown, table
 
-from engines.ar.cost import PHYSICAL, WorkerCost
-from engines.ar.hardware import Hardware
+from engines.cluster.cost import PHYSICAL, WorkerCost
+from engines.cluster.hardware import Hardware
 from engines.cost.cards import gpu
 from engines.cost.composed import Composed
 from engines.cost.kernels import Kernels

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from engines.ar.cluster.cluster import Cluster, HistoryRead, Policies
-from engines.ar.deployment import Deployment
-from engines.ar.hardware import Hardware
+from engines.cluster.cluster import Cluster, HistoryRead, Policies
+from engines.cluster.hardware import Deployment, Hardware
 from engines.errors import require
 from engines.knobs import Checked, Fixed, Only, Range
 from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly, Router

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from baselines.ar.vllm_pd import CHUNK_TOKENS
-from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.deployment import Deployment
-from engines.ar.hardware import Hardware
+from engines.cluster.cluster import Cluster, Policies
+from engines.cluster.hardware import Deployment, Hardware
 from engines.errors import require
 from engines.knobs import Checked, Seconds, Tokens
 from engines.policies.batching import Chunked, PrefillFirst

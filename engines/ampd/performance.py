@@ -20,8 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engines.ar.deployment import GPUS_PER_SERVER
-from engines.ar.hardware import Hardware, Link
+from engines.cluster.hardware import GPUS_PER_SERVER, Hardware, Link
 from engines.errors import require
 from engines.least_squares import least_squares
 from engines.policies.step import Chunk

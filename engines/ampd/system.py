@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import MAX_LOOKAHEAD, AdaptiveRouter, ReorderingQueue, RoutingConfig
-from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.deployment import Deployment
-from engines.ar.hardware import Hardware
-from engines.ar.window import WINDOW_S
+from engines.cluster.cluster import Cluster, Policies
+from engines.cluster.hardware import Deployment, Hardware
+from engines.cluster.memory import WINDOW_S
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
 from engines.policies.on_time import LateShare, OnTimeQueue

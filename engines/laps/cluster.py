@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation, Simulation, StopRule
-from engines.ar.cluster.worker import Host, Live, Parts, Worker
-from engines.ar.cost import StepCost
-from engines.ar.record import TaskRow, rows_of, table_of
-from engines.ar.session import Clients, ClosedLoop, OpenArrivals, OpenLoop
+from engines.cluster.cost import StepCost
+from engines.cluster.decode import DecodeWorker, Sink
+from engines.cluster.record import TaskRow, rows_of, table_of
+from engines.cluster.sessions import Clients, ClosedLoop, OpenArrivals, OpenLoop
+from engines.cluster.simulation import DecodeSimulation, Simulation, StopRule
+from engines.cluster.worker import Host, Live, Parts, PrefillWorker, Worker
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.laps.controller import PressureController, Signals

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from engines.ar.cost import besides_attention_s
+from engines.cluster.cost import besides_attention_s
 from engines.cost.cards import Gpu
 from engines.cost.composed import Composed, kernels_of
 from engines.cost.roofline import DecodeLine, Roofline, StepPrice, StepWork

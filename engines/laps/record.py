@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.ar.record import Table, TaskRow
+from engines.cluster.record import Table, TaskRow
 from engines.policies.instances import LengthClass
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from engines.ar.deployment import Deployment
+from engines.cluster.hardware import Deployment
 from repro.reports.paper import TableValue, load_table
 from repro.workloads.sessions import load_session_card
 

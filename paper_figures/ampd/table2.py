@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.ar.deployment import Deployment
+from engines.cluster.hardware import Deployment
 from paper_figures.ampd.attainment import Attainments, tabulate
 from paper_figures.ampd.contenders import grid
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, seeds_text

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
-from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.simulation import StopRule
-from engines.ar.deployment import Deployment, replications, splits
-from engines.ar.metrics import Floats, observe
-from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop, Session
+from engines.cluster.cluster import Cluster
+from engines.cluster.hardware import Deployment, replications, splits
+from engines.cluster.metrics import Floats, observe
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import OpenLoop, Session
+from engines.cluster.simulation import StopRule
 from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
 from engines.policies.task import Slo

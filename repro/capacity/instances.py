@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.models.shape import ModelShape, model_shape
 from repro.capacity.objectives import Objective, Sample, Times
 from repro.capacity.site import Plan, Ranked, alone_s, asked, fields_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.cost.extract import SYSTEMS
 from engines.models.shape import ModelShape
 from repro.capacity.objectives import Objective, tightest

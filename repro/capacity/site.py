@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from math import fsum
 from typing import Any, NamedTuple, Protocol, Self
 
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.errors import UserError
 from engines.models.shape import ModelShape
 from engines.policies.step import Chunk, StepTimes

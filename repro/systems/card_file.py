@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from engines.ar.cost import cost_constants
-from engines.ar.hardware import Hardware
+from engines.cluster.cost import cost_constants
+from engines.cluster.hardware import Hardware
 from engines.cost.cards import GB, GPUS, L40S, Gpu
 from engines.cost.roofline import CardCalibration
 from engines.cost.tables import Card, load_folder

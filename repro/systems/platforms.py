@@ -106,7 +106,7 @@ class ArPart(Checked):
     trace: str = "dureader"
     """Where no data set is named."""
     constants: str
-    """A reading of the cost model (engines.ar.cost)."""
+    """A reading of the cost model (engines.cluster.cost)."""
     rates: tuple[float, ...]
     """Arrival rates of Figure 4, sessions/s."""
     num_sessions: Requests

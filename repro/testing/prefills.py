@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.cluster.worker import Parts
-from engines.ar.record import ClusterRun, Table
-from engines.ar.session import OpenLoop, Round, Session
+from engines.cluster.decode import DecodeWorker
+from engines.cluster.record import ClusterRun, Table
+from engines.cluster.sessions import OpenLoop, Round, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import Parts, PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.step_model import StepModel

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import numpy as np
 
-from engines.ar.session import Round, Session
+from engines.cluster.sessions import Round, Session
 from engines.errors import require
 from engines.knobs import Checked, Proportion, Range, Seconds, Seed
 from repro.paths import DATASETS

@@ -20,7 +20,7 @@ from typing import Annotated, Generic, Literal
 
 import numpy as np
 
-from engines.ar.session import Round, Session
+from engines.cluster.sessions import Round, Session
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
 from repro.paths import DATASETS

@@ -15,8 +15,8 @@ from repro.paths import REPO
 FITTED = """
 from engines.ampd.performance import SimulatedProfile
 from engines.ampd.performance import profile
-from engines.ar.hardware import Hardware
-from engines.ar.cost import PHYSICAL
+from engines.cluster.hardware import Hardware
+from engines.cluster.cost import PHYSICAL
 from engines.cost.cards import H20, H200
 from engines.laps.cost import PrefillCost
 from engines.laps.step_model import StepModel

@@ -16,11 +16,11 @@ from baselines.ar.vllm import ContinuumConfig, VllmConfig
 from engines.ampd.planner.coefficients import PlanningWorkload
 from engines.ampd.planner.planner import PlannerConfig
 from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue, RoutingConfig
-from engines.ar.cluster.simulation import StopRule
-from engines.ar.cost import PHYSICAL
-from engines.ar.metrics import Reading
 from engines.ar.sampling import SamplingParams
-from engines.ar.session import ClosedLoop, Round, Session
+from engines.cluster.cost import PHYSICAL
+from engines.cluster.metrics import Reading
+from engines.cluster.sessions import ClosedLoop, Round, Session
+from engines.cluster.simulation import StopRule
 from engines.errors import UserError
 from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn

@@ -14,8 +14,8 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from engines.ar.cost import PHYSICAL, TRIAL_R2
-from engines.ar.hardware import Hardware
+from engines.cluster.cost import PHYSICAL, TRIAL_R2
+from engines.cluster.hardware import Hardware
 from engines.cost.cards import gpu
 from engines.cost.composed import Composed
 from engines.cost.kernels import Kernels

@@ -24,9 +24,9 @@ from support.causal_checkpoints import END, POISON, TURN_END, VOCAB, Breakable, 
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
 
-from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.ar.torch.measured import MeasuredSteps
+from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig
 from engines.laps.step_model import StepModel

@@ -9,14 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
-from engines.ar.cluster.simulation import NEVER, DecodeSimulation, StopRule
-from engines.ar.cluster.worker import Parts
-from engines.ar.cost import PHYSICAL, CostConstants, WorkerCost
-from engines.ar.hardware import Hardware, KvLinks, Link
-from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop, Round, Session
+from engines.cluster.cost import PHYSICAL, CostConstants, WorkerCost
+from engines.cluster.decode import DecodeWorker
+from engines.cluster.hardware import Hardware, KvLinks, Link
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import OpenLoop, Round, Session
+from engines.cluster.simulation import NEVER, DecodeSimulation, StopRule
+from engines.cluster.worker import CachingPrefillWorker, Parts, PrefillWorker
 from engines.cost.cards import H20
 from engines.cost.roofline import DecodeLine
 from engines.models.shape import LLAMA_3_1_70B, ModelShape

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from engines.ar.record import Table
+from engines.cluster.record import Table
 from engines.cost.cards import H200
 from engines.cost.roofline import DecodeLine
 from engines.laps.cluster import OpenTurns, Turn

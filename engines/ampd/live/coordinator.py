@@ -14,8 +14,8 @@ import numpy as np
 
 from engines.ampd.live.decisions import bind_line, route_line
 from engines.ampd.live.store import Store, held, texts
-from engines.ar.session import Session
-from engines.ar.window import WINDOW_S
+from engines.cluster.memory import WINDOW_S
+from engines.cluster.sessions import Session
 from engines.errors import RunError, UserError, require
 from engines.named import asked
 from engines.policies.owed import checked_decision

@@ -13,9 +13,9 @@ from engines.ampd.live.coordinator import Coordinator, OnTurn, serve
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
 from engines.ampd.performance import PerformanceModel, Piecewise, fit_piecewise
-from engines.ar.record import ClusterRun, rows_of
-from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts
+from engines.cluster.record import ClusterRun, rows_of
+from engines.cluster.sessions import Round, Session
 from engines.least_squares import least_squares
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from engines.ampd.live.store import Store, held
-from engines.ar.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow, table_of
-from engines.ar.session import Session
+from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow, table_of
+from engines.cluster.sessions import Session
 
 _LINK = "tcp"
 _TIMES = ("ready_s", "started_s", "finished_s", "landed_s")

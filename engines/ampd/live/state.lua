@@ -37,7 +37,7 @@ end
 local function tell(stream, most, ...) call('XADD', stream, 'MAXLEN', '~', most, '*', ...) end
 local function wake(worker, word) tell(key('wake', worker), 64, 'word', word) end
 
--- Windows: sums that lose at the front what is older than window_s, as engines.ar.window does.
+-- Windows: sums that lose at the front what is older than window_s, as engines.cluster.memory does.
 
 local function observe(worker, name, total, count)
   local w = key('worker', worker)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from engines.ampd.live.profile import LiveProfile
 from engines.ampd.performance import Piecewise
-from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.hardware import KvLinks, Link
-from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop, Session
-from engines.ar.window import WINDOW_S
+from engines.cluster.decode import DecodeWorker
+from engines.cluster.hardware import KvLinks, Link
+from engines.cluster.memory import WINDOW_S
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import OpenLoop, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Estimator, Router

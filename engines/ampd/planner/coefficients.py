@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
-from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.metrics import observe
-from engines.ar.session import OpenLoop, Round, Session
+from engines.cluster.decode import DecodeWorker, Sink
+from engines.cluster.metrics import observe
+from engines.cluster.sessions import OpenLoop, Round, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.errors import require
 from engines.policies.routing import FewestSessions, RemoteOnly

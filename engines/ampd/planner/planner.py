@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import Coefficients, Key, Method, PhaseLatency, PlanningWorkload, coefficients
-from engines.ar.deployment import Deployment
+from engines.cluster.hardware import Deployment
 from engines.errors import UserError, require
 from engines.knobs import Checked
 

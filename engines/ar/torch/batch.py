@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.ar.sampling import GREEDY, Logprobs, SamplingParams
-from engines.ar.session import Session
 from engines.ar.torch.rows import StepWork
+from engines.cluster.sessions import Session
 from engines.policies.task import PrefillTask
 
 

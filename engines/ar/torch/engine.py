@@ -1,7 +1,7 @@
 """Serves sessions on one torch worker: the policies of the simulated cluster, on real steps.
 
 Between two steps it takes in what arrived, asks its batching policy for the next step and runs that, as
-``engines.ar.cluster.decode_worker`` does on a virtual clock; given the same policy and a ``CostClock`` both make the same
+``engines.cluster.decode`` does on a virtual clock; given the same policy and a ``CostClock`` both make the same
 steps at the same times (tests/engines/ar/torch/test_same_schedule.py). Where no prefill is named, the decode batch
 advances by one token.
 """
@@ -17,14 +17,14 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from engines.ar.cost import StepCost
-from engines.ar.record import table_of
 from engines.ar.sampling import GREEDY, SamplingParams
-from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.ar.torch.batch import Sequence
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRound, EngineRun, Prompts, StepRow, random_prompts
 from engines.ar.torch.worker import Worker
+from engines.cluster.cost import StepCost
+from engines.cluster.record import table_of
+from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.policies.step import Batching, Chunk, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask, TaskKind
 from engines.runtime.rows import Ints

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engines.ar.record import RoundRow, Table
-from engines.ar.session import Session
+from engines.cluster.record import RoundRow, Table
+from engines.cluster.sessions import Session
 from engines.runtime.rows import Ints
 
 Prompts = Callable[[Session, int], Ints]

@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engines.ar.sampling import GREEDY, SamplingParams
-from engines.ar.session import Session
 from engines.ar.torch.batch import DecodeColumns, Sequence
 from engines.ar.torch.executor import Ran, TorchExecutor
 from engines.ar.torch.memory import KeptSequences, SessionMemory
 from engines.ar.torch.rows import StepWork
+from engines.cluster.sessions import Session
 from engines.errors import require
 from engines.named import asked
 from engines.policies.owed import Owed

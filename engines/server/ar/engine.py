@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.ar.sampling import Logprobs, SamplingParams, check_vocabulary
-from engines.ar.session import Round, Session
+from engines.cluster.sessions import Round, Session
 from engines.errors import RunError, require
 from engines.policies.step import Batching, Situation, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask

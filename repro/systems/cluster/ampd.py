@@ -11,10 +11,10 @@ from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.simulation import StopRule
-from engines.ar.deployment import Deployment
-from engines.ar.session import OpenLoop
+from engines.cluster.cluster import Cluster
+from engines.cluster.hardware import Deployment
+from engines.cluster.sessions import OpenLoop
+from engines.cluster.simulation import StopRule
 from engines.errors import require
 from engines.knobs import given_to, knobs_of
 from engines.policies.on_time import LateShare

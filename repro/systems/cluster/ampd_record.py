@@ -13,8 +13,17 @@ from typing import Any, get_args
 
 import numpy as np
 
-from engines.ar.metrics import READINGS, Floats, ItlStat, Observed, attainments, observe, observed, sessions_of_rounds
-from engines.ar.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
+from engines.cluster.metrics import (
+    READINGS,
+    Floats,
+    ItlStat,
+    Observed,
+    attainments,
+    observe,
+    observed,
+    sessions_of_rounds,
+)
+from engines.cluster.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
 from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.runs.family import Family, Shown
 from repro.runs.metrics import Metric, column, distribution, known, metric
@@ -82,7 +91,7 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
 
 
 def observed_of(record: RunRecord) -> Observed:
-    """As ``engines.ar.metrics.observe`` of the run behind the record."""
+    """As ``engines.cluster.metrics.observe`` of the run behind the record."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
         {stat: column(record, _itl_column(stat), table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)

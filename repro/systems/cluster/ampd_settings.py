@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Annotated
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.ar.cost import PHYSICAL, CostConstants, cost_constants
-from engines.ar.hardware import Hardware
-from engines.ar.metrics import ItlStat, Reading, Scope, TtftRule
+from engines.cluster.cost import PHYSICAL, CostConstants, cost_constants
+from engines.cluster.hardware import Hardware
+from engines.cluster.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import UserError, require

@@ -6,7 +6,7 @@ import re
 
 from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
 from engines.ampd.planner.planner import Plan, PlannerConfig, plan, solve
-from engines.ar.deployment import Deployment, Pool, replications
+from engines.cluster.hardware import Deployment, Pool, replications
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.systems.cluster.ampd_settings import Ground

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import CHUNK_TOKENS, vllm_pd
-from engines.ar.cost import StepCost
+from engines.cluster.cost import StepCost
 from engines.cost.cards import gpu
 from engines.errors import require
 from engines.knobs import SOMETHING, Count, Only, Range, knobs_of

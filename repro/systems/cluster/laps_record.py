@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engines.ar.metrics import Floats
-from engines.ar.record import rows_of
+from engines.cluster.metrics import Floats
+from engines.cluster.record import rows_of
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
 from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, metric

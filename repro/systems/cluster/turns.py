@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
+from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import require
 from engines.laps.cluster import OpenTurns, PrefillArrivals, Turn
 from repro.files import kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir

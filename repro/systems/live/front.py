@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.ampd.live.intake import Deciding
 from engines.ampd.live.store import Store
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet

@@ -12,7 +12,7 @@ import numpy as np
 
 from baselines.servers.launch import SERVED_NAME
 from engines.ampd.live.store import Store
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.errors import RunError
 from repro.runs.drivers.http import Clock, Exchange, Reply, Send, drive_http
 from repro.runs.metrics import distribution
@@ -20,8 +20,8 @@ from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.systems.http.workload import Ask
 
 if TYPE_CHECKING:
-    from engines.ar.record import ClusterRun
     from engines.ar.torch.run import Prompts
+    from engines.cluster.record import ClusterRun
 
 _LOOK_S = 0.25
 """How often is looked whether the workers are well."""
@@ -127,7 +127,7 @@ class HttpClient:
     def saw(self, run: ClusterRun, store: Store) -> tuple[ClusterRun, Mapping[str, Any]]:
         """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
         workers made."""
-        from engines.ar.metrics import observe
+        from engines.cluster.metrics import observe
 
         replies = []
         for row, key in enumerate(self._keys(run)):
@@ -149,7 +149,7 @@ class HttpClient:
 
 def _at(run: ClusterRun, due_s: Sequence[float], replies: Sequence[Reply]) -> ClusterRun:
     """The run at the times of the client."""
-    from engines.ar.record import Gaps
+    from engines.cluster.record import Gaps
 
     ends = [each.chunks_s[-1] for each in replies]
     rounds = {

@@ -19,7 +19,7 @@ from baselines.servers.launch import SERVED_NAME, Place
 from baselines.servers.process import Address, Command, free_port, running
 from engines.ampd.live.intake import Deciding, Limits, RouterSpec
 from engines.ampd.live.store import Store
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.errors import RunError
 from repro.runs.drivers.http import Exchange
 from repro.systems.http.endpoint import Endpoint, require_client

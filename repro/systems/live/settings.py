@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel, Piecewise
 from engines.ampd.system import AmpdConfig
-from engines.ar.deployment import Deployment
+from engines.cluster.hardware import Deployment
 from engines.errors import require
 from engines.knobs import Checked, Range, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal

@@ -18,7 +18,7 @@ from engines.ampd.live.intake import Deciding, Limits
 from engines.ampd.live.server import RedisServer, redis_program
 from engines.ampd.live.store import Store, client_of, load_redis, shown
 from engines.ampd.system import AmpdConfig
-from engines.ar.record import prefill_load, rows_of
+from engines.cluster.record import prefill_load, rows_of
 from engines.errors import UserError, require
 from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.task import PrefillQueue
@@ -35,7 +35,7 @@ from repro.workloads.sessions import SessionWorkload, build_sessions
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.profile import LiveProfile
-    from engines.ar.record import ClusterRun
+    from engines.cluster.record import ClusterRun
     from repro.runs.drivers.steps import OnProgress
 
 _START_S = 300.0
@@ -252,7 +252,7 @@ def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, floa
     """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
     import numpy as np
 
-    from engines.ar.metrics import observe
+    from engines.cluster.metrics import observe
 
     found = {}
     pair = [observe(each) for each in (run, simulated)]

@@ -7,8 +7,8 @@ from support.clusters import hardware, profiled, session, task
 from support.refusals import refuses
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware, dynamo
-from engines.ar.deployment import Deployment
-from engines.ar.session import OpenLoop
+from engines.cluster.hardware import Deployment
+from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from engines.knobs import given_to
 from engines.policies.routing import Dispatch, RemoteOnly

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from support.clusters import hardware, serve, session, simulation, task
 
 from baselines.ar.vllm import InFlightFirst, VllmConfig, continuum, vllm
-from engines.ar.deployment import Deployment
-from engines.ar.session import OpenLoop
+from engines.cluster.hardware import Deployment
+from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from engines.policies.task import PrefillQueue
 

@@ -38,7 +38,7 @@ from engines.ampd.planner.planner import (
     plan,
     solve,
 )
-from engines.ar.session import Session
+from engines.cluster.sessions import Session
 from engines.errors import UserError
 from engines.policies.task import Slo
 

@@ -10,9 +10,9 @@ from support.clusters import hardware, profiled, session
 
 from engines.ampd.policies import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.cluster.cluster import Cluster
-from engines.ar.deployment import Deployment
-from engines.ar.session import OpenLoop
+from engines.cluster.cluster import Cluster
+from engines.cluster.hardware import Deployment
+from engines.cluster.sessions import OpenLoop
 from engines.policies.routing import Decision, Router
 from engines.policies.task import PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
@@ -24,7 +24,7 @@ SLO = Slo(ttft_s=1.0, itl_s=0.05)
 POLICY_FILES = (
     "engines/ampd/policies.py",
     "engines/ampd/performance.py",
-    "engines/ar/window.py",
+    "engines/cluster/memory.py",
     *(str(path.relative_to(REPO)) for path in sorted((REPO / "engines" / "policies").glob("*.py"))),
     "baselines/ar/dynamo.py",
     "baselines/ar/vllm.py",
@@ -99,4 +99,4 @@ def test_policies_know_neither_clock_nor_socket_nor_simulator(path):
     forbidden = {"time", "socket", "asyncio", "threading", "torch", "redis", "datetime"}
     assert not {name.partition(".")[0] for name in names} & forbidden
     if path.startswith("engines"):
-        assert not {name for name in names if name.endswith((".simulation", ".events", ".instance", ".prefill_worker"))}
+        assert not {name for name in names if name.endswith((".simulation", ".events", ".worker", ".decode"))}

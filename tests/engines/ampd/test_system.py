@@ -11,9 +11,9 @@ from support.refusals import refuses
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.deployment import Deployment
-from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop
+from engines.cluster.hardware import Deployment
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from engines.knobs import given_to
 from engines.policies.task import Slo

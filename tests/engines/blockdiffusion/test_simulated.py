@@ -11,7 +11,6 @@ from support.block_models import FAMILIES, MASK, block_model
 from support.block_runs import engine_for, recorder, request
 from support.refusals import refuses
 
-from engines.ar.cost import PHYSICAL, WorkerCost
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.memory import pool_tokens
 from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
@@ -20,6 +19,7 @@ from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence,
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, step_work
 from engines.blockdiffusion.tables import SharedTables
+from engines.cluster.cost import PHYSICAL, WorkerCost
 from engines.cost.cards import H20, H200
 from engines.cost.composed import price_on
 from engines.cost.roofline import Calibration, Roofline

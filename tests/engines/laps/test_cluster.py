@@ -14,7 +14,7 @@ from support.prefill_metrics import little, summarise
 
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
-from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
+from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.batching import WaitConfig
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn

@@ -9,7 +9,14 @@ from repro.systems.cluster.planning import PLANNER_SYSTEM
 FAMILIES = {
     "dllm": ("engines.dllm", "baselines.dllm", "repro.systems.dllm", "repro.tasks"),
     "laps": ("engines.laps", "repro.systems.cluster.laps", "repro.workloads.conversations"),
-    "ar": ("engines.ar", "engines.ampd", "baselines.ar", "repro.systems.cluster.ampd", "repro.workloads.sessions"),
+    "ar": (
+        "engines.ar",
+        "engines.cluster",
+        "engines.ampd",
+        "baselines.ar",
+        "repro.systems.cluster.ampd",
+        "repro.workloads.sessions",
+    ),
 }
 
 

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ar.cost import PHYSICAL, WorkerCost
+from engines.cluster.cost import PHYSICAL, WorkerCost
 from engines.cost.cards import H20
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B

@@ -23,14 +23,12 @@ from engines.ampd.live.store import Store, held, texts
 from engines.ampd.performance import profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.cluster.decode_batch import Run
-from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.cluster.worker import Live
-from engines.ar.deployment import Deployment
-from engines.ar.record import ClusterRun
-from engines.ar.session import EventLoop, OpenLoop, Session
+from engines.cluster.decode import DecodeWorker, Run
+from engines.cluster.hardware import Deployment
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import EventLoop, OpenLoop, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import Live, PrefillWorker
 from engines.errors import RunError
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.on_time import LateShare

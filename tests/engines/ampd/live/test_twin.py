@@ -9,9 +9,9 @@ from support.clusters import LinearCost, TokenEstimator, links, serve, session, 
 
 from engines.ampd.live.profile import LiveProfile, _fitted
 from engines.ampd.live.twin import simulate_live
-from engines.ar.metrics import observe
-from engines.ar.record import ClusterRun
-from engines.ar.session import Session
+from engines.cluster.metrics import observe
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import Session
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
 from engines.policies.task import PrefillQueue
 

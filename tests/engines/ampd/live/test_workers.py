@@ -24,8 +24,8 @@ from engines.ampd.live.store import Store
 from engines.ampd.live.twin import simulate_live
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.policies import ReorderingQueue
-from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.run import random_prompts
+from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE

@@ -6,11 +6,11 @@ from support.causal import executor, generate, small_model, start
 from support.refusals import refuses
 
 from engines.ar.sampling import SamplingParams
-from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.ar.torch.blocks import OutOfBlocksError
 from engines.ar.torch.engine import Engine, WallClock
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import random_prompts
+from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst

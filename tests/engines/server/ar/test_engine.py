@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.causal import executor, generate, prompt, small_model, start
 
 from baselines.ar.sglang import TokenBudget
-from engines.ar.session import ClosedLoop, Round, Session
 from engines.ar.torch.engine import Engine
+from engines.cluster.sessions import ClosedLoop, Round, Session
 from engines.errors import RunError, UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst

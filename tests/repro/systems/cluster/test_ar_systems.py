@@ -11,9 +11,9 @@ import yaml
 from support.cells import a_cell
 from support.run_files import lines
 
-from engines.ar.deployment import Deployment
-from engines.ar.metrics import READINGS, attainments, observe
-from engines.ar.session import OpenLoop
+from engines.cluster.hardware import Deployment
+from engines.cluster.metrics import READINGS, attainments, observe
+from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from repro.paths import PAPER
 from repro.runs import tuning
@@ -92,7 +92,7 @@ def test_it_is_stored_once_and_the_same_bytes_again(tmp_path):
 
 def test_policies_are_part_of_the_code_behind_a_run():
     modules = prepare(cell()).code.modules
-    assert {"engines.ampd.policies", "engines.ar.cluster.decode_worker"} <= modules.keys()
+    assert {"engines.ampd.policies", "engines.cluster.decode"} <= modules.keys()
     assert {"repro.systems.cluster.ampd_settings", "repro.workloads.sessions"} <= modules.keys()
     assert not any(name.startswith(("paper_figures", "repro.cli")) for name in modules)
 

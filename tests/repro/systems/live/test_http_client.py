@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.ar.metrics import observe
-from engines.ar.record import ClusterRun, Gaps, RoundRow, SessionRow, table_of
-from engines.ar.session import Round, Session
+from engines.cluster.metrics import observe
+from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, table_of
+from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
 from repro.runs.drivers.http import Exchange, Reply
 from repro.systems.live.http_client import HttpClient, SessionConversation

@@ -29,9 +29,9 @@ from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import AdaptiveRouter
-from engines.ar.metrics import observe
-from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.run import random_prompts
+from engines.cluster.metrics import observe
+from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE

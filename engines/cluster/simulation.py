@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
-from engines.ar.cluster.worker import Home, Live
-from engines.ar.hardware import KvLinks
-from engines.ar.record import (
+from engines.cluster.hardware import KvLinks
+from engines.cluster.record import (
     ClusterRun,
     RoundRow,
     SessionRow,
@@ -26,7 +24,8 @@ from engines.ar.record import (
     prefill_load,
     table_of,
 )
-from engines.ar.session import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
+from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
+from engines.cluster.worker import CachingPrefillWorker, Home, Live, PrefillWorker
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range
 from engines.named import asked

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import CachingPrefillWorker, PrefillWorker
-from engines.ar.cluster.simulation import NEVER, DecodeSimulation, StopRule
-from engines.ar.cluster.worker import Parts
-from engines.ar.deployment import Deployment, place
-from engines.ar.hardware import Hardware
-from engines.ar.record import ClusterRun
-from engines.ar.session import Arrivals
-from engines.ar.window import WINDOW_S
+from engines.cluster.decode import DecodeWorker
+from engines.cluster.hardware import Deployment, Hardware, place
+from engines.cluster.memory import WINDOW_S
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import Arrivals
+from engines.cluster.simulation import NEVER, DecodeSimulation, StopRule
+from engines.cluster.worker import CachingPrefillWorker, Parts, PrefillWorker
 from engines.errors import require
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Router

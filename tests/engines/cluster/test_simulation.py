@@ -8,11 +8,11 @@ import pytest
 from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 from support.refusals import refuses
 
-from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.cluster.decode_worker import Sink
-from engines.ar.cluster.simulation import DecodeSimulation, StopRule
-from engines.ar.deployment import Deployment, Pool, place, replications, splits
-from engines.ar.session import ClosedLoop, OpenLoop
+from engines.cluster.cluster import Cluster, Policies
+from engines.cluster.decode import Sink
+from engines.cluster.hardware import Deployment, Pool, place, replications, splits
+from engines.cluster.sessions import ClosedLoop, OpenLoop
+from engines.cluster.simulation import DecodeSimulation, StopRule
 from engines.errors import UserError
 from engines.policies.routing import Decision, FewestSessions, LeastKvMemory, RemoteOnly, RoundRobin
 from engines.policies.task import PrefillTask

@@ -15,11 +15,11 @@ from support.lee_longton import mean_wait, wait_quantile
 from waits import deterministic, markov, sampled
 
 from engines.ampd.planner.coefficients import erlang_c
-from engines.ar.cluster.decode_worker import DecodeWorker, Sink
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.record import ClusterRun
-from engines.ar.session import EventLoop, OpenLoop, Session
+from engines.cluster.decode import DecodeWorker, Sink
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import EventLoop, OpenLoop, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import PrefillWorker
 from engines.errors import UserError
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.owed import Owed

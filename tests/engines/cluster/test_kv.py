@@ -3,7 +3,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ar.kv import KvPool
+from engines.cluster.memory import KvPool
 
 
 def parked(pool: KvPool, **tokens: int) -> None:

@@ -27,7 +27,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from engines.ar.record import ClusterRun, Table
+from engines.cluster.record import ClusterRun, Table
 from engines.knobs import Checked
 from engines.policies.task import Slo
 

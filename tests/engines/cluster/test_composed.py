@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engines.ar.cost import PHYSICAL, CostConstants, WorkerCost
-from engines.ar.hardware import Hardware
+from engines.cluster.cost import PHYSICAL, CostConstants, WorkerCost
+from engines.cluster.hardware import Hardware
 from engines.cost.cards import H200
 from engines.cost.kernels import Kernels
 from engines.errors import UserError

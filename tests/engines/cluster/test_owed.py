@@ -10,10 +10,10 @@ from support.liars import Batches, Routes, forgets_history, pretends, shares
 from support.prefill import TokenCost
 
 from baselines.ar.sglang import sglang
-from engines.ar.cluster.decode_worker import DecodeWorker
-from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.session import OpenLoop, Round, Session
+from engines.cluster.decode import DecodeWorker
+from engines.cluster.sessions import OpenLoop, Round, Session
+from engines.cluster.simulation import DecodeSimulation
+from engines.cluster.worker import PrefillWorker
 from engines.errors import RunError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem

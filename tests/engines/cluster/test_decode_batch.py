@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ar.cluster.decode_batch import DecodeBatch, Run
+from engines.cluster.decode import DecodeBatch, Run
 from engines.cost.roofline import DecodeLine
 
 runs = st.builds(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ar.window import TokenRun, TokenWindow, Window
+from engines.cluster.memory import TokenRun, TokenWindow, Window
 
 
 def test_empty_window_counts_as_zero():

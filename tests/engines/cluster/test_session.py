@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.clusters import session
 
-from engines.ar.session import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Round, Session
+from engines.cluster.sessions import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Round, Session
 from engines.errors import UserError
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from support.clusters import FIRST_PREFILL, LinearCost, serve, session, simulation
 
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.session import ClosedLoop
+from engines.cluster.sessions import ClosedLoop
+from engines.cluster.simulation import DecodeSimulation
 from engines.policies.routing import Local
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import PrefillQueue, PrefillTask

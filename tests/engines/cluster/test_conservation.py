@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, TokenEstimator, hardware, links, profiled, session, session_lists, simulation
 
-from engines.ar.cluster.simulation import DecodeSimulation
-from engines.ar.metrics import observe
-from engines.ar.record import ClusterRun
-from engines.ar.session import OpenLoop, Session
+from engines.cluster.metrics import observe
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import OpenLoop, Session
+from engines.cluster.simulation import DecodeSimulation
 from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
 from engines.policies.routing import Decision, RoundRobin
 from engines.policies.step import Batching
@@ -202,7 +202,7 @@ def test_kept_history_survives_until_its_time_is_over():
 def test_simulated_systems_are_deterministic_too():
     """The same through ``Cluster``, with a random router."""
     from engines.ampd.system import ampd
-    from engines.ar.deployment import Deployment
+    from engines.cluster.hardware import Deployment
     from engines.policies.task import Slo
 
     platform = hardware()

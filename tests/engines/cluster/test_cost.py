@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.clusters import TimedCost, hardware
 from support.refusals import refuses
 
-from engines.ar.cost import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
+from engines.cluster.cost import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
 from engines.cost.cards import H20, H200, Gpu
 from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.errors import UserError
