@@ -127,10 +127,12 @@ FEWER: Mapping[tuple[str, str], Mapping[str, str]] = {
         '"rate": 0.5}': '"rate": 0.5, "knobs": {"num_prompts": 8}}',
     },
     ("docs/using.md", "repro bench --system ampd"): {"--num-prompts": "24"},
-    ("docs/using.md", "repro eval --task mini-gsm --task mini-code"): {"--limit": "2"},
+    ("docs/using.md", "repro eval --task mini-gsm --task mini-code"): {"--limit": "1"},
     ("docs/using.md", "repro ablate --component routing"): {"--num-runs": "1", "--knob": "num_prompts=40"},
     ("docs/using.md", "repro ablate --component awd"): {"--num-runs": "1"},
     ("docs/using.md", "repro capacity --workload dureader"): {"--num-prompts": "60"},
+    ("docs/using.md", "repro capacity --workload lmsys"): {"--num-prompts": "100", "--gpus": "1..4"},
+    ("docs/using.md", "repro capacity --workload mine.jsonl"): {"--num-prompts": "40"},
 }
 """Sizes of a test. What is not named here is run as it stands."""
 
