@@ -202,6 +202,14 @@ def _formatted(number: Number, form: str) -> str:
 
 def table(declared: Mapping[str, Any], results: Path) -> str:
     """Markdown of one table: every row with every column, whose keys complete or replace the table's own."""
+    try:
+        return _table(declared, results)
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"it declares no table with rows and columns ({reason}): correct its keys") from error
+
+
+def _table(declared: Mapping[str, Any], results: Path) -> str:
     common = {name: value for name, value in declared.items() if name not in ("corner", "rows", "columns")}
     read = cache(partial(_read_rows, results))
     columns = _axis(declared["columns"], ", ")

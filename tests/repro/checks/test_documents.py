@@ -187,6 +187,15 @@ def test_a_cell_that_cannot_be_computed_is_one_sentence(repository, keys):
         cell(repository, **keys)
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [None, [], {"rows": {}}, {"rows": "a", "columns": {}}, {"rows": {"a": {"where": 1}}, "columns": {"b": {}}}],
+)
+def test_a_declaration_of_another_shape_is_one_sentence(repository, declared):
+    with pytest.raises(UserError, match="rows and columns"):
+        table(declared, repository / "results")
+
+
 def test_rows_and_columns_may_be_combined(repository):
     declared = {
         "of": "speeds.csv",
