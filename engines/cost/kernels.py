@@ -23,13 +23,13 @@ from engines.cost.tables import (
     Kernel,
     Product,
     Tables,
-    cards,
     dense_layer_products,
     experts_of,
     head_product,
     heads_of,
     layer_products,
     load_tables,
+    tables_file,
 )
 from engines.errors import UserError, require
 from engines.models.shape import BLOCK_DIFFUSION, ModelShape
@@ -50,7 +50,7 @@ def has_tables(card: str | Gpu, shape: ModelShape | None = None) -> bool:
     """Whether its steps can be composed of kernels."""
     if isinstance(card, Card):
         return card.tables is not None
-    return TRANSFERRED.get(str(card), str(card)) in cards(_folder(shape))
+    return tables_file(TRANSFERRED.get(str(card), str(card)), _folder(shape)).is_file()
 
 
 def _folder(shape: ModelShape | None) -> Path:

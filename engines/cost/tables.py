@@ -111,9 +111,13 @@ def _microseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e6 * seconds:.4g}"
 
 
+def tables_file(card: str, folder: Path = FOLDER) -> Path:
+    return folder / f"{card}.csv.gz"
+
+
 @lru_cache(maxsize=16)
 def load_tables(card: str, folder: Path = FOLDER) -> Tables:
-    path = folder / f"{card}.csv.gz"
+    path = tables_file(card, folder)
     require(
         path.is_file(), f"card={card!r} has no kernel tables: use one of {', '.join(cards(folder))}, or cost=roofline"
     )

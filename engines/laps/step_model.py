@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -89,27 +89,25 @@ class StepModel:
         # B, N, sum L (L + 2H), sum H
         features = np.array([(b, b * length, b * length * (length + 2 * h), b * h) for b, h, length in steps])
         coefficients, error = _fit(features, times)
-        base_s, request_s, floor_s, token_s, alpha, history_s = coefficients
+        names = ("base_s", "request_s", "floor_s", "token_s", "alpha", "history_s")
+        fitted = StepModel(**dict(zip(names, coefficients, strict=True)), shapes={}, mean_error=error)
+        return fitted.replaying(timed, shapes)
+
+    def replaying(self, timed: StepTimes, shapes: Iterable[Bucket | Rung]) -> StepModel:
+        """The same model with graphs of these shapes captured, timed too."""
         replays: dict[Bucket | Rung, float] = {}
         for shape in shapes:
             if isinstance(shape, Bucket):
                 replays[shape] = timed.step_s([Chunk(0, shape.length)] * shape.batch, 0, 0, shape)
-                replays[shape] -= request_s * shape.batch
+                replays[shape] -= self.request_s * shape.batch
             else:
-                replays[shape] = timed.step_s([Chunk(0, shape.tokens)], 0, 0, shape) - request_s
-                replays[shape] -= alpha * shape.tokens**2
-        lone = [Chunk(0, lengths[0])]
-        return StepModel(
-            base_s=base_s,
-            request_s=request_s,
-            floor_s=floor_s,
-            token_s=token_s,
-            alpha=alpha,
-            history_s=history_s,
-            shapes=replays,
-            fallback_s=max(0.0, timed.step_s(lone, 0, 0, Fallback()) - timed.step_s(lone, 0, 0)) if replays else 0.0,
-            mean_error=error,
-        )
+                replays[shape] = timed.step_s([Chunk(0, shape.tokens)], 0, 0, shape) - self.request_s
+                replays[shape] -= self.alpha * shape.tokens**2
+        if not replays:
+            return self
+        lone = [Chunk(0, LENGTHS[0])]
+        looked_s = timed.step_s(lone, 0, 0, Fallback()) - timed.step_s(lone, 0, 0)
+        return replace(self, shapes=replays, fallback_s=max(0.0, looked_s))
 
 
 def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:
@@ -123,12 +121,15 @@ def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:
     sizes = np.unique(tokens)
     require(len(sizes) >= 4, f"{len(sizes)} different step sizes: time at least 4 to find the floor")
     best: tuple[float, Floats, float] | None = None
+    fits: dict[bytes, Floats] = {}  # ways from different knees meet
     for knee in sizes[1:-1]:
         floor = tokens <= knee
         for _ in range(20):
-            off = np.where(floor, 0.0, 1.0)
-            columns = [ones, requests, floor.astype(np.float64), off * tokens, off * pairs, off * histories]
-            found = nonnegative_fit(np.stack(columns, axis=1), times)
+            if floor.tobytes() not in fits:
+                off = np.where(floor, 0.0, 1.0)
+                columns = [ones, requests, floor.astype(np.float64), off * tokens, off * pairs, off * histories]
+                fits[floor.tobytes()] = nonnegative_fit(np.stack(columns, axis=1), times)
+            found = fits[floor.tobytes()]
             work = found[3] * tokens + found[4] * pairs + found[5] * histories
             moved = work <= found[2]
             if (moved == floor).all() or not moved.any() or moved.all():

@@ -14,7 +14,7 @@ from engines.cost.tables import Framework
 from engines.errors import require
 from engines.knobs import Checked, Except, Knob, Only, Range, Seconds, given_to, knobs_of, made
 from engines.laps.cluster import Cache
-from engines.laps.cost import PrefillConstants, cost_of
+from engines.laps.cost import PrefillConstants, PrefillCost, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import model_shape
@@ -194,7 +194,12 @@ def _step_model_of(
 ) -> StepModel:
     """The mixing penalty is not in it: policies know what a step of one prompt takes."""
     cost = cost_of(model_shape(model), gpu(card), replace(constants, kappa=0.0), kernels)
-    return StepModel.profile(cost, shapes)
+    return _profiled(cost).replaying(cost, shapes)
+
+
+@lru_cache(maxsize=64)
+def _profiled(cost: PrefillCost) -> StepModel:
+    return StepModel.profile(cost)
 
 
 _TIMES = ("max_window_s", "slack_s", "margin_s", "max_wait_s", "max_long_wait_s", "min_step_s", "max_step_s")
