@@ -16,7 +16,7 @@ from engines.cluster.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import UserError, require
-from engines.knobs import Checked, Knob, Range, Seconds, check_given, given_to
+from engines.knobs import Checked, Knob, Only, Range, Seconds
 from engines.models.shape import model_shape
 from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
@@ -25,9 +25,10 @@ from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cluster.system import autoregressive_shape
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import ArPart, Platform, platform
+from repro.systems.resolve import resolve as resolve_knobs
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
-from repro.workloads.own import trace_asked, workload_knobs
+from repro.workloads.own import trace_asked
 from repro.workloads.sessions import (
     Lengths,
     SessionWorkload,
@@ -61,6 +62,13 @@ class SessionKnobs(TraceKnobs, UntoldAnswers):
     """Accept arrivals that outrun the workers: the numbers are of this number of sessions alone."""
 
 
+_OF_DATA_SET = Only(workload=None)
+"""A file's lengths stay as they are."""
+DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
+"""What SLO attainment means, where a cell names no other reading: under it a simulated grid came closest to Figure 4 most often
+(``repro reproduce ampd/readings`` scores all)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterKnobs(SessionKnobs, Checked):
     model: str | None = None
@@ -72,23 +80,20 @@ class ClusterKnobs(SessionKnobs, Checked):
     charged: CostKnobs = field(default_factory=CostKnobs)
     deployment: str | None = None
     """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best, with all else that is free (docs/tuning.md)."""
-    counted: Lengths | None = None
+    counted: Annotated[Lengths, _OF_DATA_SET] | None = None
     """What the lengths of a card count."""
-    meets_totals: bool | None = None
+    meets_totals: Annotated[bool, _OF_DATA_SET] | None = None
     """Scale sessions to the means of the trace's card: its own are by default, those of a file are not."""
     planning_rate: Rate | None = None
     """Sessions/s that the planner, or deployment=search, expects; the cell's own rate by default."""
-    slo_scope: Scope | None = None
+    slo_scope: Scope = DEFAULT_READING.scope
     """Whether rounds or sessions meet the objectives."""
-    ttft_rule: TtftRule | None = None
+    ttft_rule: TtftRule = DEFAULT_READING.ttft
     """Whether every TTFT has to, or their mean."""
-    itl_stat: ItlStat | None = None
+    itl_stat: ItlStat = DEFAULT_READING.itl
     """Which statistic of the times between tokens has to."""
 
 
-DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
-"""What SLO attainment means, where a cell names no other reading: under it a simulated grid came closest to Figure 4 most often
-(``repro reproduce ampd/readings`` scores all)."""
 PLANNING_RATE = 0.6
 """Sessions/s that plans are made for where a cell has no rate. The paper states none; at 0.4 to 0.6 the planner finds most
 plans of Table 2."""
@@ -207,12 +212,13 @@ def resolve(
     )
     require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
     assert where.gpu is not None
-    check_given(cell.asked, ClusterKnobs, own, plugged, workload_knobs(cell.asked), who=f"system={system!r}")
-    knobs = given_to(ClusterKnobs(), cell.asked)
+    usual = {"model": part.model, "constants": part.constants}
+    beside = {"executor": cell.executor}
+    knobs = resolve_knobs(ClusterKnobs, cell.asked, own, plugged, who=system, usual=usual, beside=beside)
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
-    constants, charged = knobs.constants or part.constants, knobs.charged.on(where.gpu)
-    hardware = hardware_of(shape.name, where.gpu, constants, charged.framework)
+    charged = knobs.charged.on(where.gpu)
+    hardware = hardware_of(shape.name, where.gpu, knobs.constants or part.constants, charged.framework)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     usual_gpus = part.num_gpus if card is None else min(card.num_gpus, part.num_gpus)
     num_gpus = usual_gpus if knobs.num_gpus is None else knobs.num_gpus
@@ -221,11 +227,7 @@ def resolve(
     workload = sessions_asked(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
-    reading = Reading(
-        scope=knobs.slo_scope or DEFAULT_READING.scope,
-        ttft=knobs.ttft_rule or DEFAULT_READING.ttft,
-        itl=knobs.itl_stat or DEFAULT_READING.itl,
-    )
+    reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
     basis += where.digest
@@ -280,11 +282,6 @@ def sessions_asked(
     """The workload of a cell; ``num_sessions`` where it asks for no number."""
     path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.asked)
     if file is not None:
-        for name, value in (("meets_totals", meets_totals), ("counted", counted)):
-            require(
-                value is None,
-                f"{name}={str(value).lower()} has no effect with workload={file.where!r}, whose lengths stay as they are: leave it out",
-            )
         return SessionWorkloadConfig(
             trace=cell.dataset,
             num_sessions=knobs.num_prompts or len(file.trace(cell.seed).sessions),

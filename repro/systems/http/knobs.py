@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from engines.dllm.config import AnswerTokens, Level
 from engines.errors import UserError, require
-from engines.knobs import Checked, Range, Tokens, check_given, given_to
+from engines.knobs import Checked, Range, Tokens
 from engines.strict_json import json_object
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
+from repro.systems.resolve import resolve as resolve_knobs
 from repro.workloads.knobs import RequestKnobs
-from repro.workloads.own import workload_knobs
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096
@@ -118,6 +118,5 @@ class HttpKnobs(RequestKnobs, Checked):
 
 
 def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
-    check_given(given, HttpKnobs, workload_knobs(given), who=f"system={system!r}")
     require("url" in given, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
-    return given_to(HttpKnobs(endpoint=Endpoint(url=given["url"])), given)
+    return resolve_knobs(HttpKnobs, given, who=system, endpoint=Endpoint(url=given["url"]))

@@ -13,7 +13,7 @@ from engines.ampd.performance import PerformanceModel, Piecewise
 from engines.ampd.system import AmpdConfig
 from engines.cluster.hardware import Deployment
 from engines.errors import require
-from engines.knobs import Checked, Range, check_given, given_to
+from engines.knobs import Checked, Range, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.own import Own
 from engines.policies.task import Slo
@@ -23,7 +23,7 @@ from repro.systems.cluster.ampd import OwnPolicies, own_policies
 from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.cluster.deployments import parse_deployment
 from repro.systems.platforms import platform
-from repro.workloads.own import workload_knobs
+from repro.systems.resolve import resolve as resolve_knobs
 from repro.workloads.sessions import SessionWorkloadConfig
 
 TINY = "tiny"
@@ -114,9 +114,9 @@ def resolve(cell: Cell, system: str) -> Settings:
         "cpu-tiny and torch",
     )
     own = own_policies(cell.asked)
-    plugged = (*(each.knobs for each in own.values()), workload_knobs(cell.asked))
-    check_given(cell.asked, LiveKnobs, AmpdConfig, *plugged, who=f"system={system!r}")
-    knobs, policies = given_to(LiveKnobs(), cell.asked), given_to(AmpdConfig(), cell.asked)
+    plugged = (each.knobs for each in own.values())
+    knobs = resolve_knobs(LiveKnobs, cell.asked, AmpdConfig, *plugged, who=system)
+    policies = given_to(AmpdConfig(), cell.asked)
     told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for each in own.values():
         module, _, name = each.where.partition(":")
