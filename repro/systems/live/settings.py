@@ -99,8 +99,9 @@ class Settings:
 
     @property
     def basis(self) -> str:
-        """Digest of what is behind the numbers besides Python and the workload: model, objectives, Redis's scripts."""
-        scripts = [(files("engines.ampd.live") / name).read_text() for name in ("state.lua", "operations.lua")]
+        """Digest of what is behind the numbers besides Python and the workload: model, objectives, Redis's scripts but for comments."""
+        texts = [(files("engines.ampd.live") / name).read_text() for name in ("state.lua", "operations.lua")]
+        scripts = [[line for line in text.splitlines() if not line.lstrip().startswith("--")] for text in texts]
         text = repr((self.config, self.slo, DEFAULT_READING, scripts))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
