@@ -50,8 +50,8 @@ class Code:
 
 
 @cache
-def code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
-    """Identity of these modules and all they import; where ``through`` names packages, of what these import and no further."""
+def code_of(modules: tuple[str, ...]) -> Code:
+    """Identity of these modules and all they import."""
     named = PACKAGES | {name.partition(".")[0] for name in modules}
     found: dict[str, str] = {}
     waiting = list(modules)
@@ -64,9 +64,8 @@ def code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
         if source is None:
             continue
         found[name], imported = source
-        if not through or f"{name}.".startswith(through):
-            is_ours = name.partition(".")[0] in PACKAGES
-            waiting += [each for each in imported if not is_ours or each.partition(".")[0] in named]
+        is_ours = top in PACKAGES
+        waiting += [each for each in imported if not is_ours or each.partition(".")[0] in named]
     return _code(found)
 
 
