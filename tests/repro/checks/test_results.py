@@ -287,6 +287,21 @@ def test_the_command_says_what_differs_and_how_to_make_it(root):
     assert [each["file"] for each in told if each["fault"]] == [f"{SGLANG}.runs.csv"]
 
 
+def test_a_figure_that_was_just_made_is_the_same_and_so_are_its_runs(tmp_path):
+    small = ("--platform", "rtx4090", "--cost", "roofline", "--request-rate", "0.5", "--num-prompts", "4")
+    where = ("--result-dir", str(tmp_path / "runs"), "--out-dir", str(tmp_path / "results" / "rtx4090"))
+    made = CliRunner().invoke(app, ["reproduce", "fig3", *small, "--num-runs", "2", *where])
+    assert made.exit_code == 0, made.output
+    for words in ((), ("--again", "3")):
+        result = command("--results", str(tmp_path / "results"), *words, "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)["results"]
+        assert len(found) == (3 if words else 1)
+        assert {each["status"] for each in found} == {"same"}
+    options = "--num-runs 2 --request-rate 0.5 --num-prompts 4 --cost roofline"
+    assert f"repro reproduce dllm-serve/fig3 --platform rtx4090 {options}" in found[0]["command"]
+
+
 def test_the_command_writes_the_verdicts_anew(root):
     before = (root / "claims-block.csv").read_bytes()
     edit(root / "claims-block.csv", ",reproduced,", ",not reproduced,")
