@@ -2,7 +2,6 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,11 +13,10 @@ from engines.cost.roofline import Calibration
 from repro.paths import CALIBRATION
 from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values
-from repro.reports.sensitivity import BATCH_RULES, DATASETS, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
+from repro.reports.sensitivity import BATCH_RULES, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
 from repro.runs.cell import Scalar
 from repro.runs.metrics import served_per_second
 from repro.runs.system import SYSTEMS
-from repro.workloads.dataset import load_card
 
 SMALL: dict[str, Scalar] = {"num_prompts": 9, "gen_length": 64, "steps": 64}
 CASES: list[tuple[str, dict[str, Scalar]]] = [
@@ -111,38 +109,7 @@ def test_the_tables(card, tmp_path, monkeypatch):
     assert [float(row["value"]) for row in rows] == pytest.approx(list(values.values()), rel=1e-5)
 
 
-def documented(card: str, *begins: str) -> list[str]:
-    """Cells of the documentation's row of the card that begins so, after the names."""
-    title = {"l40s": "L40S", "rtx4090": "RTX 4090"}[card]
-    start = f"| {' | '.join((title, *begins))} |"
-    (line,) = [line for line in Path("docs/semantics.md").read_text().splitlines() if line.startswith(start)]
-    return [cell.strip() for cell in line.removeprefix(start).strip("|").split("|")]
-
-
-@pytest.mark.parametrize("card", PROTOCOLS)
-def test_the_documentation_quotes_what_is_stored(card):
-    rows = list(csv.DictReader((CALIBRATION / f"{card}-sensitivity.csv").read_text().splitlines()))
-    values = {(row["table"], row["item"], row["setting"]): float(row["value"]) for row in rows}
-    for seconds in OVERHEADS_S:
-        setting = f"{1e3 * seconds:g} ms"
-        share, *cells = documented(card, setting)
-        assert share == f"{values['step overhead', 'share of peak', setting]:.3f}"
-        for rule, cell in zip(BATCH_RULES, cells, strict=True):
-            gains = [values["step overhead", f"gain {dataset} {rule}", setting] for dataset in DATASETS]
-            error = values["step overhead", f"median error of baselines {rule}", setting]
-            assert cell == f"{min(gains):.2f}-{max(gains):.2f} ({error:.0f} %)"
-    for system, dataset in stated_values(PROTOCOLS[card]):
-        if system != "dllm-serve":
-            _, *cells = documented(card, load_card(dataset).title, SYSTEMS.get(system).title)
-            reached = [f"{values['batch rule', f'{system} {dataset}', rule]:.1f}" for rule in BATCH_RULES]
-            assert [cell.partition(" ")[0] for cell in cells] == reached
-
-
-def test_the_documentation_quotes_the_lengths_that_would_be_needed():
+def test_the_papers_order_needs_prompts_that_no_public_data_has():
     rows = list(csv.DictReader((CALIBRATION / "l40s-sensitivity.csv").read_text().splitlines()))
     needed = {row["item"]: float(row["value"]) for row in rows if row["setting"] == "mean prompt for the paper's"}
-    text = Path("docs/semantics.md").read_text()
-    for dataset, length in needed.items():
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| {load_card(dataset).title} |")]
-        assert line.split("|")[5].strip() == f"{length:.0f}"
     assert needed["burst"] < needed["osc"] < needed["livebench"]
