@@ -91,7 +91,7 @@ class Kernels:
 
     def __init__(self, shape: ModelShape, card: Gpu, framework: str, degree: int = 1) -> None:
         require(framework in FRAMEWORKS, f"kernels={framework!r} is unknown: use one of {', '.join(FRAMEWORKS)}")
-        self.shape, self.card, self.framework = shape, card, framework
+        self.shape, self.card, self.framework, self.degree = shape, card, framework, degree
         self.tables = tables_of(card, shape)
         self._measured_on = gpu(self.tables.card) if self.is_transferred else card
         self._layers = self._layer_curve(layer_products(shape), degree, has_experts=shape.num_experts > 1)
@@ -108,6 +108,10 @@ class Kernels:
         has as many pairs."""
         self.decode_line: Callable[[int], DecodeLine] = cache(self._fitted_line)
         """Attention of a decode step over all layers, by its sequences."""
+
+    def __reduce__(self) -> tuple[type[Kernels], tuple[ModelShape, Gpu, str, int]]:
+        """Another process looks the tables up itself: what is remembered of steps cannot be sent."""
+        return type(self), (self.shape, self.card, self.framework, self.degree)
 
     def check(self, attention: Sequence[Kernel]) -> None:
         """Refuse a model whose attention is in no table; what else it needs is looked up already."""

@@ -1,6 +1,7 @@
 """Steps of measured kernels: sums and lines by hand, times moved to another card, and the shapes that curves must have."""
 
 import math
+import pickle
 
 import pytest
 from support.refusals import refuses
@@ -44,6 +45,12 @@ def test_between_measured_rows_a_step_is_on_the_line_and_beyond_them_in_proporti
     assert kernels.layers_s(400) == pytest.approx(low + (high - low) * (400 - 257) / (512 - 257), rel=1e-12)
     assert kernels.layers_s(65536) == pytest.approx(2 * kernels.layers_s(32768), rel=1e-12)
     assert kernels.layers_s(0) == 0.0
+
+
+def test_another_process_prices_the_same_steps():
+    kernels = Kernels(LLAMA_3_1_70B.on_rank(4), H200, "vllm", 4)
+    kernels.layers_s(1024)
+    assert pickle.loads(pickle.dumps(kernels)).layers_s(1024) == kernels.layers_s(1024)
 
 
 def test_the_step_behind_a_full_tile_is_kept():
