@@ -15,7 +15,7 @@ TORCH ?=
 TORCH_RELEASE := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Of two cores a third worker uses the time in which tests wait.
-TEST_JOBS ?= 3
+TEST_JOBS ?= 2
 BUDGET ?= 520
 GPU_PLATFORM ?=
 TESTS ?=

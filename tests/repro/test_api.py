@@ -112,7 +112,7 @@ def test_a_data_file_is_read_anew_by_every_call(system, tmp_path):
         lengths.append(run.record.requests["prompt_len"])
     assert lengths == [[10, 10], [200, 200]]
     file.write_text("nothing\n")
-    with pytest.raises(UserError, match=r"^data\.jsonl "):
+    with pytest.raises(UserError, match=r"^data\.jsonl"):
         repro.load(run.cell, result_dir=tmp_path / "runs")
 
 

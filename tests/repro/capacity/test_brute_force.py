@@ -15,8 +15,8 @@ from repro.capacity.site import Plan, Site
 from repro.capacity.study import fewest_gpus, largest_rate
 
 LATTICE = Lattice(resolution=0.1)
-FINE = 1.025
-BELOW, ABOVE = 8, 14
+FINE = 1.05
+BELOW, ABOVE = 4, 7
 """Rates of the fine grid from a fifth below the answer to two fifths above."""
 
 
