@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 
 from engines.errors import UserError
 from repro.lm_eval.tasks import LocalTask
-from repro.tasks import gsm8k, humaneval, mini_chain, mini_code, mini_gsm
+from repro.tasks import gsm8k, mini_chain, mini_code, mini_gsm
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
@@ -79,4 +79,4 @@ class Gsm8k(_Named):
 
 
 class HumanEval(_Named):
-    name = humaneval.NAME
+    name = "humaneval"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.errors import UserError
-from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
+from repro.tasks.task import Grade, Task, TaskOptions, TaskProblem
 from repro.workloads.card import Local
 
 if TYPE_CHECKING:
@@ -108,15 +108,3 @@ def _examples(records: Records) -> tuple[tuple[Record, ...], str]:
     if train.is_file():
         return read_records(Local(paths=(train,), entry=None, location=train.name), COLUMNS).rows, f"of {TRAIN_FILE}"
     return EXAMPLES, "written for this project"
-
-
-ENTRY = TaskEntry(
-    name=NAME,
-    title="GSM8K",
-    num_problems=1319,
-    is_generated=False,
-    num_fewshot=NUM_FEWSHOT,
-    criterion="flexible extract",
-    strict="strict match",
-    load=gsm8k_task,
-)

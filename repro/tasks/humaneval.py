@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro.tasks.programs import passes
-from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
+from repro.tasks.task import Grade, Task, TaskOptions, TaskProblem
 
 if TYPE_CHECKING:
     from repro.workloads.dataset import Record
@@ -57,15 +57,3 @@ def _problem(row: Record) -> TaskProblem:
 
 def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
     return [Grade(correct=passed) for passed in passes(problems, texts)]
-
-
-ENTRY = TaskEntry(
-    name=NAME,
-    title="HumanEval",
-    num_problems=164,
-    is_generated=False,
-    criterion="pass@1",
-    strict=None,
-    runs_code=True,
-    load=humaneval_task,
-)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from repro.tasks import mini_chain, mini_code, mini_gsm
 from repro.tasks.problem import Problem, grade
 from repro.tasks.programs import passes
-from repro.tasks.task import Grade, Grader, Task, TaskEntry, TaskOptions, TaskProblem
+from repro.tasks.task import Grade, Grader, Task, TaskOptions, TaskProblem
 from repro.workloads.card import Origin
 
 NUM_PROBLEMS = 500
@@ -89,33 +89,3 @@ def _task(
         runs_code=checks is not None,
         chat=options.chat,
     )
-
-
-GSM = TaskEntry(
-    name=mini_gsm.TASK,
-    title="mini-gsm",
-    num_problems=NUM_PROBLEMS,
-    is_generated=True,
-    criterion="last number",
-    strict="number behind ####",
-    load=mini_gsm_task,
-)
-CHAIN = TaskEntry(
-    name=mini_chain.TASK,
-    title="mini-chain",
-    num_problems=NUM_PROBLEMS,
-    is_generated=True,
-    criterion="last number",
-    strict="number behind ####",
-    load=mini_chain_task,
-)
-CODE = TaskEntry(
-    name=mini_code.TASK,
-    title="mini-code",
-    num_problems=NUM_PROBLEMS,
-    is_generated=True,
-    criterion="pass@1",
-    strict="the reference's text",
-    runs_code=True,
-    load=mini_code_task,
-)

@@ -6,12 +6,61 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from engines.errors import UserError, require
-from repro.tasks import gsm8k, humaneval, mini
 from repro.tasks.task import Task, TaskEntry, TaskOptions
 
-TASKS: Mapping[str, TaskEntry] = MappingProxyType(
-    {entry.name: entry for entry in (mini.GSM, mini.CODE, mini.CHAIN, gsm8k.ENTRY, humaneval.ENTRY)}
+_NUMBER, _BEHIND = "last number", "number behind ####"
+_ENTRIES = (
+    TaskEntry(
+        name="mini-gsm",
+        title="mini-gsm",
+        num_problems=500,
+        is_generated=True,
+        criterion=_NUMBER,
+        strict=_BEHIND,
+        where="repro.tasks.mini:mini_gsm_task",
+    ),
+    TaskEntry(
+        name="mini-code",
+        title="mini-code",
+        num_problems=500,
+        is_generated=True,
+        criterion="pass@1",
+        strict="the reference's text",
+        runs_code=True,
+        where="repro.tasks.mini:mini_code_task",
+    ),
+    TaskEntry(
+        name="mini-chain",
+        title="mini-chain",
+        num_problems=500,
+        is_generated=True,
+        criterion=_NUMBER,
+        strict=_BEHIND,
+        where="repro.tasks.mini:mini_chain_task",
+    ),
+    TaskEntry(
+        name="gsm8k",
+        title="GSM8K",
+        num_problems=1319,
+        is_generated=False,
+        num_fewshot=5,
+        criterion="flexible extract",
+        strict="strict match",
+        where="repro.tasks.gsm8k:gsm8k_task",
+    ),
+    TaskEntry(
+        name="humaneval",
+        title="HumanEval",
+        num_problems=164,
+        is_generated=False,
+        criterion="pass@1",
+        strict=None,
+        runs_code=True,
+        where="repro.tasks.humaneval:humaneval_task",
+    ),
 )
+TASKS: Mapping[str, TaskEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+"""What is told of each without importing it: most cells are graded by none."""
 
 
 def task_entry(name: str) -> TaskEntry:

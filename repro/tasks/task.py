@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from engines.knobs import Checked, Count, Range, Seed
+from engines.named import load_named
 from repro.workloads.card import Origin
 from repro.workloads.knobs import SourceKind
 
@@ -100,8 +101,17 @@ class TaskEntry:
     """What ``correct`` and ``strict`` mean."""
     runs_code: bool = False
     """Whether grading runs what a model wrote."""
-    load: Callable[[TaskOptions], Task | None]
-    """None where a published task has no real problems here (``source`` auto without a file, or embedded)."""
+    where: str
+    """What loads it, as module:NAME."""
+
+    @property
+    def module(self) -> str:
+        return self.where.partition(":")[0]
+
+    def load(self, options: TaskOptions) -> Task | None:
+        """None where a published task has no real problems here (``source`` auto without a file, or embedded)."""
+        found: Task | None = load_named("task", self.where)(options)
+        return found
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:

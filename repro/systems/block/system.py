@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -32,9 +33,8 @@ from repro.runs.family import Family
 from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 from repro.systems.block.record import BLOCK, REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, Settings, resolve
-from repro.systems.block.text import answer_of, find_text, text_of
 from repro.systems.calibration import describe_calibration, load_calibration
-from repro.systems.dllm.requests import graded
+from repro.systems.dllm.record import graded
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
@@ -68,7 +68,8 @@ class Deployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return __name__, "repro.systems.platforms", *(() if self.settings.is_simulated else (ON_TORCH,))
+        grading = () if self.task is None else (TASKS[self.task.name].module,)
+        return __name__, "repro.systems.platforms", *grading, *(() if self.settings.is_simulated else (ON_TORCH,))
 
     @property
     def basis(self) -> str:
@@ -141,6 +142,8 @@ class Deployment:
         )
         if self.task is None:
             return record
+        from repro.systems.block.text import answer_of, text_of
+
         text = text_of(self.settings)
         return graded(record, self.task, {i: answer_of(ids, text).text for i, ids in log.answers.items()})
 
@@ -185,7 +188,7 @@ class BlockDiffusion:
         settings = resolve(cell)
         file = trace_asked(cell.dataset, settings.knobs, cell.asked)
         if file is not None:
-            asks_texts = not settings.is_simulated and find_text(settings) is not None
+            asks_texts = not settings.is_simulated and _has_text(settings)
             workload = _traced(cell, settings, file, asks_texts=asks_texts)
             return Deployment(settings=settings, seed=cell.seed, asks_texts=asks_texts), workload
         task = _task_of(cell, settings)
@@ -227,6 +230,8 @@ def _task_of(cell: Cell, settings: Settings) -> Task | None:
 
 def _problems(cell: Cell, settings: Settings, task: Task) -> BlockWorkload:
     """One request a problem, in problem order; a prompt that there is no room for is refused."""
+    from repro.systems.block.text import text_of
+
     knobs, text = settings.knobs, text_of(settings)
     found = fixed_workload(
         task.name,
@@ -263,7 +268,7 @@ def _traced(cell: Cell, settings: Settings, file: Traced, *, asks_texts: bool) -
         num=knobs.num_prompts if "num_prompts" in cell.asked else None,
         length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
         fixed_prompt_len=knobs.input_len,
-        encode=(lambda prompt: list(text_of(settings).encode(prompt))) if asks_texts else None,
+        encode=partial(_encoded, settings) if asks_texts else None,
     )
     _check_shared(settings, found.requests)
     return BlockWorkload(
@@ -315,6 +320,18 @@ def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
     _check_shared(settings, found.requests)
     requests = tuple(_request(each, settings, cell.seed) for each in found.requests)
     return BlockWorkload(requests=requests, provenance=found.provenance)
+
+
+def _has_text(settings: Settings) -> bool:
+    from repro.systems.block.text import find_text
+
+    return find_text(settings) is not None
+
+
+def _encoded(settings: Settings, prompt: str) -> list[int]:
+    from repro.systems.block.text import text_of
+
+    return list(text_of(settings).encode(prompt))
 
 
 def _check_shared(settings: Settings, requests: Sequence[Request]) -> None:

@@ -236,15 +236,11 @@ def resolve(
         f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
         f"platform={where.name!r}, leave it out or use {wanted}",
     )
-    beside = {"executor": cell.executor, "rate": cell.rate}
+    beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
     knobs = resolve_knobs(InstanceKnobs, cell.asked, own, plugged, who=system, beside=beside)
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
-    model = knobs.model or part.model
-    if part.gpu is None:
-        require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
-    else:
-        model = autoregressive_shape(model, system).name
+    model = _model(knobs, part, system)
     require(
         1 <= knobs.num_instances <= part.most_instances,
         f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
@@ -258,17 +254,13 @@ def resolve(
         check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
     deadline_s = slo_s if knobs.deadlines else None
     paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
-    settings_of_own = given_to(
-        made(own, {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}),
-        {name: value for name, value in cell.asked.items() if name not in plugged},
-        **beside,
-        num_instances=knobs.num_instances,
-        decode=knobs.decode,
-    )
+    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
+    beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
+    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
     return Settings(
         platform=where,
         part=part,
-        own=settings_of_own,
+        own=given_to(made(own, defaults), asked, **beside),
         model=model,
         num_instances=knobs.num_instances,
         constants=fitted_to(part.gpu, knobs.constants),
@@ -282,6 +274,15 @@ def resolve(
         is_transient=knobs.transient,
         workload=_workload(cell, part, knobs),
     )
+
+
+def _model(knobs: InstanceKnobs, part: PrefillPart, system: str) -> str:
+    """The model as its shape spells it; a measured instance has one."""
+    model = knobs.model or part.model
+    if part.gpu is not None:
+        return autoregressive_shape(model, system).name
+    require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
+    return model
 
 
 def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:

@@ -46,6 +46,7 @@ from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
 from repro.systems.dllm.record import drive_engine, step_requests
 from repro.systems.dllm.requests import grade_run
 from repro.systems.dllm.settings import REPLAY, Settings
+from repro.tasks.registry import TASKS
 from repro.tasks.task import Task
 from repro.workloads.workload import Workload
 
@@ -106,6 +107,8 @@ class Deployment:
             executors.append(self.config.scheduler)
         if self.replayed is not None:
             executors.append(REPLAY)
+        if self.task is not None:
+            executors.append(TASKS[self.task.name].module)
         return (*own, *(where.partition(":")[0] for where in executors))
 
     def check_machine(self) -> None:

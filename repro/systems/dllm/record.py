@@ -20,6 +20,7 @@ from repro.runs.family import WAITS, Family, Shown, late_submissions
 from repro.runs.metrics import Floats, Metric, column, distribution, request_times, served_per_second, status_counts
 from repro.runs.record import REQUESTS, Column, RunRecord, Table
 from repro.runs.statistics import wilson_interval
+from repro.tasks.task import Task
 
 STEPS = "steps"
 
@@ -454,3 +455,16 @@ class EngineLog(RequestLog):
             own = map(parts.get, columns["step"])
             columns[name] = [None if seconds is None else seconds[part] for seconds in own]
         return {column.name: columns[column.name] for column in STEP_COLUMNS}
+
+
+def graded(record: RunRecord, task: Task, texts: Mapping[int, str]) -> RunRecord:
+    """``texts`` by request id."""
+    answered = sorted(texts)
+    verdicts = dict(
+        zip(answered, task.grade_all([task.problems[i] for i in answered], [texts[i] for i in answered]), strict=True)
+    )
+    is_strict = any(verdict.strict is not None for verdict in verdicts.values())
+    ids = record.requests["request_id"]
+    correct = [request_id in verdicts and verdicts[request_id].correct for request_id in ids]
+    strict = [request_id in verdicts and bool(verdicts[request_id].strict) if is_strict else None for request_id in ids]
+    return record.with_columns(REQUESTS, correct=correct, correct_strict=strict)

@@ -14,7 +14,8 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir, config_of
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.record import RunRecord
+from repro.systems.dllm.record import graded
 from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
@@ -225,19 +226,6 @@ def grade_run(record: RunRecord, task: Task, outputs: Mapping[int, Sequence[int]
     """``outputs`` by request id, which is a problem's place; a problem without an output is not solved."""
     texts = decode_answers(list(outputs.values()), model)
     return graded(record, task, dict(zip(outputs, texts, strict=True)))
-
-
-def graded(record: RunRecord, task: Task, texts: Mapping[int, str]) -> RunRecord:
-    """``texts`` by request id."""
-    answered = sorted(texts)
-    verdicts = dict(
-        zip(answered, task.grade_all([task.problems[i] for i in answered], [texts[i] for i in answered]), strict=True)
-    )
-    is_strict = any(verdict.strict is not None for verdict in verdicts.values())
-    ids = record.requests["request_id"]
-    correct = [request_id in verdicts and verdicts[request_id].correct for request_id in ids]
-    strict = [request_id in verdicts and bool(verdicts[request_id].strict) if is_strict else None for request_id in ids]
-    return record.with_columns(REQUESTS, correct=correct, correct_strict=strict)
 
 
 def _why_not_graded(cell: Cell) -> str:
