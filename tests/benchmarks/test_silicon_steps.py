@@ -33,7 +33,7 @@ def test_prompts_and_decodes_have_no_overhead_in_them():
 
 
 def test_mixing_costs_nothing_where_rows_cost_alike(monkeypatch):
-    monkeypatch.setattr(Kernels, "layers_s", lambda self, rows: 1e-6 * rows)
+    monkeypatch.setattr(Kernels, "_layers_s", lambda self, rows: 1e-6 * rows)
     assert all((row.least, row.median, row.most) == pytest.approx((0, 0, 0), abs=1e-12) for row in mixings("h200"))
 
 
