@@ -35,8 +35,8 @@ def check_results(
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Draw every committed figure again from its table of runs, judge every claim, and compare each byte of numbers and words;
-    tables in documents are held against the results.
+    """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words.
+    Tables in documents are compared with the results.
     Takes under a minute of processor time, and makes no run without --again. Exit code 1 if anything differs."""
     from repro.checks.again import make_again
     from repro.checks.documents import stale_tables

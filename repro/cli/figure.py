@@ -112,7 +112,7 @@ Force = Annotated[bool, typer.Option("--force", help="Run again what is already 
 def reproduce(
     *, name: Name, asked: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
 ) -> None:
-    """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF, CSV, and a table of the runs beside them."""
+    """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs."""
     _make(name, asked, placement, force=force, draw_only=False, json=json)
 
 
