@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.make_golden import CHECKPOINTS, GOLDEN, SAMPLERS, sample
-from support.refusals import refuses
 
 from engines.models.checkpoint import read_config
 from repro.checks.goldens import GOLDEN_DIR, METHODS, CaseResult, GoldenCase, read_cases, replay
@@ -175,12 +174,6 @@ def test_engine_in_the_librarys_order(method):
     assert cases
     for case in cases:
         assert replay_under(case, "parity").difference is None, case.id
-
-
-def test_the_librarys_order_is_refused_where_levels_decide():
-    case = next(case for case in of_method("dllm_serve_head") if case.params.get("threshold") is not None)
-    with refuses("tie_policy='parity'"):
-        replay_under(case, "parity")
 
 
 FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"

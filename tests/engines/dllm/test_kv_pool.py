@@ -75,31 +75,3 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-def test_an_empty_pool_is_one_run():
-    pool = KvPool(30)
-    starts = [pool.allocate(6) for _ in range(5)]
-    assert starts == [0, 6, 12, 18, 24]
-    assert pool.allocate(1) is None
-    for start in (6, 18, 0, 24, 12):
-        pool.release(start, 6)
-    assert free_runs(pool) == ((0, 30),)
-    assert pool.allocate(30) == 0
-
-
-def test_a_pool_without_rows():
-    pool = KvPool(0)
-    assert free_runs(pool) == ()
-    assert pool.allocate(0) == 0
-    assert pool.allocate(1) is None
-
-
-def test_rows_are_not_found_across_a_gap():
-    pool = KvPool(10)
-    first, second = pool.allocate(4), pool.allocate(2)
-    assert (first, second) == (0, 4)
-    pool.release(0, 4)
-    assert free_runs(pool) == ((0, 4), (6, 4))
-    assert pool.allocate(5) is None
-    assert pool.allocate(4) == 0

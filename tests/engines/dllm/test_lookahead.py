@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from support.cells import a_cell
 from support.engine_runs import free_runs, rows_of
 from support.refusals import refuses
-from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
 
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import Request, StepPlan, StepRecord
 from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
 from engines.dllm.scheduling.phase import DelayedCache
@@ -251,9 +249,6 @@ def test_nobody_overtakes_the_head_of_the_queue():
     ]
 
 
-ROOFLINE = roofline(calibration=CALIBRATION)
-
-
 def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[int, tuple[int, ...] | None]]:
     pending, records, outputs, index = sorted(arrivals, key=lambda arrival: arrival[0]), [], {}, 0
     while pending or engine.has_work:
@@ -297,16 +292,6 @@ def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
     ahead = outputs(LookaheadScheduler)
     assert ahead == outputs(PhaseScheduler)
     assert None not in ahead.values()
-
-
-@settings(max_examples=10)
-@given(cases())
-def test_both_executors_see_the_same_schedule(case):
-    arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]
-    real, _ = serve(Engine(case.scheduler(), packed_executor(network(GQA), case.config, case.kv_rows)), arrivals)
-    charged, _ = serve(Engine(case.scheduler(), RooflineExecutor(ROOFLINE, case.config)), arrivals)
-    for name in ("plan", "done", "occupancy"):
-        assert [getattr(r, name) for r in real] == [getattr(r, name) for r in charged], name
 
 
 # ---- trajectories -------------------------------------------------------------------------------

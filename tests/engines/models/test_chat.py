@@ -47,23 +47,6 @@ def said(*turns: tuple[str, str]) -> list[Message]:
 # ---- formats -----------------------------------------------------------------------------------
 
 
-def test_llada_format():
-    messages = said(("system", " Be brief. "), ("user", "Hi\n"), ("assistant", "Hello"), ("user", "Bye"))
-    assert template("llada").render(messages) == (
-        "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-
-
-def test_dream_format_is_chatml():
-    assert template("dream").render(said(("user", " Hi "), ("assistant", "Hello"))) == (
-        "<|im_start|>user\n Hi <|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 @given(messages_of_any_kind)
 def test_built_in_formats_equal_the_templates(messages):
     bos = "<|startoftext|>"

@@ -321,11 +321,6 @@ def test_dtype_of_the_loaded_weights(folder, name):
         assert {tensor.dtype for tensor in network.state_dict().values()} == {dtype}
 
 
-def test_unknown_dtype():
-    with refuses("dtype='int8'"):
-        parse_dtype("int8")
-
-
 def test_unknown_kind_of_weights_is_refused(folder):
     refused(folder, "weights='guess'", weights="guess")
 

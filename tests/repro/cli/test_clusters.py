@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support.refusals import refuses
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -82,8 +81,3 @@ def test_ablate_pairs_variants_by_seed(tmp_path):
         assert row["added_points"] == pytest.approx(100 * (row["slo_attainment"] - rows[0]["slo_attainment"]))
         assert row["num_runs"] == 2
     assert len({row["deployment"] for row in rows}) == 1
-
-
-def test_figures_of_clusters_have_no_readings_of_baselines(tmp_path):
-    with refuses("reading='policy'"):
-        run("figure", "ampd/fig4", "--reading", "policy", "--result-dir", str(tmp_path))

@@ -123,13 +123,6 @@ def test_dry_run_lists_everything_anywhere_and_leaves_nothing(tmp_path, argument
         assert "goldens" in done.out
 
 
-def test_the_first_stages_are_listed_in_their_order(tmp_path):
-    done = repro("gpu-suite", "--platform", "cpu-tiny", "--dry-run", "--first", "--result-dir", tmp_path, "--json")
-    assert list(dict.fromkeys(each["stage"] for each in json.loads(done.out)["jobs"])) == [
-        stage for stage in FIRST if stage in TINY
-    ]
-
-
 def test_without_a_card_it_says_what_is_missing(tmp_path):
     import torch
 
