@@ -35,10 +35,6 @@ class DllmServe(Method):
 
     def _sampler(self, family: str, own: ServeOptions, options: Options) -> Sampler:
         sparsity = own.sparsity
-        require(
-            own.compat == "paper" or sparsity.refresh_delay > 0,
-            "compat='upstream' has no effect with refresh_delay=0, which has no uncached step: leave it out",
-        )
         settling = own.settling
         require(
             settling.full_every == 1 or sparsity.refresh_delay == 0 or own.refresh_rule is not None,

@@ -21,7 +21,7 @@ def install(
 ) -> None:
     """Install a server into a virtual environment of its own: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command
     again finishes what was interrupted, and does nothing where all is done."""
-    from repro.systems.servers.systems import environment_of
+    from repro.systems.servers import environment_of
 
     environment = environment_of(server, device)
     if dry_run:

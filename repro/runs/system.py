@@ -93,7 +93,7 @@ class Entry(NamedTuple):
 _DLLM = "repro.systems.dllm.system:DllmSystem"
 _AMPD = "repro.systems.cluster.ampd"
 _LAPS = "repro.systems.cluster.laps"
-_SERVERS = "repro.systems.servers.systems"
+_SERVERS = "repro.systems.servers"
 
 ENTRIES: Mapping[str, Entry] = {
     "dllm-serve": Entry(

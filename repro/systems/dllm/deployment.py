@@ -423,11 +423,10 @@ def _check_rule(deployment: Deployment) -> None:
         baseline.batch_rule != "batch" or deployment.settings.is_simulated,
         "batch_rule='batch' needs executor='roofline', as batches of a measured run are found once: use workload or max_model_len",
     )
-    given = f"batch_rule={baseline.batch_rule!r} has no effect with"
-    require(baseline.batch_size is None, f"{given} batch_size={baseline.batch_size}: leave one of them out")
     require(
         method.batches_upstream or not deployment.batching.is_upstream,
-        f"{given} system={method.name!r} and reading={baseline.reading!r}, whose code serves one request at a time: leave it out",
+        f"batch_rule={baseline.batch_rule!r} has no effect with system={method.name!r} and reading={baseline.reading!r}, whose code "
+        "serves one request at a time: leave it out",
     )
 
 

@@ -68,7 +68,7 @@ class BaselineKnobs(Checked):
 
     reading: ReadingName = "efficient"
     """Reading of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
-    batch_size: Annotated[int, Range(1, 2**14), STATIC] | None = None
+    batch_size: Annotated[int, Range(1, 2**14), STATIC, Needs(batch_rule=DEFAULT_BATCH_RULE)] | None = None
     """Static batch of a baseline; what batch_rule says by default."""
     batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
     """Static batch of a baseline: one, or the largest that holds the workload's longest request (workload), its own longest one (batch,

@@ -80,10 +80,6 @@ def traced_requests(
 ) -> Workload:
     """A request of each row of a file; answers are whole blocks, as published samplers ask."""
     asked, engine = settings.asked, settings.engine
-    require(
-        "dataset_path" not in cell.asked,
-        f"dataset_path={cell.asked.get('dataset_path')!r} has no effect with workload={file.where!r}: leave it out",
-    )
     most = min(engine.max_model_len, engine.max_num_batched_tokens)
     require(
         asked.input_len is None or asked.input_len < most,

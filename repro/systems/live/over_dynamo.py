@@ -25,7 +25,7 @@ from repro.runs.drivers.http import Exchange
 from repro.systems.http.endpoint import Endpoint, require_client
 from repro.systems.live.front import GIVEN_UP_S, Served
 from repro.systems.live.http_client import Driving, HttpClient
-from repro.systems.servers.system import log_folder
+from repro.systems.servers import log_folder
 
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet

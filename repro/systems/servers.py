@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from baselines.servers.environment import machine_device
+from baselines.servers import dynamo, sglang, vllm
+from baselines.servers.environment import ServerEnvironment, machine_device
 from baselines.servers.launch import SERVED_NAME, Launch
 from engines.errors import UserError, require
 from engines.knobs import check_given, knobs_of
@@ -152,3 +153,27 @@ def _check_lengths(workload: HttpWorkload, launch: Launch) -> None:
             f"conversation {each.session_id} grows to {length} tokens, more than max_model_len={most}: lower length_scale, "
             f"max_prompt_len or gen_length, or raise max_model_len",
         )
+
+
+VLLM = ServerSystem(name="vllm", title="vLLM", launch=vllm.Vllm)
+DYNAMO = ServerSystem(name="dynamo", title="Dynamo", launch=dynamo.Dynamo)
+SGLANG = ServerSystem(name="sglang", title="SGLang", launch=sglang.Sglang)
+
+ENVIRONMENTS: Mapping[str, Sequence[ServerEnvironment]] = {
+    "vllm": tuple(vllm.ENVIRONMENTS.values()),
+    "dynamo": tuple(dynamo.ENVIRONMENTS.values()),
+    "sglang": (sglang.ENVIRONMENT,),
+    "sglang-router": (sglang.ROUTER_ENVIRONMENT,),
+}
+
+
+def environment_of(name: str, device: str | None) -> ServerEnvironment:
+    """For the device, or this machine's; the only one there is, where none is asked for."""
+    if name not in ENVIRONMENTS:
+        raise UserError(f"server={name!r} is unknown: use one of {', '.join(ENVIRONMENTS)}")
+    made = {each.device: each for each in ENVIRONMENTS[name]}
+    if device is None:
+        return made.get(machine_device()) or next(iter(made.values()))
+    if device not in made:
+        raise UserError(f"device={device!r} is none that {name} is made for: use {' or '.join(made)}")
+    return made[device]  # type: ignore[index]
