@@ -345,12 +345,15 @@ class DecodeWorker(Worker):
 
         0 where that left no batch.
         """
-        now = self._loop.now
+        now, kv = self._loop.now, self.kv
         while self.batch.size:
             size = self.batch.size
-            if self.kv.make_room(steps * size, now) or self.kv.make_room(size, now, force=True):
-                steps = min(steps, self.kv.free // size)
-                self.kv.hold(steps * size)
+            if kv.make_room(steps * size, now):
+                kv.hold(steps * size)
+                return steps
+            if kv.make_room(size, now, force=True):
+                steps = min(steps, kv.free // size)
+                kv.hold(steps * size)
                 return steps
             self._preempt(self.batch.youngest())
         return 0

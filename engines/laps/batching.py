@@ -25,7 +25,7 @@ from typing import Annotated, Literal, NamedTuple
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
 from engines.laps.graphs import LENGTHS
-from engines.policies.step import Share, Situation, StepPlan
+from engines.policies.step import IDLE, Share, Situation, StepPlan
 from engines.policies.task import OpenQueue, PrefillTask
 
 _age = attrgetter("ready_s", "task_id")
@@ -313,7 +313,7 @@ class TemporalDisaggregation:
         if shares:
             self._was_long = True
             return StepPlan(shares)
-        return StepPlan(wake_s=None if short is None else short.wake_s)
+        return IDLE if short is None or short.wake_s is None else StepPlan(wake_s=short.wake_s)
 
     # ---- which class ---------------------------------------------------------------------------------
 

@@ -185,10 +185,8 @@ class PrefillInstance(Worker):
         batching: Batching,
         boundary: int,
         pool: LengthClass | None = None,
-        pulls: bool = False,
         shares_cache: bool = True,
     ) -> None:
-        """``pulls``: its queue is shared, and requests become its own when it starts them."""
         super().__init__(host, worker_id=worker_id, cost=cost, queue=queue, batching=batching)
         self.pool = pool
         self.steps: list[StepRow] = []
@@ -197,7 +195,7 @@ class PrefillInstance(Worker):
         """For each request finished since the last signals, whether it missed its deadline."""
         self.cached: dict[int, int] | None = None if shares_cache else {}
         """Session -> tokens of K/V, where caches are apart."""
-        self._boundary_tokens, self._pulls = boundary, pulls
+        self._boundary_tokens = boundary
         self._signals_s = 0.0
         self._busy_before_s = 0.0
 
@@ -234,10 +232,11 @@ class PrefillInstance(Worker):
     # ---- events -----------------------------------------------------------------------------------------
 
     def enqueue(self, task: PrefillTask) -> None:
-        self._own(task)
+        self.own(task)
         super().enqueue(task)
 
-    def _own(self, task: PrefillTask) -> None:
+    def own(self, task: PrefillTask) -> None:
+        """The request is its from now on."""
         self.num_requests += 1
         self.backlog_tokens += task.tokens
 
@@ -247,13 +246,6 @@ class PrefillInstance(Worker):
         self.queue.pull(task)
         self.num_requests -= 1
         self.backlog_tokens -= task.tokens
-
-    def _start(self, plan: StepPlan) -> None:
-        if self._pulls:
-            for task, _ in plan.shares:
-                if task.computed == 0:
-                    self._own(task)
-        super()._start(plan)
 
     def _finish(self, plan: StepPlan) -> None:
         num_short = sum([task.tokens < self._boundary_tokens for task, _ in plan.shares])
@@ -321,10 +313,10 @@ class _PrefillSimulation(Simulation):
                     batching=system.make_batching(),
                     boundary=cluster.boundary,
                     pool=pool,
-                    pulls=self._is_global,
                     shares_cache=cluster.cache == "shared",
                 )
             )
+        self._caches = [each.cached for each in self.instances if each.cached is not None]
         self._controller = None
         if spatial is not None and spatial.controller is not None:
             self._controller = PressureController(spatial.controller)
@@ -412,6 +404,8 @@ class _PrefillSimulation(Simulation):
     def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
         row = self.tasks[task.task_id]
         row.started_s, row.worker_id = now, worker_id
+        if self._is_global:
+            self.instances[worker_id].own(task)
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         row, instance, slo_s = self._computed(task), self.instances[worker_id], self._cluster.slo_s
@@ -434,9 +428,8 @@ class _PrefillSimulation(Simulation):
 
     def _end(self, live: Live) -> None:
         del self._lives[live.order]
-        for each in self.instances:
-            if each.cached is not None:
-                each.cached.pop(live.session.session_id, None)
+        for cached in self._caches:
+            cached.pop(live.session.session_id, None)
         stream = self._streams[live.stream]
         if isinstance(stream, Clients) and not stream.go_on(self.loop.now):
             self.loop.at(self.loop.now + stream.think_s, lambda: None)  # the run lasts until all have thought
