@@ -75,3 +75,14 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_an_empty_pool_is_one_run():
+    pool = KvPool(30)
+    starts = [pool.allocate(6) for _ in range(5)]
+    assert starts == [0, 6, 12, 18, 24]
+    assert pool.allocate(1) is None
+    for start in (6, 18, 0, 24, 12):
+        pool.release(start, 6)
+    assert free_runs(pool) == ((0, 30),)
+    assert pool.allocate(30) == 0
