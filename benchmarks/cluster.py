@@ -11,7 +11,7 @@ Times are of the process, so that neighbours count less; ``loop`` is what this c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,8 @@ import numpy as np
 from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
+from baselines.ar.dynamo import DynamoConfig
+from baselines.ar.vllm import ContinuumConfig, VllmConfig
 from engines.ampd.system import AmpdConfig
 from engines.cluster.cluster import Cluster
 from engines.cluster.decode import Sink
@@ -38,8 +40,8 @@ from engines.policies.step import Chunk
 from engines.policies.task import PrefillQueue, Slo
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, TracePanel, panel_of, panels
 from repro.runs.cell import Cell
-from repro.systems.cluster.ampd import Build, build_ampd, build_continuum, build_dynamo, build_vllm
-from repro.systems.cluster.ampd_settings import Ground, resolve, sessions_of
+from repro.systems.cluster.ampd import AmpdKnobs, Build, build_ampd, build_continuum, build_dynamo, build_vllm
+from repro.systems.cluster.ampd_settings import Ground, Settings, resolve, sessions_of
 from repro.workloads.draws import ArrivalConfig
 
 
@@ -119,20 +121,20 @@ def _waits(draw: Draw, servers: int, rate: float, num: int, seed: int) -> tuple[
     return np.array(run.tasks["started_s"]) - np.array(run.tasks["ready_s"]), seconds, run.facts["num_events"]
 
 
-APART: tuple[tuple[Build, Mapping[str, Any]], ...] = (
-    (build_ampd, {}),
-    (build_dynamo, {}),
-    (build_dynamo, {"conditional": "isl_bounding"}),
+APART: tuple[tuple[Build, Any], ...] = (
+    (build_ampd, AmpdKnobs()),
+    (build_dynamo, DynamoConfig()),
+    (build_dynamo, DynamoConfig(conditional="isl_bounding")),
 )
-COLOCATED: tuple[Build, ...] = (build_vllm, build_continuum)
+COLOCATED: tuple[tuple[Build, Any], ...] = ((build_vllm, VllmConfig()), (build_continuum, ContinuumConfig()))
 
 
-def ground_of(panel: TracePanel) -> Ground:
+def settings_of(panel: TracePanel) -> Settings:
     knobs = (("model", panel.model), ("constants", "physical"))
     cell = Cell(
         system="ampd", dataset=panel.trace, platform="h20x32", executor="roofline", rate=1.0, seed=0, knobs=knobs
     )
-    return resolve(cell, "ampd", AmpdConfig).ground
+    return resolve(cell, "ampd", AmpdConfig)
 
 
 def arrivals_of(ground: Ground, rate: float, seed: int, **sizes: int) -> Arrivals:
@@ -142,17 +144,17 @@ def arrivals_of(ground: Ground, rate: float, seed: int, **sizes: int) -> Arrival
 
 def clusters_of(panel: TracePanel) -> list[Cluster]:
     """Five systems on two plans each: Table 2's first two, and TP 8 and TP 4 for co-located ones."""
-    ground = ground_of(panel)
-    found = [build(ground, plan, options) for plan in panel.plans[:2] for build, options in APART]
+    settings = settings_of(panel)
+    found = [build(replace(settings, own=own), plan) for plan in panel.plans[:2] for build, own in APART]
     plans = [Deployment.colocated(degree, panel.num_gpus // degree) for degree in (8, 4)]
-    return found + [build(ground, plan, {}) for plan in plans for build in COLOCATED]
+    return found + [build(replace(settings, own=own), plan) for plan in plans for build, own in COLOCATED]
 
 
 def speed(repeats: int) -> Iterator[dict[str, Any]]:
     for panel in panels():
         if panel.model == DETAIL_MODEL:
             clusters = {each.name: each for each in reversed(clusters_of(panel))}
-            ground = ground_of(panel)
+            ground = settings_of(panel).ground
             arrivals = arrivals_of(ground, DETAIL_RATE, 1)
             for cluster in (clusters[name] for name in ("ampd", "dynamo", "vllm")):
                 seconds, run = _best(repeats, partial(cluster.simulate, arrivals, seed=1))
@@ -202,7 +204,7 @@ def grid(seeds: int, jobs: int) -> Iterator[dict[str, Any]]:
 def _grid_panel(index: int, seeds: int) -> tuple[int, float, int]:
     start = time.process_time()
     panel = panels()[index]
-    ground, clusters = ground_of(panel), clusters_of(panel)
+    ground, clusters = settings_of(panel).ground, clusters_of(panel)
     events = []
     for rate in RATES:
         for seed in range(seeds):
@@ -216,14 +218,15 @@ def _grid_panel(index: int, seeds: int) -> tuple[int, float, int]:
 
 def scaling(most_sessions: int) -> Iterator[dict[str, Any]]:
     """Llama DuReader on workers of four GPUs, the rate growing with them; then more sessions on 16 GPUs."""
-    ground = ground_of(panel_of(DETAIL_MODEL, "dureader"))
+    settings = settings_of(panel_of(DETAIL_MODEL, "dureader"))
+    ground = settings.ground
     sizes = [(gpus, max(100, 6 * gpus)) for gpus in (8, 16, 32, 64, 128, 256, 512, 1024)]
     sizes += [(16, num) for num in (100, 1000, 10_000, 100_000) if num <= most_sessions]
     for gpus, num in sizes:
         times = gpus // 8
         arrivals = arrivals_of(ground, 0.5 * times, 1, num_sessions=num)
-        for build in (build_ampd, build_dynamo):
-            cluster = build(ground, Deployment.disaggregated(4, times, 4, times), {})
+        for build, own in APART[:2]:
+            cluster = build(replace(settings, own=own), Deployment.disaggregated(4, times, 4, times))
             seconds, run = _best(1, partial(cluster.simulate, arrivals, seed=1))
             metrics_s, _ = _best(1, partial(_attained, run, ground.slo))
             yield {"gpus": gpus, "sessions": num, "system": cluster.name, **_pace(run, seconds), "metrics_s": metrics_s}

@@ -16,7 +16,7 @@ from engines.cluster.hardware import Deployment
 from engines.cluster.sessions import OpenLoop
 from engines.cluster.simulation import StopRule
 from engines.errors import require
-from engines.knobs import given_to, knobs_of
+from engines.knobs import knobs_of
 from engines.policies.on_time import LateShare
 from engines.policies.own import BINDER, QUEUE, ROUTER, Own, check_beside, named_in
 from engines.policies.task import NO_OBJECTIVE_S
@@ -62,7 +62,7 @@ def own_policies(given: Mapping[str, Any]) -> dict[str, Own]:
     return found
 
 
-Build = Callable[[Ground, Deployment, Mapping[str, Any]], Cluster]
+Build = Callable[[Settings, Deployment], Cluster]
 _MOST_LIVE_SESSIONS = 20_000
 """More at once mean that arrivals outrun the cluster: the run is given up, and says so."""
 
@@ -82,7 +82,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
 
     def check(self) -> None:
         """Refuse a deployment that cannot be, without planning one."""
-        settings, ground, options = self.settings, self.settings.ground, dict(self.options)
+        settings, ground = self.settings, self.settings.ground
         if self.how not in (PLANNER, SEARCH):
             deployment = parse_deployment(self.how)
             require(
@@ -98,7 +98,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
                 f"deployment={self.how!r} takes {deployment.gpus} GPUs and num_gpus={ground.num_gpus}: give it fewer or "
                 f"them more",
             )
-            self.build(ground, deployment, options)
+            self.build(settings, deployment)
             usable = ground.hardware.degrees()
             for pool in (*deployment.prefill, *deployment.decode):
                 require(
@@ -124,14 +124,14 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
             if self.is_disaggregated
             else Deployment.colocated(smallest, 1)
         )
-        self.build(ground, some, options)
+        self.build(settings, some)
 
     def cluster(self) -> Cluster:
         ground = self.settings.ground
         if self.how == PLANNER:
             (best,) = planned(ground, self.settings.planning_rate)
         deployment = best.deployment if self.how == PLANNER else parse_deployment(self.how)
-        return self.build(ground, deployment, dict(self.options))
+        return self.build(self.settings, deployment)
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, ground, cluster = self.settings, self.settings.ground, self.cluster()
@@ -166,7 +166,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
 
 @dataclass(frozen=True, kw_only=True)
 class ArSystem(PolicySystem[Build]):
-    """``build`` makes the cluster of a deployment and the system's own knobs."""
+    """``build`` makes the cluster of a run's settings and a deployment."""
 
     family: ClassVar[Family] = AR
     is_disaggregated: bool
@@ -182,7 +182,9 @@ class ArSystem(PolicySystem[Build]):
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Every refusal a user can cause is raised here."""
-        settings = resolve(cell, self.name, self.own, plugged=self.plugged_in(cell))
+        policies = named_in(cell.asked, self.policies)
+        check_beside(policies, _REPLACED, cell.asked)
+        settings = resolve(cell, self.name, self.own, policies=policies)
         workload = sessions_of(settings.workload)
         if settings.workload.file is not None:
             absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
@@ -259,9 +261,9 @@ class AmpdKnobs(AmpdConfig, OwnPolicies):
     pass
 
 
-def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    config, own = given_to(AmpdKnobs(), options), own_policies(options)
-    cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, config)
+def build_ampd(settings: Settings, deployment: Deployment) -> Cluster:
+    ground, own = settings.ground, settings.policies
+    cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, settings.own)
     told = {"model": ground.performance, "slo": ground.slo}
     changes: dict[str, Any] = {}
     for each in own.values():
@@ -280,19 +282,19 @@ def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any
     return cluster
 
 
-def build_dynamo(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    config = given_to(DynamoConfig(), options)
-    cluster = dynamo(ground.hardware, deployment, ground.performance, config)
+def build_dynamo(settings: Settings, deployment: Deployment) -> Cluster:
+    ground = settings.ground
+    cluster = dynamo(ground.hardware, deployment, ground.performance, settings.own)
     cluster.policies.make_router(0)
     return cluster
 
 
-def build_vllm(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    return vllm(ground.hardware, deployment, given_to(VllmConfig(), options))
+def build_vllm(settings: Settings, deployment: Deployment) -> Cluster:
+    return vllm(settings.ground.hardware, deployment, settings.own)
 
 
-def build_continuum(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    return continuum(ground.hardware, deployment, given_to(ContinuumConfig(), options))
+def build_continuum(settings: Settings, deployment: Deployment) -> Cluster:
+    return continuum(settings.ground.hardware, deployment, settings.own)
 
 
 AMPD = ArSystem(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.cluster.cost import PHYSICAL, CostConstants, cost_constants
@@ -16,8 +16,9 @@ from engines.cluster.metrics import ItlStat, Reading, Scope, TtftRule
 from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import UserError, require
-from engines.knobs import Checked, Knob, Only, Range, Seconds
+from engines.knobs import Checked, Only, Range, Seconds, given_to
 from engines.models.shape import model_shape
+from engines.policies.own import Own
 from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
@@ -135,6 +136,10 @@ class Settings:
     model: str
     """As the shape spells it."""
     ground: Ground
+    own: Any
+    """The system's own settings."""
+    policies: Mapping[str, Own]
+    """Policies of a user's own, by kind."""
     deployment: str | None
     """None: the system's own default."""
     is_transient: bool
@@ -199,11 +204,11 @@ def resolve(
     system: str,
     own: type,
     *,
-    plugged: Mapping[str, Knob] = MappingProxyType({}),
+    policies: Mapping[str, Own] = MappingProxyType({}),
     most_gpus: int | None = None,
 ) -> Settings:
-    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``plugged``
-    those of policies that the cell names; ``most_gpus`` takes the place of the platform's own number."""
+    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``policies``
+    those that the cell names; ``most_gpus`` takes the place of the platform's own number."""
     where = platform(cell.platform)
     part = where.part(ArPart)
     require(
@@ -214,7 +219,9 @@ def resolve(
     assert where.gpu is not None
     usual = {"model": part.model, "constants": part.constants}
     beside = {"executor": cell.executor}
+    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
     knobs = resolve_knobs(ClusterKnobs, cell.asked, own, plugged, who=system, usual=usual, beside=beside)
+    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
     charged = knobs.charged.on(where.gpu)
@@ -237,6 +244,8 @@ def resolve(
         ground=Ground(
             hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
         ),
+        own=given_to(own(), asked),
+        policies=policies,
         deployment=knobs.deployment,
         is_transient=knobs.transient,
         workload=workload,

@@ -48,7 +48,7 @@ _SLOWEST_TOKEN_S = 0.05
 """The longest that a token of an answer takes, where it is decoded."""
 _ON_TORCH = "repro.systems.cluster.on_torch"
 """The module of measured runs: a simulation loads no torch, nor depends on its code."""
-Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
+Build = Callable[[Settings], PrefillSystem]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
             cost = cast(StepCost, settings.cost)
             decoding = Decoding(where=settings.decode, cost=cost, kv_capacity=settings.kv_capacity)
         return PrefillCluster(
-            system=self.build(settings, dict(self.options)),
+            system=self.build(settings),
             cost=settings.cost,
             num_instances=settings.num_instances,
             slo_s=settings.slo_s,
@@ -131,7 +131,7 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSystemEntry(PolicySystem[Build]):
-    """``build`` makes the policies of a run's settings, whose ``own`` are the system's; ``options`` name those of a user's own."""
+    """``build`` makes the policies of a run's settings, whose ``own`` are the system's, ``policies`` a user's."""
 
     family: ClassVar[Family] = PREFILL
     usual: Callable[[PrefillPart], Mapping[str, Any]] = lambda part: {}
@@ -146,7 +146,9 @@ class PrefillSystemEntry(PolicySystem[Build]):
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
-        settings = resolve(cell, self.name, self.own, self.usual, part, self.plugged_in(cell))
+        policies = named_in(cell.asked, self.policies)
+        check_beside(policies, _REPLACED, cell.asked)
+        settings = resolve(cell, self.name, self.own, self.usual, part, policies)
         # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
         if (card := settings.part.gpu) is not None:
@@ -268,13 +270,6 @@ class OwnPolicies:
     """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
 
 
-def own_policies(settings: Settings, options: Mapping[str, Any]) -> dict[str, Own]:
-    """By kind. Refuses knobs beside them of what they replace."""
-    found = named_in(options, POLICIES)
-    check_beside(found, _REPLACED, options)
-    return found
-
-
 def with_own(settings: Settings, model: StepModel, config: LapsConfig, own: Mapping[str, Own]) -> PrefillSystem:
     """LAPS with these in place of its own."""
     system, part = laps(model, config), settings.part
@@ -347,20 +342,20 @@ class OnTimeKnobs(GraphKnobs):
     on_time: OnTimeConfig = field(default_factory=OnTimeConfig)
 
 
-def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    own, (model, graphs) = own_policies(settings, options), _captured(settings)
+def _build_laps(settings: Settings) -> PrefillSystem:
+    own, (model, graphs) = settings.policies, _captured(settings)
     config = _laps_config(settings, graphs)
     if "router" in own and config.spatial is not None:
         config = replace(config, spatial=replace(config.spatial, pooling="each"))
     return with_own(settings, model, config, own)
 
 
-def _build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_disaggregation(settings: Settings) -> PrefillSystem:
     """No graphs, and so nothing to wait for."""
     return laps(settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only")
 
 
-def _build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_graphs(settings: Settings) -> PrefillSystem:
     """SGLang's one queue, with the graphs of LAPS."""
     model, graphs = _captured(settings)
     budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
@@ -372,26 +367,26 @@ class SrptKnobs(GraphKnobs):
     size: StepSize = field(default_factory=StepSize)
 
 
-def _build_srpt(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_srpt(settings: Settings) -> PrefillSystem:
     model, graphs = _captured(settings)
     return srpt(model, settings.own.size, graphs=graphs)
 
 
-def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_reserve(settings: Settings) -> PrefillSystem:
     model, graphs = _captured(settings)
     return reserve(model, settings.own.reserve, graphs=graphs)
 
 
-def _build_on_time(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_on_time(settings: Settings) -> PrefillSystem:
     model, graphs = _captured(settings)
     return on_time(model, settings.own.on_time, graphs=graphs)
 
 
-def _build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_sglang(settings: Settings) -> PrefillSystem:
     return _sglang(settings, "sglang-pd")
 
 
-def _build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_sglang_router(settings: Settings) -> PrefillSystem:
     return _sglang(settings, "sglang-pd-router")
 
 
@@ -400,7 +395,7 @@ def _sglang(settings: Settings, name: str) -> PrefillSystem:
     return sglang(settings.own, settings.step_model(captured), name=name)
 
 
-def _build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_vllm(settings: Settings) -> PrefillSystem:
     return vllm_pd(settings.own)
 
 

@@ -12,12 +12,13 @@ from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.cost.tables import Framework
 from engines.errors import require
-from engines.knobs import Checked, Except, Knob, Only, Range, Seconds, given_to, knobs_of, made
+from engines.knobs import Checked, Except, Only, Range, Seconds, given_to, knobs_of, made
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, PrefillCost, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import model_shape
+from engines.policies.own import Own
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
 from repro.systems.calibration import fit_of, fitted_to
@@ -131,6 +132,8 @@ class Settings:
     workload: PrefillWorkloadConfig
     own: Any
     """The system's own settings."""
+    policies: Mapping[str, Own]
+    """Policies of a user's own, by kind."""
     instance: MeasuredInstance | None = None
     """What a measured run is on, while it runs."""
 
@@ -224,10 +227,10 @@ def resolve(
     own: type,
     usual: Callable[[PrefillPart], Mapping[str, Any]],
     part: PrefillPart | None = None,
-    plugged: Mapping[str, Knob] = MappingProxyType({}),
+    policies: Mapping[str, Own] = MappingProxyType({}),
 ) -> Settings:
     """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
-    their defaults on a platform, ``part`` takes the place of the platform's, ``plugged`` are knobs of policies that the cell names."""
+    their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""
     where = platform(cell.platform)
     part = part or where.part(PrefillPart)
     wanted = "torch" if part.gpu is None else "roofline"
@@ -237,6 +240,7 @@ def resolve(
         f"platform={where.name!r}, leave it out or use {wanted}",
     )
     beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
+    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
     knobs = resolve_knobs(InstanceKnobs, cell.asked, own, plugged, who=system, beside=beside)
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
@@ -261,6 +265,7 @@ def resolve(
         platform=where,
         part=part,
         own=given_to(made(own, defaults), asked, **beside),
+        policies=policies,
         model=model,
         num_instances=knobs.num_instances,
         constants=fitted_to(part.gpu, knobs.constants),

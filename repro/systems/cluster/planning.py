@@ -15,7 +15,7 @@ from engines.ampd.planner.coefficients import Method, PlanningWorkload, coeffici
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.policies import AdaptiveRouter, best_ordering
 from engines.errors import require
-from engines.knobs import Checked, Range, given_to
+from engines.knobs import Checked, Range
 from engines.policies.task import PrefillTask
 from engines.policies.views import WorkerSnapshot
 from repro.runs.cell import Cell
@@ -170,7 +170,7 @@ class Planner:
         require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
         assert cell.rate is not None
         given = cell.asked
-        knobs = given_to(PlannerKnobs(), given)
+        knobs: PlannerKnobs = settings.own
         for name in ("deployment", "transient", "planning_rate"):
             require(
                 name not in given, f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out"
