@@ -7,7 +7,7 @@
 #   BUDGET       seconds of one call of gpu-suite and gpu-first; GPU_PLATFORM is the platform they measure, read off the
 #                card unless given
 #   TESTS        1 runs the tests marked gpu again before gpu-suite
-#   MUTANTS      how many changes of the code mutate tries, and MUTATION_SEED which
+#   MUTATE       the file or folder that mutate changes, and MUTATE_TESTS the tests that should notice
 
 PYTHON ?= python3
 TORCH ?=
@@ -19,8 +19,8 @@ TEST_JOBS ?= 2
 BUDGET ?= 520
 GPU_PLATFORM ?=
 TESTS ?=
-MUTANTS ?= 400
-MUTATION_SEED ?= 0
+MUTATE ?= engines/laps/controller.py
+MUTATE_TESTS ?= tests/engines/laps
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings tuned baselines accuracy growth frontier
 AMPD_FIGURES := fig4 knee fig5 fig6 fig7 fig8 table1 table2 readings switches orders length
@@ -59,7 +59,7 @@ help:
 	  'make test-clients    real clients (openai, GuideLLM, AIPerf, lm-eval, vLLM) against repro serve, in $(CLIENTS)' \
   'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
-	  'make mutate          whether tests notice $(MUTANTS) small changes of the code: one to two hours, no part of check' \
+	  'make mutate          whether $(MUTATE_TESTS) notices small changes of $(MUTATE): seconds a change, no part of check' \
 	  'make gpu-first       the first stages of gpu-suite alone, and a verdict: correct, fast, calibrated' \
 	  'make gpu-suite       tests and measurements on a CUDA device, $(BUDGET) s a call, or what is missing for them' \
 	  'make clean           remove .venv, caches and build files; results stay' \
@@ -166,10 +166,18 @@ lint: $(STAMP)
 
 check: lint test
 
+# In a clone of the commit that is checked out: cosmic-ray changes files where they lie.
+MUTATED := build/mutate
+RAY = PATH=$(CURDIR)/$(BIN):$$PATH PYTHONPATH=$(CURDIR)/$(MUTATED) OMP_NUM_THREADS=1
+
 mutate: $(STAMP)
 	@$(INSTALL) -e '.[mutation]'
-	$(SAY) 'mutate: $(MUTANTS) changes of the code, what became of them in docs/mutation.csv (one to two hours)'
-	@$(BIN)/python benchmarks/mutation.py --count $(MUTANTS) --seed $(MUTATION_SEED) --jobs $(TEST_JOBS)
+	@rm -rf $(MUTATED); git clone -q --shared . $(MUTATED)
+	@sed -i 's|MODULE|$(MUTATE)|; s|TESTS|$(MUTATE_TESTS)|' $(MUTATED)/cosmic-ray.toml
+	$(SAY) 'mutate: small changes of $(MUTATE), one at a time, each run through $(MUTATE_TESTS)'
+	@cd $(MUTATED) && export $(RAY) && cosmic-ray baseline cosmic-ray.toml && cosmic-ray init cosmic-ray.toml session.sqlite \
+	  && cr-filter-operators session.sqlite cosmic-ray.toml && cosmic-ray exec cosmic-ray.toml session.sqlite \
+	  && cr-report --surviving-only --show-diff session.sqlite && cr-rate session.sqlite
 
 # Where torch with CUDA and the rest are there already nothing is installed: many such machines have no network.
 HAS_ALL = $(PYTHON) -c 'import torch, numpy, pandas, matplotlib, seaborn, typer, rich, yaml, safetensors, tokenizers, pytest; assert torch.cuda.is_available()'
