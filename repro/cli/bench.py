@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from engines.errors import require
-from engines.knobs import Checked, Range
+from engines.knobs import Checked, Needs, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import engine_knobs, of_platform
 from repro.cli.output import print_json, say
@@ -110,7 +110,7 @@ class Profiled(Checked):
     profile: bool = False
     """Say where a step's time goes and how near it is to the hardware's limits; disturbs what it measures, so stored apart from plain
     runs."""
-    profile_every: Annotated[int, Range(1, 10**9)] | None = None
+    profile_every: Annotated[int, Range(1, 10**9), Needs(profile=True)] | None = None
     """With --profile, one step in this many is taken apart; prime to the steps of a block, or it meets the same ones in each
     [default: 7 on CUDA, else 1]."""
 
@@ -119,10 +119,6 @@ class Profiled(Checked):
         from repro.systems.platforms import DllmPart
 
         if not self.profile:
-            require(
-                self.profile_every is None,
-                f"profile_every={self.profile_every} has no effect without --profile: add it, or leave this out",
-            )
             return {}
         require(
             (executor or where.executor) == "torch",

@@ -80,7 +80,8 @@ class DllmSystem:
 
     def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
-        settings = self.settings(cell)
+        asked = resolve(cell, self.method)
+        settings = self._of_method(asked, cell)
         follows = settings.followed
         recorded = None if follows.replay is None else import_module(REPLAY).recorded(follows.replay)
         task = None if recorded is not None else task_of(cell, settings)
@@ -89,7 +90,7 @@ class DllmSystem:
             require(
                 recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
             )
-            return self._prepared_trace(cell, settings, file)
+            return self._prepared_trace(cell, asked, settings, file)
         if recorded is not None and not follows.replay_drawn:
             workload = recorded.workload(cell, settings.generation)
         elif task is None:
@@ -104,9 +105,10 @@ class DllmSystem:
             deployment = deployment.following(replayed)
         return replace(deployment, task=task), workload
 
-    def _prepared_trace(self, cell: Cell, settings: Settings, file: Traced) -> tuple[Deployment, Workload]:
+    def _prepared_trace(
+        self, cell: Cell, asked: Settings, settings: Settings, file: Traced
+    ) -> tuple[Deployment, Workload]:
         """Planned for the longest answer; each is denoised as the method denoises one of its length."""
-        asked = resolve(cell, self.method)
         of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
         workload = traced_requests(cell, asked, file, of_length)
         longest = max((request.generation for request in workload.requests), key=lambda each: each.gen_length)
@@ -123,8 +125,10 @@ class DllmSystem:
             import_module(ON_TORCH).check_machine(settings)
 
     def settings(self, cell: Cell) -> Settings:
-        """The cell's, with what the method makes of a generation."""
-        settings = resolve(cell, self.method)
+        """The settings of a cell, with what the method makes of a generation."""
+        return self._of_method(resolve(cell, self.method), cell)
+
+    def _of_method(self, settings: Settings, cell: Cell) -> Settings:
         if (replay := settings.followed.replay) is not None:
             settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).cell)
         return replace(settings, generation=self._generation(settings, settings.generation))
