@@ -8,7 +8,22 @@ import pytest
 from support.refusals import refuses
 
 from engines.errors import UserError
-from engines.knobs import Checked, Fixed, Only, Range, check_given, check_value, given_to, helps_of, knobs_of
+from engines.knobs import (
+    SOMETHING,
+    Checked,
+    Except,
+    Fixed,
+    Needs,
+    Only,
+    Range,
+    check_given,
+    check_value,
+    conditions_of,
+    given_to,
+    helps_of,
+    knobs_of,
+    made,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +42,25 @@ class Engine(Checked):
     graphs: Annotated[bool, Only(executor="torch")] = True
     cache: Cache = field(default_factory=Cache)
     other: Annotated[Cache, Fixed] = field(default_factory=Cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Checked):
+    temperature: Annotated[float, Range(0, 10)] = 0.0
+    top_p: Annotated[float, Range(above=0, most=1), Needs(temperature=Range(above=0))] = 1.0
+    factor: float | None = None
+    threshold: Annotated[float, Needs(factor=None)] | None = None
+    seed: Annotated[int, Fixed] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Checked):
+    sampling: Sampling
+    cache: Cache = field(default_factory=lambda: Cache(kind="dense"))
+    device: str = "cpu"
+    router: str | None = None
+    graphs: Annotated[bool, Only(device=Except("cpu"))] = True
+    pooling: Annotated[str, Only(router=SOMETHING, rate=None)] | None = None
 
 
 def test_knobs_are_the_fields_that_are_not_fixed_of_settings_inside_too():
@@ -66,6 +100,43 @@ def test_what_a_field_may_not_be_or_has_no_effect_is_refused(given, beside, sent
     with pytest.raises(UserError) as refused:
         given_to(Engine(), given, **beside)
     assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("given", "beside", "names"),
+    [
+        ({"graphs": False}, {}, ("graphs=false", "device='cpu'")),
+        ({"pooling": "each"}, {}, ("pooling='each'", "without router")),
+        ({"pooling": "each", "router": "mine"}, {"rate": 2.0}, ("pooling='each'", "rate=2.0")),
+        ({"top_p": 0.5}, {}, ("top_p=0.5", "temperature=0.0")),
+        ({"threshold": 0.9, "factor": 1.0}, {}, ("threshold=0.9", "factor=1.0")),
+    ],
+)
+def test_a_refusal_names_the_field_and_the_other_that_it_depends_on(given, beside, names):
+    with pytest.raises(UserError) as refused:
+        given_to(made(Served, {}), given, **beside)
+    assert all(name in str(refused.value) for name in names)
+
+
+def test_what_others_allow_is_taken():
+    given = {"graphs": False, "device": "cuda", "pooling": "each", "router": "mine", "top_p": 0.5, "temperature": 1.0}
+    found = given_to(made(Served, {}), given, rate=None)
+    assert (found.graphs, found.pooling, found.sampling.top_p) == (False, "each", 0.5)
+    assert Sampling(top_p=1.0, temperature=0.0).top_p == 1.0, "a default needs nothing"
+
+
+def test_settings_are_made_of_values_by_name_and_keep_other_defaults():
+    found = made(Served, {"seed": 7, "top_p": 1, "kept": 0.25, "elsewhere": 1}, device="cuda")
+    assert found == Served(sampling=Sampling(seed=7), cache=Cache(kind="dense", kept=0.25), device="cuda")
+    with pytest.raises(UserError, match="temperature=11"):
+        made(Served, {"temperature": 11})
+
+
+def test_conditions_are_said_in_words():
+    said = {name: only.said for name, only in conditions_of(Served)}
+    assert said["graphs"] == "device other than 'cpu'"
+    assert said["pooling"] == "router given, no rate"
+    assert knobs_of(Served)["top_p"].needs.said == "temperature above 0"
 
 
 @pytest.mark.parametrize(
