@@ -60,8 +60,8 @@ OPEN_QUEUE = Kind(name="queue", method="take", arguments=("now",), offered=("slo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
-    """Pickles: a process that it is sent to imports the module."""
+class Plugin:
+    """A class or a function of a user's by its ``module:NAME``; it pickles, and a process that it is sent to imports the module."""
 
     kind: Kind
     where: str
@@ -121,17 +121,17 @@ class Own:
         return given_to(found, self._heeded) if settings_of(self.named) is self.named else found
 
 
-def named_in(given: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Own]:
+def named_in(given: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Plugin]:
     """By kind, those that the given knobs name."""
     knobs = tuple(given.items())
     return {
-        kind.name: Own(kind=kind, where=str(given[kind.name]), given=knobs)
+        kind.name: Plugin(kind=kind, where=str(given[kind.name]), given=knobs)
         for kind in kinds
         if given.get(kind.name) is not None
     }
 
 
-def check_beside(own: Mapping[str, Own], replaced: Mapping[str, Iterable[str]], given: Mapping[str, Any]) -> None:
+def check_beside(own: Mapping[str, Plugin], replaced: Mapping[str, Iterable[str]], given: Mapping[str, Any]) -> None:
     """Refuse knobs of what a policy of one's own, by kind, stands in place of; those that it has itself are its own."""
     for kind, names in replaced.items():
         for name in names if kind in own else ():

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Knob, Range, knobs_of
-from engines.policies.own import Kind, Own, own_knobs
+from engines.policies.own import Kind, Plugin, own_knobs
 from repro.files import kept
 from repro.workloads.card import Origin
 from repro.workloads.knobs import RequestKnobs, TraceKnobs, UntoldAnswers, named_after, place_of
@@ -42,7 +42,7 @@ _NUMBERS = knobs_of(_Yielded)
 class OwnWorkload:
     """Sessions are drawn anew for every seed, and of one seed they are always the same."""
 
-    own: Own
+    own: Plugin
 
     @property
     def where(self) -> str:
@@ -123,7 +123,7 @@ def _drawn(workload: OwnWorkload, seed: int) -> Trace:
     )
 
 
-def _told(own: Own) -> str:
+def _told(own: Plugin) -> str:
     knobs = ", ".join(f"{name}={value}" for name, value in own.given)
     return f"{own.where} with {knobs}" if knobs else own.where
 
@@ -174,11 +174,11 @@ def workload_knobs(given: Mapping[str, Any]) -> Mapping[str, Knob]:
     return {} if own is None else own.knobs
 
 
-def _own(given: Mapping[str, Any]) -> Own | None:
+def _own(given: Mapping[str, Any]) -> Plugin | None:
     """With its own knobs alone: systems that are compared serve the same."""
     where = place_of(str(given.get("workload") or ""))
     if where is None:
         return None
-    knobs = own_knobs(Own(kind=WORKLOAD, where=where).named)
+    knobs = own_knobs(Plugin(kind=WORKLOAD, where=where).named)
     told = tuple((name, given[name]) for name in knobs if given.get(name) is not None)
-    return Own(kind=WORKLOAD, where=where, given=told)
+    return Plugin(kind=WORKLOAD, where=where, given=told)

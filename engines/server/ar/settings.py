@@ -10,7 +10,7 @@ from engines.errors import UserError
 from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
 from engines.laps.ours import OnTimeConfig
 from engines.named import installed
-from engines.policies.own import BATCHER, Kind, Own
+from engines.policies.own import BATCHER, Kind, Plugin
 
 SYSTEM = "ar"
 SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve", "on-time")
@@ -25,7 +25,7 @@ _SCHEDULER = Kind(
 )
 
 
-def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Own | None:
+def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | None:
     """A batching policy of one's own with its knobs; None of one of ``SCHEDULERS``. Refuses a name that is none."""
     if name in SCHEDULERS:
         return None
@@ -33,7 +33,7 @@ def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Own | None:
     if where is None:
         known = ", ".join((*SCHEDULERS, *installed(BATCHER.name)))
         raise UserError(f"scheduler={name!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME")
-    return Own(kind=_SCHEDULER, where=where, given=own)
+    return Plugin(kind=_SCHEDULER, where=where, given=own)
 
 
 def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:

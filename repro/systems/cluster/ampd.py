@@ -18,7 +18,7 @@ from engines.cluster.simulation import StopRule
 from engines.errors import require
 from engines.knobs import knobs_of
 from engines.policies.on_time import LateShare
-from engines.policies.own import BINDER, QUEUE, ROUTER, Own, check_beside, named_in
+from engines.policies.own import BINDER, QUEUE, ROUTER, Plugin, check_beside, named_in
 from engines.policies.task import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
@@ -55,7 +55,7 @@ class OwnPolicies:
     """An order of waiting prefills of one's own as module:NAME, a PrefillQueue made for every worker, with slo where it takes that."""
 
 
-def own_policies(given: Mapping[str, Any]) -> dict[str, Own]:
+def own_policies(given: Mapping[str, Any]) -> dict[str, Plugin]:
     """By kind. Refuses knobs beside them of what they replace."""
     found = named_in(given, POLICIES)
     check_beside(found, _REPLACED, given)

@@ -18,7 +18,7 @@ from engines.cost.kernels import check_kernels
 from engines.errors import UserError, require
 from engines.knobs import Checked, Only, Range, Seconds, given_to
 from engines.models.shape import model_shape
-from engines.policies.own import Own
+from engines.policies.own import Plugin
 from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
@@ -138,7 +138,7 @@ class Settings:
     ground: Ground
     own: Any
     """The system's own settings."""
-    policies: Mapping[str, Own]
+    policies: Mapping[str, Plugin]
     """Policies of a user's own, by kind."""
     deployment: str | None
     """None: the system's own default."""
@@ -204,7 +204,7 @@ def resolve(
     system: str,
     own: type,
     *,
-    policies: Mapping[str, Own] = MappingProxyType({}),
+    policies: Mapping[str, Plugin] = MappingProxyType({}),
     most_gpus: int | None = None,
 ) -> Settings:
     """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``policies``

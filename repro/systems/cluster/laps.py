@@ -25,7 +25,7 @@ from engines.laps.ours import OnTimeConfig, ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, on_time, reserve, srpt
 from engines.models.shape import model_shape
-from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Own, check_beside, named_in
+from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_beside, named_in
 from engines.policies.task import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
@@ -270,7 +270,7 @@ class OwnPolicies:
     """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
 
 
-def with_own(settings: Settings, model: StepModel, config: LapsConfig, own: Mapping[str, Own]) -> PrefillSystem:
+def with_own(settings: Settings, model: StepModel, config: LapsConfig, own: Mapping[str, Plugin]) -> PrefillSystem:
     """LAPS with these in place of its own."""
     system, part = laps(model, config), settings.part
     slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)

@@ -18,7 +18,7 @@ from engines.laps.cost import PrefillConstants, PrefillCost, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.step_model import StepModel
 from engines.models.shape import model_shape
-from engines.policies.own import Own
+from engines.policies.own import Plugin
 from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
 from repro.systems.calibration import fit_of, fitted_to
@@ -132,7 +132,7 @@ class Settings:
     workload: PrefillWorkloadConfig
     own: Any
     """The system's own settings."""
-    policies: Mapping[str, Own]
+    policies: Mapping[str, Plugin]
     """Policies of a user's own, by kind."""
     instance: MeasuredInstance | None = None
     """What a measured run is on, while it runs."""
@@ -227,7 +227,7 @@ def resolve(
     own: type,
     usual: Callable[[PrefillPart], Mapping[str, Any]],
     part: PrefillPart | None = None,
-    policies: Mapping[str, Own] = MappingProxyType({}),
+    policies: Mapping[str, Plugin] = MappingProxyType({}),
 ) -> Settings:
     """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
     their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""

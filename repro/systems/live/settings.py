@@ -15,7 +15,7 @@ from engines.cluster.hardware import Deployment
 from engines.errors import require
 from engines.knobs import Checked, Range, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
-from engines.policies.own import Own
+from engines.policies.own import Plugin
 from engines.policies.task import Slo
 from repro.runs.cell import Cell
 from repro.runs.fileless import why_here
@@ -66,7 +66,7 @@ class Settings:
     knobs: LiveKnobs
     deployment: Deployment
     policies: AmpdConfig
-    own: Mapping[str, Own]
+    own: Mapping[str, Plugin]
     """Policies of one's own, by kind."""
     workload: SessionWorkloadConfig
 

@@ -16,7 +16,7 @@ from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.named import installed
-from engines.policies.own import BATCHER, Own, own_knobs
+from engines.policies.own import BATCHER, Plugin, own_knobs
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
@@ -58,7 +58,7 @@ def test_a_batcher_runs_simulated_and_measured_with_its_own_knobs():
 
 def test_both_executors_ask_the_same_batcher_the_same():
     """It is made of the same class and knobs, and told the platform's sizes."""
-    made = Own(kind=BATCHER, where="support.own:Gather", given=(("window_s", 0.25), ("num_prompts", 3))).made(
+    made = Plugin(kind=BATCHER, where="support.own:Gather", given=(("window_s", 0.25), ("num_prompts", 3))).made(
         max_num_batched_tokens=64, max_num_seqs=2, model=None, slo=None
     )
     assert made == Gather(64, 2, 0.25)
