@@ -56,7 +56,6 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "list": (Example("repro list", "every name there is"), Example("repro list --knobs ampd", "what a system takes")),
     "doctor": (Example("repro doctor", "what this machine can run"),),
-    "conformance": (Example("repro conformance mine.shortest:Shortest", "a scheduler of yours, in mine/shortest.py"),),
     "verify-baselines": (Example("repro verify-baselines", "every sampler, token by token"),),
     "gpu-suite": (Example("repro gpu-suite --first --dry-run", "what would be measured first"),),
     "calibrate": (Example("repro calibrate --platform l40s --dry-run", "the fit of a card"),),

@@ -47,7 +47,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Plan": {"plan": "plan:plan", "plan-cluster": "plan_cluster:plan_cluster", "capacity": "capacity:capacity"},
     "What there is": {"list": "list_command:list_command", "doctor": "doctor:doctor"},
     "Check and calibrate": {
-        "conformance": "conformance:conformance",
         "verify-baselines": "verify:verify_baselines",
         "gpu-suite": "gpu_suite:gpu_suite",
         "calibrate": "calibrate:calibrate",

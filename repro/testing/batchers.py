@@ -192,11 +192,11 @@ def _no_cap(subject: BatchingPolicy) -> str | None:
 BATCHER: Kind[BatchingPolicy] = Kind(
     name="batcher",
     properties=(
-        Property(name="conservation", says="each token of each, once", draw=_with_decoding, check=_conservation),
-        Property(name="cap", says="steps within the budget", draw=_turns, check=_cap, without=_no_cap),
-        Property(name="little memory", says="what fits enters, all end", draw=_in_little_memory, check=_memory),
-        Property(name="causality", says="no step by what is to come", draw=_cut, check=_causality),
+        Property(name="conservation", draw=_with_decoding, check=_conservation),
+        Property(name="cap", draw=_turns, check=_cap, without=_no_cap),
+        Property(name="little memory", draw=_in_little_memory, check=_memory),
+        Property(name="causality", draw=_cut, check=_causality),
         no_starvation(_besieged, _no_starvation),
-        Property(name="independence of ids", says="ids are names, no order", draw=_otherwise, check=_same_names),
+        Property(name="independence of ids", draw=_otherwise, check=_same_names),
     ),
 )

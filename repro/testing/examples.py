@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -51,7 +50,7 @@ def tried(draw: Callable[[Source], Case], check: Callable[[Case], None], *, exam
             raise
 
     try:
-        (_by_numpy if drawn_by() == "numpy" else _by_hypothesis)(draw, checked, examples, seed)
+        (_by_hypothesis if has_hypothesis() else _by_numpy)(draw, checked, examples, seed)
     except _Enough:
         pass
     except Exception:
@@ -65,13 +64,12 @@ class _Enough(BaseException):
     """Ends the search for a shorter example; hypothesis lets it pass."""
 
 
-def drawn_by() -> str:
-    """``hypothesis`` with its version, or ``numpy``."""
+def has_hypothesis() -> bool:
     try:
         import hypothesis  # noqa: F401
     except ImportError:
-        return "numpy"
-    return f"hypothesis {version('hypothesis')}"
+        return False
+    return True
 
 
 class _Numpy:

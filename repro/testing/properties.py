@@ -21,8 +21,6 @@ EXAMPLES = 50
 @dataclass(frozen=True, kw_only=True)
 class Property(Generic[Subject]):
     name: str
-    says: str
-    """In a few words of a table."""
     draw: Callable[[Source, Subject], Any]
     """An example."""
     check: Callable[[Subject, Any], None]
@@ -39,15 +37,10 @@ class Kind(Generic[Subject]):
 
 class Verdict(NamedTuple):
     name: str
-    says: str
     examples: int = 0
     failure: str | None = None
     """One sentence that begins with the property's name."""
     skipped: str | None = None
-
-    @property
-    def word(self) -> str:
-        return "FAIL" if self.failure else "skip" if self.skipped else "pass"
 
 
 def verdicts(
@@ -66,7 +59,7 @@ def verdict(
 ) -> Verdict:
     reason = "left out" if held.name in without else held.without(subject)
     if reason is not None:
-        return Verdict(held.name, held.says, skipped=reason)
+        return Verdict(held.name, skipped=reason)
 
     def check(case: Any) -> None:
         try:
@@ -75,7 +68,7 @@ def verdict(
             raise AssertionError(str(error)) from error
 
     num, failure = tried(lambda source: held.draw(source, subject), check, examples=examples, seed=seed)
-    return Verdict(held.name, held.says, num, None if failure is None else f"{held.name}: {failure}")
+    return Verdict(held.name, num, None if failure is None else f"{held.name}: {failure}")
 
 
 def check_all(kind: Kind[Subject], subject: Subject, *, examples: int, seed: int, without: Collection[str]) -> None:
@@ -130,13 +123,7 @@ def unbounded(bound: Bound) -> str | None:
 
 def no_starvation(draw: Callable[[Source, Any], Any], check: Callable[[Any, Any], None]) -> Property[Any]:
     """The property of every kind whose subjects have a ``bound``."""
-    return Property(
-        name="no starvation",
-        says="waits within its bound",
-        draw=draw,
-        check=check,
-        without=lambda subject: unbounded(subject.bound),
-    )
+    return Property(name="no starvation", draw=draw, check=check, without=lambda subject: unbounded(subject.bound))
 
 
 class Stay(NamedTuple):

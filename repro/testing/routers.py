@@ -149,9 +149,9 @@ def _no_starvation(subject: Routing, case: Turns | Sessions) -> None:
 ROUTER: Kind[Routing] = Kind(
     name="router",
     properties=(
-        Property(name="conservation", says="each runs once, where it went", draw=_cases, check=_conservation),
-        Property(name="causality", says="no place by what is to come", draw=_cut, check=_causality),
+        Property(name="conservation", draw=_cases, check=_conservation),
+        Property(name="causality", draw=_cut, check=_causality),
         no_starvation(_besieged, _no_starvation),
-        Property(name="independence of ids", says="ids are names, no order", draw=_otherwise, check=_same_names),
+        Property(name="independence of ids", draw=_otherwise, check=_same_names),
     ),
 )

@@ -116,17 +116,10 @@ REFRESH_RULE: Kind[Refreshing] = Kind(
     properties=(
         Property(
             name="independence of the batch",
-            says="company changes no phase",
             draw=_requests,
             check=_independence,
             without=lambda subject: subject.lacks_data,
         ),
-        Property(
-            name="due refreshes",
-            says="built, and then reused",
-            draw=_requests,
-            check=_due,
-            without=lambda subject: subject.lacks_data,
-        ),
+        Property(name="due refreshes", draw=_requests, check=_due, without=lambda subject: subject.lacks_data),
     ),
 )

@@ -230,12 +230,12 @@ def _no_starvation(subject: Scheduling, case: Case) -> None:
 SCHEDULER: Kind[Scheduling] = Kind(
     name="scheduler",
     properties=(
-        Property(name="conservation", says="each ends once, as is due", draw=_open_ended, check=_conservation),
-        Property(name="cap", says="steps within the budget", draw=_open_ended, check=_cap),
-        Property(name="cancellation", says="what is cancelled is gone", draw=_interrupted, check=_conservation),
-        Property(name="causality", says="no step by what is to come", draw=_cut, check=_causality),
+        Property(name="conservation", draw=_open_ended, check=_conservation),
+        Property(name="cap", draw=_open_ended, check=_cap),
+        Property(name="cancellation", draw=_interrupted, check=_conservation),
+        Property(name="causality", draw=_cut, check=_causality),
         no_starvation(_besieged, _no_starvation),
-        Property(name="independence of executors", says="the same plan on all", draw=_cases, check=_same_everywhere),
-        Property(name="independence of ids", says="ids are names, no order", draw=_otherwise, check=_same_names),
+        Property(name="independence of executors", draw=_cases, check=_same_everywhere),
+        Property(name="independence of ids", draw=_otherwise, check=_same_names),
     ),
 )

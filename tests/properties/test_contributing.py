@@ -31,7 +31,6 @@ FEWER = {
 }
 """Sizes of a test, by how a command begins. The others are run as they stand."""
 SAID = {
-    "conformance": "7 of 7 properties pass",
     "bench": "VALID",
     "reproduce": "orders-rtx4090.png",
     "claims": "not reproduced",
@@ -63,7 +62,7 @@ def test_every_file_and_command_of_the_page(own_folder):
     for command in COMMANDS:
         program, name, *arguments = [part for word in shlex.split(command) for part in glob(word) or [word]]
         assert program == "repro"
-        has_place = "--result-dir" in arguments or name in ("conformance", "calibrate", "plan-cluster", "capacity")
+        has_place = "--result-dir" in arguments or name in ("calibrate", "plan-cluster", "capacity")
         runs = [] if has_place else ["--result-dir", "runs"]
         sizes = [size for start, size in FEWER.items() if " ".join((name, *arguments)).startswith(start)]
         asked = resized([name, *arguments, *runs], sizes[0] if sizes else {})

@@ -21,5 +21,5 @@ def judged(kind: str, name: str, make: Any, *, examples: int = 50, **given: Any)
     """By numpy: hypothesis spends seconds on making the example of a failure smaller."""
     suite, subject = SUITES[kind]
     (held,) = [each for each in suite.properties if each.name == name]
-    with mock.patch("repro.testing.examples.drawn_by", return_value="numpy"):
+    with mock.patch("repro.testing.examples.has_hypothesis", return_value=False):
         return verdict(held, subject(make=make, **given), examples=examples)

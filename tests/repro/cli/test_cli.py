@@ -120,7 +120,6 @@ OPTIONS = {
     "--request-timeout --retention-ratio --scheduler --selection --served-model-name --slo-ttft-s --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p --unknown-fields "
     "--transfer-ratio --weights",
     "gpu-suite": "--budget --dry-run --export --first --json --platform --result-dir --stage",
-    "conformance": "--examples --json --kind --queue --seed",
     "verify-baselines": "--device --golden --json",
 }
 """Flags are an interface: a change here breaks scripts of users."""

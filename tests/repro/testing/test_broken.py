@@ -1,12 +1,17 @@
 """A plug-in that breaks a property fails by its name, in one sentence that says where; with hypothesis and without."""
 
+import builtins
 import re
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 from support import broken, liars
 from support.judged import judged
 
+from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
+from engines.errors import UserError
 from repro.testing import Ahead, check_batcher, check_refresh_rule, check_router, check_scheduler, examples
 from repro.testing.properties import verdicts
 from repro.testing.rules import REFRESH_RULE, Refreshing
@@ -100,7 +105,7 @@ def test_it_fails_by_the_name_of_the_property(kind, make, name, says):
     ],
 )
 def test_nothing_else_fails(make, alone, monkeypatch):
-    monkeypatch.setattr(examples, "drawn_by", lambda: "numpy")
+    monkeypatch.setattr(examples, "has_hypothesis", lambda: False)
     assert {each.name for each in verdicts(SCHEDULER, Scheduling(make=make), examples=12) if each.failure} == alone
 
 
@@ -129,7 +134,7 @@ def test_a_price_bounds_the_longest_wait():
         return 64 * ahead.longest
 
     newest = partial(judged, "scheduler", "no starvation", broken.NewestFirst)
-    assert newest(longest_wait=stated).word == "pass"
+    assert newest(longest_wait=stated)[2:] == (None, None)
     failure = newest(longest_wait=lambda ahead: ahead.work + ahead.longest).failure
     assert failure is not None
     assert failure.endswith("is the most by its longest_wait")
@@ -144,10 +149,57 @@ def test_a_price_is_that_of_the_sizes_it_was_made_with(kind, make):
 def test_a_price_without_a_bound_is_told():
     """Its own method says so."""
     found = judged("scheduler", "no starvation", broken.Patience)
-    assert (found.word, found.examples) == ("skip", 0)
+    assert found.examples == 0
     assert found.skipped == "its longest_wait is infinite: a request may wait for ever"
 
 
 def test_what_only_a_model_gives_is_not_judged():
     found = list(verdicts(REFRESH_RULE, Refreshing(make=broken.Confident)))
-    assert {(each.word, each.skipped) for each in found} == {("skip", "it needs confidences, which a model gives")}
+    assert {each.skipped for each in found} == {"it needs confidences, which a model gives"}
+
+
+@pytest.mark.parametrize(
+    ("check", "make", "names"),
+    [
+        (check_scheduler, Scheduler, "scheduler"),
+        (check_scheduler, KvPool, "scheduler"),
+        (check_scheduler, object, "scheduler"),
+        (check_refresh_rule, object, "refresh rule"),
+        (check_router, object, "router"),
+        (check_batcher, object, "batching policy"),
+        (partial(check_scheduler, without=["speed"]), PhaseScheduler, "without"),
+    ],
+)
+def test_what_is_no_plug_in_of_the_kind_is_refused(check, make, names):
+    with pytest.raises(UserError, match=names):
+        check(make, examples=1)
+
+
+def test_without_hypothesis_the_seed_decides_the_examples(monkeypatch):
+    imported = builtins.__import__
+
+    def no_hypothesis(name, *given, **named):
+        if name == "hypothesis":
+            raise ImportError(name)
+        return imported(name, *given, **named)
+
+    def failure(seed: int) -> str:
+        with pytest.raises(AssertionError, match="no starvation: ") as caught:
+            check_scheduler(broken.NewestFirst, examples=15, seed=seed)
+        return str(caught.value)
+
+    monkeypatch.setattr(builtins, "__import__", no_hypothesis)
+    assert failure(4) == failure(4) != failure(5)
+
+
+def test_the_checks_load_no_torch():
+    code = "import sys, repro.testing; print([n for n in ('torch', 'pandas', 'hypothesis') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_nothing_is_left_in_the_folder(tmp_path, monkeypatch):
+    """Hypothesis keeps no examples."""
+    monkeypatch.chdir(tmp_path)
+    check_scheduler(PhaseScheduler, examples=2)
+    assert [*tmp_path.iterdir()] == []

@@ -1,14 +1,15 @@
 """What CONTRIBUTING.md says of conformance, in a folder outside of the repository."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 
 import pytest
-from support.command import commands, repro
 
 from repro.paths import REPO
+from repro.testing import check_scheduler
 
 PAGE = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("\n## Conformance\n")[2].partition("\n## ")[0]
@@ -36,9 +37,10 @@ def test_the_example_passes_under_pytest(mine):
 
 
 def test_the_policy_above_lets_requests_starve(mine, monkeypatch):
-    monkeypatch.setattr("repro.testing.examples.drawn_by", lambda: "numpy")  # it makes no example smaller
-    result = repro("conformance", "mine.shortest:Shortest", "--examples", 30)
-    assert (result.code, "FAIL no starvation: request " in " ".join(result.out.split())) == (1, True), result
+    monkeypatch.setattr("repro.testing.examples.has_hypothesis", lambda: False)  # it makes no example smaller
+    shortest = importlib.import_module("mine.shortest").Shortest
+    with pytest.raises(AssertionError, match=r"^no starvation: request "):
+        check_scheduler(shortest, examples=30)
 
 
 def test_every_property_is_in_the_table():
@@ -46,4 +48,3 @@ def test_every_property_is_in_the_table():
 
     names = {each.name for suite, _ in SUITES.values() for each in suite.properties}
     assert set(re.findall(r"^\| ([\w ]+) \| (?!of)", SECTION, re.MULTILINE)) == names
-    assert "conformance" in commands()
