@@ -10,7 +10,7 @@ from support.stored_runs import read_csv
 from paper_figures.block import block_diffusion, sglang
 from repro.reports.figures import View, figure
 from repro.runs.experiment import prepare
-from repro.systems.block.record import BLOCK
+from repro.systems.block.system import BLOCK
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 H20_VIEW = View(platform=H20_LLADA2_MINI, reading="published", num_runs=3)

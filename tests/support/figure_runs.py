@@ -17,7 +17,7 @@ from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.systems.block.record import BLOCK
+from repro.systems.block.system import BLOCK
 from repro.systems.cluster.planning import PLANNER_SYSTEM
 from repro.systems.platforms import DllmPart, platform
 

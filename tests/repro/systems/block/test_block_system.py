@@ -11,9 +11,9 @@ from support.cells import a_cell
 from engines.errors import UserError
 from engines.knobs import Range
 from repro.runs.system import SYSTEMS
-from repro.systems.block.record import BLOCK, STEPS
 from repro.systems.block.served import stop_ids_of
 from repro.systems.block.settings import RULES, TINY, settings_of_requests
+from repro.systems.block.system import BLOCK, STEPS
 from repro.systems.block.text import text_of
 from repro.workloads.rounds import RecordedRound, TracedSession
 

@@ -24,7 +24,7 @@ from repro.cli.run_table import print_runs
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
-from repro.systems.live.family import LIVE
+from repro.systems.live.system import LIVE
 
 
 def cell(**changes: Any) -> Cell:
