@@ -1,4 +1,4 @@
-"""SGLang's prefill side under PD disaggregation: token-budget batches, first come, first served, behind its router.
+"""SGLang's prefill side under PD disaggregation: token-budget batches, first come, first served, behind its router; and vLLM's.
 
 Batches hold up to ``max_num_batched_tokens`` (SGLang's chunked_prefill_size), the last prompt in part; decodes never ride along. The router is
 plain data parallelism (round robin), least loaded by requests or tokens, or its cache-aware policy. Prefill graphs
@@ -17,7 +17,7 @@ from engines.knobs import Checked, Range, Tokens, check_value
 from engines.laps.graphs import Graphs, WithGraphs, graph_choice
 from engines.laps.step_model import StepModel
 from engines.laps.system import PrefillSystem
-from engines.policies.batching import Chunked
+from engines.policies.batching import CHUNK_TOKENS, Chunked
 from engines.policies.instances import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
 from engines.policies.step import FALLBACK, IDLE, Chunk, Rung, Situation, StepMode, StepPlan
 from engines.policies.task import PrefillTask
@@ -147,3 +147,11 @@ def graphs_only(
         make_router=make_router(routing),
         work_s=model.work_s,
     )
+
+
+def vllm_pd(config: PdConfig | None = None, *, name: str = "vllm-pd") -> PrefillSystem:
+    """vLLM's prefill side: chunked prefill, first come, first served, plain data parallelism."""
+    config = config or PdConfig()
+    batching = Chunked(max_num_batched_tokens=config.max_num_batched_tokens or CHUNK_TOKENS)
+    router = make_router(config.routing or "round-robin")
+    return PrefillSystem(name=name, make_batching=lambda: batching, make_router=router)

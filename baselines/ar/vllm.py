@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from baselines.ar.vllm_pd import CHUNK_TOKENS
 from engines.cluster.cluster import Cluster, Policies
 from engines.cluster.hardware import Deployment, Hardware
 from engines.errors import require
 from engines.knobs import Checked, Seconds, Tokens
-from engines.policies.batching import Chunked, PrefillFirst
+from engines.policies.batching import CHUNK_TOKENS, Chunked, PrefillFirst
 from engines.policies.routing import Binder, FewestSessions, LeastKvMemory, RoundRobin
 from engines.policies.step import Batching
 from engines.policies.task import PrefillQueue, PrefillTask

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from engines.knobs import Checked, Count, Tokens
 from engines.policies.step import IDLE, Share, Situation, StepPlan
 
+CHUNK_TOKENS = 2048
+"""vLLM's token budget of a step with chunked prefill."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneByOne:
@@ -60,7 +63,7 @@ class PrefillFirst(_Limited):
 class Chunked(_Limited):
     """Decodes first, prefills in what is left of the token budget, the last one in part (vLLM's chunked prefill)."""
 
-    max_num_batched_tokens: Tokens = 2048
+    max_num_batched_tokens: Tokens = CHUNK_TOKENS
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         shares: list[Share] = []

@@ -32,7 +32,7 @@ POLICIES = (
     *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.serve", "engines.dllm.scheduling"),
     *("engines.dllm.memory.budget", "engines.dllm.executor.roofline"),
     *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
-    *("baselines.ar.vllm_pd", "baselines.dllm.static.scheduler", "repro.runs.system"),
+    *("baselines.dllm.static.scheduler", "repro.runs.system"),
     *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),
     *("repro.systems.servers", "repro.serving", "repro.serving_ar", "repro.workloads"),
 )

@@ -11,8 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang
-from baselines.ar.vllm_pd import CHUNK_TOKENS, vllm_pd
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.cost import StepCost
 from engines.cost.cards import gpu
 from engines.errors import require
@@ -25,6 +24,7 @@ from engines.laps.ours import OnTimeConfig, ReserveConfig, StepSize
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, on_time, reserve, srpt
 from engines.models.shape import model_shape
+from engines.policies.batching import CHUNK_TOKENS
 from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_beside, named_in
 from engines.policies.task import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar

@@ -15,8 +15,8 @@ from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from engines.cluster.metrics import Floats
 from engines.cluster.record import rows_of
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
@@ -24,6 +24,7 @@ from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, 
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.cluster.system import request_table
 
+Floats = npt.NDArray[np.float64]
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 
 REQUEST_COLUMNS: tuple[Column, ...] = (

@@ -15,8 +15,8 @@ from baselines.ar.sglang import (
     graphs_only,
     make_router,
     sglang,
+    vllm_pd,
 )
-from baselines.ar.vllm_pd import vllm_pd
 from engines.errors import UserError
 from engines.laps.graphs import LADDER
 from engines.laps.step_model import StepModel

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support.prefill import TokenCost, chat, h200_14b, turns
 from support.prefill_metrics import little, summarise
 
-from baselines.ar.sglang import SglangConfig, graphs_only, sglang
-from baselines.ar.vllm_pd import vllm_pd
+from baselines.ar.sglang import SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.batching import WaitConfig
