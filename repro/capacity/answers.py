@@ -11,19 +11,117 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from engines.errors import RunError
 from engines.runtime.signals import held
+from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
 from repro.capacity.question import Question, Sizes
-from repro.capacity.search import Lattice
-from repro.capacity.site import Site
-from repro.capacity.study import Answer, fewest_gpus, largest_rate
+from repro.capacity.search import Lattice, fewest, largest
+from repro.capacity.site import Plan, Site
 from repro.cores import usable_cores
 from repro.runs.experiment import held_here
 from repro.runs.workers import LOST, worker_processes
 
 FEW_SESSIONS = 1000
 """Sessions of all seeds and sizes together, below which another process costs more than it saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    site: Site
+    gpus: int
+    plan: Plan | None
+    """None where no plan serves any rate, or the one that was asked for."""
+    rate: float | None
+    at: Verdict | None
+    """At the rate."""
+    binds: str | None
+    """What is beyond its limit a step above, or at the lowest rate where none is served; for a rate that was asked for, what is
+    nearest to its limit."""
+    is_monotone: bool = True
+    num_plans: int
+    num_simulated: int
+    num_runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """Runs of a site's plans, each made once."""
+
+    site: Site
+    _made: dict[tuple[Plan, float, int], Sample] = field(default_factory=dict)
+
+    def sample(self, plan: Plan, rate: float, seed: int) -> Sample:
+        key = plan, rate, seed
+        if key not in self._made:
+            self._made[key] = self.site.run(plan, rate, seed)
+        return self._made[key]
+
+    def seen(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
+        """Ask all seeds or the first alone; no more of them are run than it takes to know that the rate is not served."""
+        num = self.site.num_seeds if is_whole else 1
+        samples: list[Sample] = []
+        for seed in range(num):
+            samples.append(self.sample(plan, rate, seed))
+            if is_lost(samples, self.site.objectives, num):
+                break
+        return judged(samples, self.site.objectives)
+
+    def verdict(self, plan: Plan, rate: float) -> Verdict:
+        """Judged by the seeds that were run, at least the first."""
+        self.sample(plan, rate, 0)
+        keys = [(plan, rate, seed) for seed in range(self.site.num_seeds)]
+        return judged([self._made[key] for key in keys if key in self._made], self.site.objectives)
+
+    def answer(self, gpus: int, num_plans: int, plan: Plan | None, **found: Any) -> Answer:
+        num_simulated, num_runs = len({plan for plan, _, _ in self._made}), len(self._made)
+        return Answer(
+            site=self.site,
+            gpus=gpus,
+            plan=plan,
+            num_plans=num_plans,
+            num_simulated=num_simulated,
+            num_runs=num_runs,
+            **found,
+        )
+
+
+def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = None) -> Answer:
+    """``start`` is about the rate, where another answer tells."""
+    trials, ranked = Trials(site=site), site.ranked(gpus, None)
+    begin = start or ranked.start
+    lowest, highest = lattice.ends(begin)
+    found = largest(
+        ranked.plans,
+        lambda plan: plan.most,
+        lambda plan, step, is_whole: -lattice.steps(trials.seen(plan, lattice.rate(step), is_whole).worst),
+        lattice,
+        begin,
+    )
+    if found is None:
+        at = trials.verdict(ranked.plans[0], lattice.rate(lowest))
+        return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=at.binds)
+    rate, above = lattice.rate(found.step), lattice.rate(found.step + 1)
+    binds = None
+    if found.step < highest:
+        binds = LOAD if above > found.plan.most else trials.verdict(found.plan, above).binds
+    at = trials.verdict(found.plan, rate)
+    return trials.answer(gpus, ranked.num, found.plan, rate=rate, at=at, binds=binds, is_monotone=found.is_monotone)
+
+
+def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
+    trials = Trials(site=site)
+    seen: dict[int, int] = {}
+
+    def serving(gpus: int) -> Plan | None:
+        ranked = site.ranked(gpus, rate)
+        seen[gpus] = ranked.num
+        return next((plan for plan in ranked.plans if trials.seen(plan, rate, True).serves), None)
+
+    gpus, plan = fewest(sizes, serving) or (sizes[-1], None)
+    at = None if plan is None else trials.verdict(plan, rate)
+    return trials.answer(gpus, sum(seen.values()), plan, rate=rate, at=at, binds=None if at is None else at.binds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +165,10 @@ class Search:
 
     def answer(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
         """The answer of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells."""
-        objectives, num_seeds = self.question.objectives(), self.question.num_seeds
-        sized = self.question.of_size(site, gpus[-1], start if self.rate is None else self.rate)
+        sized = site.of_size(gpus[-1], start if self.rate is None else self.rate, self.question.num_prompts)
         if self.rate is not None:
-            return fewest_gpus(sized, gpus, objectives, self.rate, num_seeds)
-        return largest_rate(sized, gpus[-1], objectives, Lattice(resolution=self.resolution), num_seeds, start)
+            return fewest_gpus(sized, gpus, self.rate)
+        return largest_rate(sized, gpus[-1], Lattice(resolution=self.resolution), start)
 
 
 @dataclass(kw_only=True)

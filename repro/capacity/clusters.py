@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
-from typing import Any
 
 import numpy as np
 
@@ -25,14 +24,12 @@ from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import StopRule
 from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
-from engines.policies.task import Slo
-from repro.capacity.objectives import Objective, Sample, Times, tightest
-from repro.capacity.site import Plan, Ranked, alone_s, asked, fields_of, together
-from repro.runs.cell import Cell
+from repro.capacity.objectives import Objective, Sample, Times
+from repro.capacity.site import Knobs, Plan, Ranked, Site, alone_s
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd import ArSystem, ClusterDeployment
-from repro.systems.cluster.ampd_settings import Ground, Settings, resolve, sessions_of
+from repro.systems.cluster.ampd_settings import Settings, resolve, sessions_of
 from repro.systems.platforms import ArPart
 from repro.workloads.card import Provenance
 
@@ -42,33 +39,21 @@ _MOST_LIVE = 20_000
 """More sessions at once: the run is given up, as one of ``repro bench`` is."""
 WARM_UP = 0.5
 """Share of the arrivals that fill the workers, whose rounds are not judged."""
-_NO_LIMIT_S = 1e6
 _HALVINGS = 5
 _BUSY = 0.7
 """About how busy co-located workers are at their limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSite:
-    cell: Cell
-    """Its rate and seed are not read."""
-    objectives: tuple[Objective, ...]
-    num_seeds: int
-    unit: str = "sessions/s"
-    least_prompts: int = 2
-
-    def __getstate__(self) -> dict[str, Any]:
-        return fields_of(self)
+class ClusterSite(Site):
+    unit = "sessions/s"
+    least_prompts = 2
 
     @cached_property
     def system(self) -> ArSystem:
         system = SYSTEMS.get(self.cell.system)
         assert isinstance(system, ArSystem)
         return system
-
-    @property
-    def title(self) -> str:
-        return self.system.title
 
     @cached_property
     def _settings(self) -> Settings:
@@ -101,10 +86,6 @@ class ClusterSite:
         decode_s = token_s * sum(each.decode_tokens for each in self._sessions)
         return (alone_s(cost, self._sessions) + decode_s + elsewhere_s) / num
 
-    def with_prompts(self, num: int) -> ClusterSite:
-        knobs = {**self.cell.knob_values, "num_prompts": num}
-        return replace(self, cell=replace(self.cell, knobs=tuple(knobs.items())))
-
     @property
     def least_gpus(self) -> int:
         return min(self._degrees) * (2 if self.system.is_disaggregated else 1)
@@ -121,7 +102,7 @@ class ClusterSite:
         return next(self._deployments(gpus), None) is not None
 
     def check(self, gpus: int) -> None:
-        self._deployment(self._plan_of(next(self._deployments(gpus))), 1.0, 0)
+        self._prepared(_knobs(next(self._deployments(gpus))), 1.0, 0)
 
     def hardware(self) -> tuple[ModelShape, str]:
         hardware = self._settings.ground.hardware
@@ -133,7 +114,6 @@ class ClusterSite:
     # ---- plans -----------------------------------------------------------------------------------------
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        """Every one that uses all of so many GPUs, with one degree a phase."""
         return tuple(self._plan(each) for each in self._deployments(gpus))
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
@@ -146,7 +126,7 @@ class ClusterSite:
         return Plan(
             name=str(deployment),
             gpus=deployment.gpus,
-            knobs=(("num_gpus", deployment.gpus), ("deployment", str(deployment))),
+            knobs=_knobs(deployment),
             most=math.inf
             if prefill is None or not self._is_remote
             else self._kept_up(prefill.degree, prefill.replicas),
@@ -162,13 +142,8 @@ class ClusterSite:
     @cached_property
     def _is_remote(self) -> bool:
         degree = min(self._degrees)
-        cluster = self._deployment(self._plan_of(Deployment.disaggregated(degree, 1, degree, 1)), 1.0, 0).cluster()
-        router = cluster.policies.make_router(0)
-        return isinstance(router, RemoteOnly)
-
-    def _plan_of(self, deployment: Deployment) -> Plan:
-        knobs = (("num_gpus", deployment.gpus), ("deployment", str(deployment)))
-        return Plan(str(deployment), deployment.gpus, knobs, math.inf, None, (1, 1))
+        knobs = _knobs(Deployment.disaggregated(degree, 1, degree, 1))
+        return isinstance(self._prepared(knobs, 1.0, 0).cluster().policies.make_router(0), RemoteOnly)
 
     @cached_property
     def _prefill_s(self) -> Mapping[int, Sequence[float]]:
@@ -188,20 +163,21 @@ class ClusterSite:
         plans = self.plans(gpus)
         if not plans:
             return Ranked((), 0, 0.0)
-        if not self.system.is_disaggregated:
-            guesses = {plan: self._guess(plan) for plan in plans}
-            likely = sorted(plans, key=lambda plan: -guesses[plan])
-            return Ranked(together(likely, CANDIDATES, rate), len(plans), max(guesses.values()))
-        start = self._start(gpus, plans) if rate is None else rate
-        values = self._values(gpus, plans, start)
+        if self.system.is_disaggregated:
+            start = self._start(gpus, plans) if rate is None else rate
+            values = self._values(gpus, plans, start)
+        else:
+            values = {plan: -self._guess(plan) for plan in plans}
+            start = -min(values.values())
         likely = sorted(plans, key=lambda plan: values[plan])
-        return Ranked(together(likely, CANDIDATES, rate), len(plans), start)
+        keeping_up = [plan for plan in likely if rate is None or plan.most >= rate]
+        return Ranked(tuple(keeping_up[:CANDIDATES]), len(plans), start)
 
     def _guess(self, plan: Plan) -> float:
         """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as their objective allows."""
         degree, replicas = plan.decode
         cost, sessions = self._settings.ground.hardware.cost(degree), self._sessions
-        limit_s = tightest(self.objectives, "itl", "tpot") or _NO_LIMIT_S
+        limit_s = self._settings.ground.slo.itl_s
         context = fsum(session.context_tokens for session in sessions) / len(sessions)
 
         def step_s(batch: int) -> float:
@@ -215,8 +191,7 @@ class ClusterSite:
 
     def _start(self, gpus: int, plans: Sequence[Plan]) -> float:
         """The rate at which the least worst phase of any plan is at its objective, by closed forms."""
-        ground = self._settings.ground
-        cost = ground.hardware.cost(min(self._degrees))
+        cost = self._settings.ground.hardware.cost(min(self._degrees))
         high = gpus * len(self._sessions) / alone_s(cost, self._sessions)
         low = high / 64
         for _ in range(_HALVINGS):
@@ -229,8 +204,9 @@ class ClusterSite:
 
     def _values(self, gpus: int, plans: Sequence[Plan], rate: float) -> Mapping[Plan, float]:
         """How many times its objective the worse phase of each plan is, or its load what its prefill workers keep up with."""
-        workload = PlanningWorkload(sessions=self._sessions, rate=rate, slo=self._slo)
-        table = coefficients(self._ground(gpus).performance, workload, self._degrees, gpus, "closed")
+        ground = replace(self._settings.ground, num_gpus=gpus)
+        workload = PlanningWorkload(sessions=self._sessions, rate=rate, slo=ground.slo)
+        table = coefficients(ground.performance, workload, self._degrees, gpus, "closed")
         found = {}
         for plan in plans:
             assert plan.prefill is not None, "co-located workers have no phases apart"
@@ -238,29 +214,23 @@ class ClusterSite:
             found[plan] = max(*phases, rate / self._kept_up(*plan.prefill))
         return found
 
-    @property
-    def _slo(self) -> Slo:
-        return Slo(
-            ttft_s=tightest(self.objectives, "ttft", "e2el") or _NO_LIMIT_S,
-            itl_s=tightest(self.objectives, "itl", "tpot") or _NO_LIMIT_S,
-        )
-
-    def _ground(self, gpus: int) -> Ground:
-        return replace(self._settings.ground, num_gpus=gpus)
-
     # ---- runs ------------------------------------------------------------------------------------------
 
-    def _deployment(self, plan: Plan, rate: float, seed: int) -> ClusterDeployment:
-        deployment, _ = self.system.prepare(asked(self.cell, plan, rate, seed))
+    def _prepared(self, knobs: Knobs, rate: float, seed: int) -> ClusterDeployment:
+        deployment, _ = self.system.prepare(self._cell(knobs, rate=rate, seed=seed))
         assert isinstance(deployment, ClusterDeployment), "a deployment in words is not searched for"
         return deployment
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
-        deployment = self._deployment(plan, rate, seed)
+        deployment = self._prepared(plan.knobs, rate, seed)
         sessions = sessions_of(deployment.settings.workload).sessions
         cluster: Cluster = deployment.cluster()
         run = cluster.simulate(OpenLoop(sessions=sessions), seed=seed, stop=StopRule(max_live_sessions=_MOST_LIVE))
         return sample_of(run, self.objectives)
+
+
+def _knobs(deployment: Deployment) -> Knobs:
+    return (("num_gpus", deployment.gpus), ("deployment", str(deployment)))
 
 
 def sample_of(run: ClusterRun, objectives: Sequence[Objective]) -> Sample:

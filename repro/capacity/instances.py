@@ -4,17 +4,15 @@ else."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from engines.cluster.sessions import Session
 from engines.models.shape import ModelShape, model_shape
-from repro.capacity.objectives import Objective, Sample, Times
-from repro.capacity.site import Plan, Ranked, alone_s, asked, fields_of
-from repro.runs.cell import Cell
+from repro.capacity.objectives import Sample, Times
+from repro.capacity.site import Plan, Ranked, Site, alone_s
 from repro.runs.metrics import column
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
@@ -25,17 +23,11 @@ from repro.workloads.card import Provenance
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceSite:
-    cell: Cell
-    """Its seed is not read, its rate where turns are counted."""
-    objectives: tuple[Objective, ...]
-    num_seeds: int
-    unit: str = "turns/s"
-    least_gpus: int = 1
-    least_prompts: int = 20
-
-    def __getstate__(self) -> dict[str, Any]:
-        return fields_of(self)
+class InstanceSite(Site):
+    unit = "turns/s"
+    least_gpus = 1
+    least_prompts = 20
+    rounds_per_prompt = 1.0
 
     @cached_property
     def system(self) -> PrefillSystemEntry:
@@ -56,7 +48,7 @@ class InstanceSite:
 
     def check(self, gpus: int) -> None:
         (plan,) = self.plans(gpus)
-        self.system.prepare(asked(self.cell, plan, 1.0, 0))
+        self.system.prepare(self.of_run(plan, 1.0, 0))
 
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
@@ -67,10 +59,6 @@ class InstanceSite:
         (stream,) = self._prepared[1].streams
         return stream.sessions
 
-    @property
-    def title(self) -> str:
-        return self.system.title
-
     @cached_property
     def _prepared(self) -> tuple[PrefillDeployment, PrefillWorkload]:
         return self.system.prepare(self.cell)
@@ -80,17 +68,9 @@ class InstanceSite:
         return self._prepared[0].obtained
 
     @property
-    def rounds_per_prompt(self) -> float:
-        return 1.0
-
-    @property
     def alone_s(self) -> float:
         sessions = self.sessions()
         return alone_s(self._prepared[0].settings.cost, sessions) / sum(len(each.rounds) for each in sessions)
-
-    def with_prompts(self, num: int) -> InstanceSite:
-        knobs = {**self.cell.knob_values, "num_prompts": num}
-        return replace(self, cell=replace(self.cell, knobs=tuple(knobs.items())))
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
         return (Plan(f"TP1x{gpus}", gpus, (("num_instances", gpus),), math.inf, (1, gpus), (1, 0)),)
@@ -100,7 +80,7 @@ class InstanceSite:
         return Ranked(plans, len(plans), gpus / self.alone_s)
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
-        deployment, workload = self.system.prepare(asked(self.cell, plan, rate, seed))
+        deployment, workload = self.system.prepare(self.of_run(plan, rate, seed))
         record = deployment.run(workload)
         arrival_s = column(record, "arrival_s")
         late_s = column(record, "finished_s") - arrival_s

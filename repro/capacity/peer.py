@@ -18,7 +18,7 @@ from typing import Any
 from engines.cluster.sessions import Session
 from engines.cost.extract import SYSTEMS
 from engines.models.shape import ModelShape
-from repro.capacity.objectives import Objective, tightest
+from repro.capacity.objectives import tightest
 from repro.capacity.site import Plan, Site, prompts_of
 
 MODULE = "aiconfigurator_core.sdk.engine"
@@ -62,7 +62,7 @@ def engine() -> Any:
     return found
 
 
-def peer_rate(handle: Any, site: Site, plan: Plan, objectives: Sequence[Objective]) -> float | None:
+def peer_rate(handle: Any, site: Site, plan: Plan) -> float | None:
     """Requests/s of the site's unit; None where the package has no tables of the card."""
     shape, card = site.hardware()
     if card not in SYSTEMS:
@@ -75,7 +75,7 @@ def peer_rate(handle: Any, site: Site, plan: Plan, objectives: Sequence[Objectiv
             split = {"moe_tp_size": degree, "moe_ep_size": 1} if shape.num_experts > 1 else {}
             return handle.compile(folder, SYSTEMS[card], framework, tp_size=degree, **split)
 
-        return rate_of(compiled, plan, Means.of(site.sessions()), tightest(objectives, "itl", "tpot"))
+        return rate_of(compiled, plan, Means.of(site.sessions()), tightest(site.objectives, "itl", "tpot"))
 
 
 def rate_of(compiled: Callable[[int], Any], plan: Plan, means: Means, limit_s: float | None) -> float:

@@ -14,7 +14,6 @@ from repro.capacity.instances import InstanceSite
 from repro.capacity.objectives import METRICS, Objective, parse_objectives, tightest
 from repro.capacity.platforms import BY_CARD
 from repro.capacity.site import Site, refuse_set_here
-from repro.capacity.study import num_prompts
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd import ArSystem
@@ -116,13 +115,6 @@ class Question:
             site.check(fitting[-1])
             found.append(site)
         return found
-
-    def of_size(self, site: Site, gpus: int, rate: float | None) -> Site:
-        """With as many requests as are asked for, or as so many GPUs, or the rate, make worth it."""
-        if self.num_prompts is not None:
-            return site.with_prompts(self.num_prompts)
-        about = site.ranked(gpus, None).start if rate is None else rate
-        return site.with_prompts(num_prompts(site, about, self.objectives(), self.num_seeds))
 
     def _site(self, name: str, where: str, objectives: tuple[Objective, ...]) -> Site:
         system = SYSTEMS.get(name)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from math import fsum
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from engines.cluster.sessions import Session
 from engines.errors import UserError
 from engines.models.shape import ModelShape
 from engines.policies.step import Chunk, StepTimes
-from repro.capacity.objectives import Sample
+from repro.capacity.objectives import Objective, Sample
 from repro.runs.cell import Cell, Scalar
 from repro.runs.record import Obtained
+from repro.runs.system import SYSTEMS
 from repro.workloads.card import Provenance
 
 _SEARCHED = "is for the search to set: leave it out"
@@ -29,12 +32,15 @@ SET_HERE: Mapping[str, str] = {
 """Knobs that the question or the search sets, or that would make its rates others, and what is said of each."""
 
 
+Knobs = tuple[tuple[str, Scalar], ...]
+
+
 class Plan(NamedTuple):
     """As a cell asks for it, so that ``repro bench`` can run it again."""
 
     name: str
     gpus: int
-    knobs: tuple[tuple[str, Scalar], ...]
+    knobs: Knobs
     most: float
     """A rate that no run of it keeps up with."""
     prefill: tuple[int, int] | None
@@ -52,85 +58,119 @@ class Ranked(NamedTuple):
     """About the rate that the best may serve."""
 
 
-class Site(Protocol):
-    @property
-    def cell(self) -> Cell: ...
+FEWEST_ROUNDS, MOST_ROUNDS = 1000, 3072
+"""Rounds of a run, where no number of requests is asked for."""
+BEYOND = 5
+"""Samples beyond the highest percentile, of all seeds together, that a run has at least."""
+LASTING = 2
+"""Times that arrivals last as long as a session, below which a rate is one of a burst."""
+_SLOWER = 1.5
+"""About how much longer a session takes under load than alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site(ABC):
+    """A system on a platform, and how its runs are judged."""
+
+    cell: Cell
+    """Its seed is not read, nor is its rate where sessions are counted."""
+    objectives: tuple[Objective, ...]
+    num_seeds: int
+    unit: ClassVar[str]
+    """What a rate is of."""
+    least_prompts: ClassVar[int]
+    """Sessions, or turns, of a run that has a rate and is judged."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process has to be told; whatever else is kept, a system of any kind among it, follows."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def title(self) -> str:
-        """The system's."""
+        return SYSTEMS.get(self.cell.system).title
+
+    def of_run(self, plan: Plan, rate: float, seed: int) -> Cell:
+        """The cell of one run."""
+        return self._cell(plan.knobs, rate=rate, seed=seed)
+
+    def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
+        """With as many requests as are asked for, or as so many GPUs, or the rate, make worth it."""
+        if num_prompts is None:
+            num_prompts = self._num_prompts(self.ranked(gpus, None).start if rate is None else rate)
+        return replace(self, cell=self._cell([("num_prompts", num_prompts)]))
+
+    def _num_prompts(self, rate: float) -> int:
+        """Sessions, or turns, of a run: so many that arrivals last, as far as the most rounds allow, and that percentiles mean something."""
+        per_prompt = self.rounds_per_prompt
+        lasting = _SLOWER * LASTING * rate * self.alone_s * per_prompt
+        needed = max(BEYOND * each.fewest for each in self.objectives)
+        rounds = max(min(max(lasting, FEWEST_ROUNDS), MOST_ROUNDS), 2 * needed / self.num_seeds)
+        return max(1, math.ceil(rounds / per_prompt))
+
+    def _cell(self, knobs: Iterable[tuple[str, Scalar]], **changes: Any) -> Cell:
+        return replace(self.cell, knobs=tuple((self.cell.knob_values | dict(knobs)).items()), **changes)
 
     @property
+    @abstractmethod
     def obtained(self) -> Obtained: ...
 
     @property
-    def unit(self) -> str:
-        """What a rate is of."""
-
-    @property
+    @abstractmethod
     def least_gpus(self) -> int:
         """That hold a plan."""
 
     @property
-    def least_prompts(self) -> int:
-        """Sessions, or turns, of a run that has a rate and is judged."""
-
-    @property
+    @abstractmethod
     def most_gpus(self) -> int:
         """GPUs that the platform has."""
 
     @property
+    @abstractmethod
     def provenance(self) -> Provenance:
         """Where the requests of the first seed come from."""
 
     @property
+    @abstractmethod
     def rounds_per_prompt(self) -> float:
         """Rounds of a session; 1 of a turn."""
 
     @property
+    @abstractmethod
     def alone_s(self) -> float:
         """About the mean time of a session, or a turn, that is alone."""
 
-    def with_prompts(self, num: int) -> Self: ...
-
+    @abstractmethod
     def hardware(self) -> tuple[ModelShape, str]:
         """The model, and the card by its name in the catalogue."""
 
+    @abstractmethod
     def sessions(self) -> tuple[Session, ...]:
         """Those of the first seed."""
 
+    @abstractmethod
     def fits(self, gpus: int) -> bool:
         """Whether a plan uses all of so many GPUs."""
 
+    @abstractmethod
     def check(self, gpus: int) -> None:
         """Raise UserError for whatever would fail in a run."""
 
+    @abstractmethod
+    def plans(self, gpus: int) -> tuple[Plan, ...]:
+        """Every one that uses all of so many GPUs, with one degree a phase."""
+
+    @abstractmethod
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
         """Plans that use all of so many GPUs; for one rate, or for the largest."""
 
+    @abstractmethod
     def run(self, plan: Plan, rate: float, seed: int) -> Sample: ...
-
-
-def fields_of(site: Any) -> dict[str, Any]:
-    """What another process has to be told of a site; whatever else it keeps, a system of any kind among it, follows."""
-    return {each.name: getattr(site, each.name) for each in fields(site)}
-
-
-def asked(cell: Cell, plan: Plan, rate: float, seed: int) -> Cell:
-    """The cell of one run."""
-    knobs = dict(cell.knobs) | dict(plan.knobs)
-    return replace(cell, rate=rate, seed=seed, knobs=tuple(knobs.items()))
 
 
 def refuse_set_here(knobs: Mapping[str, Scalar]) -> None:
     for name, why in SET_HERE.items():
         if name in knobs:
             raise UserError(f"knob='{name}={knobs[name]}' {why}")
-
-
-def together(plans: Sequence[Plan], most: int, rate: float | None) -> tuple[Plan, ...]:
-    """The first of those that can keep up with the rate."""
-    return tuple(plan for plan in plans if rate is None or plan.most >= rate)[:most]
 
 
 def prompts_of(session: Session) -> Iterator[Chunk]:

@@ -17,8 +17,8 @@ from repro.cli.output import counted, counting, number, print_json, print_table,
 from repro.workloads.knobs import TimeUnit
 
 if TYPE_CHECKING:
+    from repro.capacity.answers import Answer
     from repro.capacity.objectives import Objective
-    from repro.capacity.study import Answer
 
 Plot = Annotated[
     Path | None,
@@ -111,7 +111,7 @@ def capacity(
         answers = search.answers(sites, advance)
     if question.is_given:
         say(answers[0].site.provenance.description, file=sys.stderr)
-    theirs, remark = _theirs(answers, objectives)
+    theirs, remark = _theirs(answers)
     rows = [_row(answer, objectives, theirs.get(index)) for index, answer in enumerate(answers)]
     about = {
         "workload": asked.workload,
@@ -134,7 +134,7 @@ def capacity(
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 
-def _theirs(answers: Sequence[Answer], objectives: Sequence[Objective]) -> tuple[dict[int, float], str | None]:
+def _theirs(answers: Sequence[Answer]) -> tuple[dict[int, float], str | None]:
     """AIConfigurator's rates of the plans that were found; or why there are none."""
     from repro.capacity.peer import MISSING, Missing, engine, peer_rate
 
@@ -147,7 +147,7 @@ def _theirs(answers: Sequence[Answer], objectives: Sequence[Objective]) -> tuple
         if answer.plan is None:
             continue
         try:
-            rate = peer_rate(handle, answer.site, answer.plan, objectives)
+            rate = peer_rate(handle, answer.site, answer.plan)
         except Exception as error:  # its own, of any kind: our answer stands without it
             return found, f"AIConfigurator has no estimate ({type(error).__name__}: {error})"
         if rate is not None:
@@ -156,8 +156,6 @@ def _theirs(answers: Sequence[Answer], objectives: Sequence[Objective]) -> tuple
 
 
 def _row(answer: Answer, objectives: Sequence[Objective], theirs: float | None) -> dict[str, Any]:
-    from repro.capacity.site import asked as asked_of
-
     site, plan, at = answer.site, answer.plan, answer.at
     row: dict[str, Any] = {
         "system": site.title,
@@ -169,7 +167,7 @@ def _row(answer: Answer, objectives: Sequence[Objective], theirs: float | None) 
     }
     for each in objectives:
         row[f"{each.metric}_p{each.percentile:g}_s"] = None if at is None else at.values[str(each)]
-    cell = None if plan is None or answer.rate is None else asked_of(site.cell, plan, answer.rate, 0).written()
+    cell = None if plan is None or answer.rate is None else site.of_run(plan, answer.rate, 0).written()
     return row | {
         "longest_ttft_s": None if at is None else at.longest_s,
         "binds": answer.binds,
@@ -223,7 +221,7 @@ def _binding(name: str | None) -> str:
 
 def _notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], asked: Asked) -> list[str]:
     """How the answers were found, and what is doubtful about them."""
-    from repro.capacity.study import LASTING
+    from repro.capacity.site import LASTING
 
     plans, simulated, runs = (sum(row[name] for row in rows) for name in ("plans", "simulated_plans", "runs"))
     said = [f"{counted(plans, 'plan')}, {simulated} of them simulated, in {counted(runs, 'run')}"]

@@ -9,9 +9,8 @@ import pytest
 
 from engines.errors import RunError
 from repro.capacity import answers
-from repro.capacity.answers import Search
+from repro.capacity.answers import Answer, Search
 from repro.capacity.question import Question, parse_sizes
-from repro.capacity.study import Answer
 
 SYSTEMS_OF_MINE = """
 from dataclasses import replace

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from repro.capacity.answers import fewest_gpus, largest_rate
 from repro.capacity.objectives import Times
 from repro.capacity.platforms import MOST_GPUS
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.search import Lattice
 from repro.capacity.site import Plan, Site
-from repro.capacity.study import fewest_gpus, largest_rate
 
 LATTICE = Lattice(resolution=0.1)
 FINE = 1.05
@@ -108,8 +108,8 @@ def test_the_largest_rate_is_that_of_all_plans_on_a_fine_grid(name, tmp_path):
     place = PLACES[name]
     question = place.question(tmp_path)
     (unsized,) = question.sites(parse_sizes(str(place.gpus)))
-    site = question.of_size(unsized, place.gpus, None)
-    answer = largest_rate(site, place.gpus, question.objectives(), LATTICE, place.num_seeds)
+    site = unsized.of_size(place.gpus, None, place.num_prompts)
+    answer = largest_rate(site, place.gpus, LATTICE)
     assert answer.plan is not None
     assert is_served(site, answer.plan, answer.rate, place)
     best = {plan.name: knee(site, plan, answer.rate, place) for plan in site.plans(place.gpus)}
@@ -125,9 +125,9 @@ def test_the_fewest_gpus_are_those_of_all_plans(tmp_path):
     place = PLACES["remote prefills"]
     question, rate, sizes = place.question(tmp_path), 6.5, parse_sizes("4..12")
     (unsized,) = question.sites(sizes)
-    site = question.of_size(unsized, 12, rate)
+    site = unsized.of_size(12, rate, place.num_prompts)
     fitting = sizes.fitting(site)
-    answer = fewest_gpus(site, fitting, question.objectives(), rate, place.num_seeds)
+    answer = fewest_gpus(site, fitting, rate)
     assert answer.plan is not None
     assert is_served(site, answer.plan, rate, place)
     assert answer.plan.gpus == answer.gpus in fitting[1:-1]
@@ -149,7 +149,7 @@ def test_plans_are_raced_with_the_order_that_is_asked(tmp_path):
         )
         question = place.question(tmp_path)
         (site,) = question.sites(parse_sizes("8"))
-        found = largest_rate(question.of_size(site, 8, None), 8, question.objectives(), LATTICE, 1).rate
+        found = largest_rate(site.of_size(8, None, place.num_prompts), 8, LATTICE).rate
         assert found is not None
         return found
 
@@ -161,7 +161,7 @@ def test_no_run_serves_more_than_its_bound(tmp_path):
     place = PLACES["remote prefills"]
     question = place.question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))
-    site = question.of_size(site, 8, None)
+    site = site.of_size(8, None, place.num_prompts)
     for plan in site.plans(8):
         assert plan.most < MOST_GPUS
         assert site.run(plan, plan.most * 1.001, 0).load > 1
@@ -170,16 +170,15 @@ def test_no_run_serves_more_than_its_bound(tmp_path):
 
 def test_a_run_is_that_of_bench(tmp_path):
     """Its cell gives the same rounds, of which the second half of the arrivals counts."""
-    from repro.capacity.site import asked
     from repro.runs.system import SYSTEMS
     from repro.systems.cluster.ampd_record import round_ttft_s
 
     place = PLACES["co-located"]
     question = place.question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))
-    site = question.of_size(site, 8, None)
+    site = site.of_size(8, None, place.num_prompts)
     plan = site.plans(8)[0]
-    cell = asked(site.cell, plan, 2.0, 1)
+    cell = site.of_run(plan, 2.0, 1)
     deployment, workload = SYSTEMS.get(place.system).prepare(cell)
     record = deployment.run(workload)
     ready_s = np.array(record.tables["rounds"]["ready_s"])
