@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from statistics import median
 from time import perf_counter
-from typing import Any
 
 from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 
@@ -23,20 +20,9 @@ from engines.ar.torch.executor import grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.policies.step import Bucket, Rung
 from repro.prefill.instance import Setting, executor_of, setting_of
-from repro.prefill.times import Mix, Shape, host_times, mixes, penalties, step_shapes, step_times
+from repro.prefill.times import Mix, Row, Shape, host_times, median_s, mixes, penalties, step_shapes, step_times
 
 PARTS = ("kappa", "times", "graphs", "host")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capture:
-    """Measured: what a graph costs before it serves, and what it saves."""
-
-    mode: str
-    capture_s: float
-    capture_bytes: int
-    eager_s: float
-    replay_s: float
 
 
 def main() -> None:
@@ -47,13 +33,13 @@ def main() -> None:
     rows = Rows(options.json, asked.facts(executor))
     began = perf_counter()
     for part in options.parts:
-        for values in map(asdict, _measure(part, steps, setting, options)):
+        for values in _measure(part, steps, setting, options):
             rows.rows.append({"part": part, "model": options.model, "values": values})
             rows.save(elapsed_s=perf_counter() - began)
             print(part, said(values), flush=True)
 
 
-def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> Iterator[Any]:
+def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     repeats = options.repeats
     if part == "times":
         shapes = step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories)
@@ -73,8 +59,9 @@ def _mixes(setting: Setting, which: str) -> tuple[Mix, ...]:
     return found[:1] if which == "least" else found
 
 
-def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[Capture]:
-    """Ten buckets from corner to corner of the grid, and four rungs, the largest first."""
+def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[Row]:
+    """Yield what a graph costs before it serves, and what it saves: ten buckets from corner to corner of the grid, and four rungs, the
+    largest first."""
     lengths, batches = setting.lengths, setting.batches
     chosen: list[Bucket | Rung] = list(grid(lengths[::2], batches[::3]))
     chosen += [Rung(tokens) for tokens in (max(lengths) * 8, max(lengths) * 2, max(lengths), max(lengths) // 4)]
@@ -82,18 +69,13 @@ def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[C
     for size in chosen:
         cost = steps.executor.capture([size]).get(size)
         parts = [(0, size.length)] * size.batch if isinstance(size, Bucket) else [(0, size.tokens)]
-        yield Capture(
-            mode=Shape(length=1, mode=size).mode_name,
-            capture_s=0.0 if cost is None else cost.seconds,
-            capture_bytes=0 if cost is None else cost.num_bytes,
-            eager_s=_median(steps, parts, None, repeats),
-            replay_s=_median(steps, parts, size, repeats),
-        )
-
-
-def _median(steps: MeasuredSteps, parts: list[tuple[int, int]], mode: object, repeats: int) -> float:
-    steps.timed(parts, mode)
-    return median(steps.timed(parts, mode)[0] for _ in range(repeats))
+        yield {
+            "mode": Shape(length=1, mode=size).mode_name,
+            "capture_s": 0.0 if cost is None else cost.seconds,
+            "capture_bytes": 0 if cost is None else cost.num_bytes,
+            "eager_s": median_s(steps, parts, repeats),
+            "replay_s": median_s(steps, parts, repeats, size),
+        }
 
 
 def _options() -> argparse.Namespace:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,19 +34,8 @@ from engines.policies.step import Bucket, Rung
 WARMUP = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Measured: seconds of a step of ``batch`` prompts of ``length`` tokens over ``history`` each."""
-
-    length: int
-    batch: int
-    history: int
-    mode: str
-    """'eager', 'bucket LxB' or 'rung N'."""
-    min_s: float
-    median_s: float
-    p90_s: float
-    repeats: int
+Row = dict[str, Any]
+"""A row of a table, by column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,23 +62,23 @@ def step_shapes(
     return (*lone, *(Shape(length=length, batch=batch) for batch, length in batches))
 
 
-def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -> Iterator[StepTime]:
-    """One row after the other, as they are measured."""
+def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -> Iterator[Row]:
+    """Yield the seconds of steps of ``batch`` prompts of ``length`` tokens over ``history`` each, as they are measured."""
     for shape in shapes:
         parts = [(shape.history, shape.length)] * shape.batch
         for _ in range(WARMUP):
             steps.timed(parts, shape.mode)
         times = np.array([steps.timed(parts, shape.mode)[0] for _ in range(repeats)])
-        yield StepTime(
-            length=shape.length,
-            batch=shape.batch,
-            history=shape.history,
-            mode=shape.mode_name,
-            min_s=float(times.min()),
-            median_s=float(np.median(times)),
-            p90_s=float(np.quantile(times, 0.9)),
-            repeats=repeats,
-        )
+        yield {
+            "length": shape.length,
+            "batch": shape.batch,
+            "history": shape.history,
+            "mode": shape.mode_name,
+            "min_s": float(times.min()),
+            "median_s": float(np.median(times)),
+            "p90_s": float(np.quantile(times, 0.9)),
+            "repeats": repeats,
+        }
 
 
 CONFIDENCE = 0.95
@@ -112,34 +102,15 @@ class Mix:
         return [(0, self.short)] * self.shorts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Penalty:
-    """Measured: medians over ``rounds`` rounds; intervals are 95 % bootstrap intervals of the median."""
-
-    long: int
-    short: int
-    shorts: int
-    mixed_s: float
-    long_s: float
-    shorts_s: float
-    floor_s: float
-    kappa_sum: float
-    kappa_sum_low: float
-    kappa_sum_high: float
-    kappa_work: float
-    kappa_work_low: float
-    kappa_work_high: float
-    noise: float
-    """Half the 95 % interval of T(long) against itself, first repeat to second: what no effect looks like."""
-    rounds: int
-
-
 def mixes(longs: Sequence[int], shorts: Sequence[int], numbers: Sequence[int]) -> tuple[Mix, ...]:
     return tuple(Mix(long=long, short=short, shorts=number) for long, short, number in product(longs, shorts, numbers))
 
 
-def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: int = 0) -> Iterator[Penalty]:
-    """One row after the other, as they are measured; the order of the steps is drawn anew in every round."""
+def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: int = 0) -> Iterator[Row]:
+    """Yield medians over ``rounds`` rounds, with 95 % bootstrap intervals of both readings, as they are measured.
+
+    The order of the steps is drawn anew in every round. ``noise`` is half the interval of T(long) against itself, first repeat to second:
+    what no effect looks like."""
     require(rounds >= 2, f"rounds={rounds} must be at least 2 for an interval")
     random = np.random.default_rng(seed)
     for mix in asked:
@@ -158,26 +129,12 @@ def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: 
                 taken[name].append(steps.timed(kinds[name])[0])
         times = {name: np.array(values) for name, values in taken.items()}
         apart = times["long"] + times["shorts"]
-        by_sum = interval(times["mixed"] / apart - 1, random)
-        by_work = interval(times["mixed"] / (apart - times["floor"]) - 1, random)
-        idle = interval(times["again"] / times["long"] - 1, random)
-        yield Penalty(
-            long=mix.long,
-            short=mix.short,
-            shorts=mix.shorts,
-            mixed_s=float(np.median(times["mixed"])),
-            long_s=float(np.median(times["long"])),
-            shorts_s=float(np.median(times["shorts"])),
-            floor_s=float(np.median(times["floor"])),
-            kappa_sum=by_sum[0],
-            kappa_sum_low=by_sum[1],
-            kappa_sum_high=by_sum[2],
-            kappa_work=by_work[0],
-            kappa_work_low=by_work[1],
-            kappa_work_high=by_work[2],
-            noise=(idle[2] - idle[1]) / 2,
-            rounds=rounds,
-        )
+        row: Row = {"long": mix.long, "short": mix.short, "shorts": mix.shorts}
+        row |= {f"{name}_s": float(np.median(times[name])) for name in ("mixed", "long", "shorts", "floor")}
+        for name, parts_s in (("kappa_sum", apart), ("kappa_work", apart - times["floor"])):
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = interval(times["mixed"] / parts_s - 1, random)
+        _, low, high = interval(times["again"] / times["long"] - 1, random)
+        yield row | {"noise": (high - low) / 2, "rounds": rounds}
 
 
 def interval(values: np.ndarray, random: np.random.Generator) -> tuple[float, float, float]:
@@ -199,26 +156,19 @@ STEPS = {
 """(history, tokens) of each sequence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostTime:
-    """Measured: medians. ``host_s`` is the step without the layers, ``step_s`` all of it."""
-
-    step: str
-    host_s: float
-    step_s: float
-    repeats: int
-
-
-def host_times(steps: MeasuredSteps, repeats: int) -> Iterator[HostTime]:
+def host_times(steps: MeasuredSteps, repeats: int) -> Iterator[Row]:
+    """Yield medians: ``host_s`` is the step without the layers, ``step_s`` all of it."""
     for name, parts in STEPS.items():
         with layers_of(steps.executor.model, count=0):
-            host_s = _median(steps, parts, repeats)
-        yield HostTime(step=name, host_s=host_s, step_s=_median(steps, parts, repeats), repeats=repeats)
+            host_s = median_s(steps, parts, repeats)
+        yield {"step": name, "host_s": host_s, "step_s": median_s(steps, parts, repeats), "repeats": repeats}
 
 
-def _median(steps: MeasuredSteps, parts: list[tuple[int, int]], repeats: int) -> float:
-    steps.timed(parts)
-    return median(steps.timed(parts)[0] for _ in range(repeats))
+def median_s(
+    steps: MeasuredSteps, parts: list[tuple[int, int]], repeats: int, mode: Bucket | Rung | None = None
+) -> float:
+    steps.timed(parts, mode)
+    return median(steps.timed(parts, mode)[0] for _ in range(repeats))
 
 
 @contextmanager

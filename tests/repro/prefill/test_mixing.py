@@ -40,19 +40,19 @@ def test_mixes_are_every_combination():
 def test_a_planted_penalty_is_recovered(kappa):
     """By hand: long 256, 8 x 32: parts 30.6 and 30.6 ms, floor 5.1 ms, mixed 56.2 ms (1 + kappa)."""
     (row,) = penalties(Planted(kappa, 0.0), mixes((256,), (32,), (8,)), rounds=4)
-    assert row.kappa_sum == pytest.approx(56.2 * (1 + kappa) / 61.2 - 1)
-    assert row.kappa_work == pytest.approx(56.2 * (1 + kappa) / 56.1 - 1)
-    assert row.noise == 0
-    assert row.kappa_sum_low == pytest.approx(row.kappa_sum) == pytest.approx(row.kappa_sum_high)
+    assert row["kappa_sum"] == pytest.approx(56.2 * (1 + kappa) / 61.2 - 1)
+    assert row["kappa_work"] == pytest.approx(56.2 * (1 + kappa) / 56.1 - 1)
+    assert row["noise"] == 0
+    assert row["kappa_sum_low"] == pytest.approx(row["kappa_sum"]) == pytest.approx(row["kappa_sum_high"])
 
 
 def test_intervals_hold_the_truth_under_noise():
     inside = 0
     for kappa in np.linspace(-0.1, 0.3, 9):
         (row,) = penalties(Planted(kappa, 0.05), mixes((256,), (32,), (8,)), rounds=30)
-        inside += row.kappa_work_low <= 56.2 * (1 + kappa) / 56.1 - 1 <= row.kappa_work_high
-        assert row.kappa_work_low < row.kappa_work < row.kappa_work_high
-        assert 0 < row.noise < 0.1
+        inside += row["kappa_work_low"] <= 56.2 * (1 + kappa) / 56.1 - 1 <= row["kappa_work_high"]
+        assert row["kappa_work_low"] < row["kappa_work"] < row["kappa_work_high"]
+        assert 0 < row["noise"] < 0.1
     assert inside >= 7
 
 

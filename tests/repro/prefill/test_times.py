@@ -32,6 +32,6 @@ def test_step_times_are_summed_up():
     timed = Timed()
     (row,) = step_times(timed, [Shape(length=16, batch=2, history=9, mode=Bucket(16, 2))], repeats=5)
     # Three runs to warm up, then 4 to 8 ms.
-    assert (row.min_s, row.median_s) == pytest.approx((4e-3, 6e-3))
-    assert row.mode == "bucket 16x2"
+    assert (row["min_s"], row["median_s"]) == pytest.approx((4e-3, 6e-3))
+    assert row["mode"] == "bucket 16x2"
     assert timed.calls == [(((9, 16), (9, 16)), Bucket(16, 2))] * 8
