@@ -22,9 +22,8 @@ import numpy as np
 from common import Rows, parser_of, run
 
 from repro.paths import REPO
-from repro.runs.drivers.http import Exchange, Reply, drive_http
+from repro.runs.drivers.http import Ask, Exchange, Reply, drive_http
 from repro.systems.http.endpoint import Endpoint
-from repro.systems.http.workload import Ask
 from repro.workloads.draws import ArrivalConfig, arrival_times
 
 

@@ -25,8 +25,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.systems.http.family import times_per_token
-from repro.systems.http.log import CHUNKS
+from repro.systems.http.record import CHUNKS, times_per_token
 
 sys.path.append(str(REPO / "tests"))
 from support.mock_openai import MockOpenAI, mock_server

@@ -28,10 +28,9 @@ from common import Rows, parser_of, run
 from baselines.servers.admission import AdmissionConfig, replay
 from baselines.servers.launch import SERVED_NAME
 from baselines.servers.vllm import Vllm
-from repro.runs.drivers.http import Exchange, Reply, drive_http
+from repro.runs.drivers.http import Ask, Exchange, Reply, drive_http
 from repro.runs.statistics import Interval, mean_interval
 from repro.systems.http.endpoint import Endpoint
-from repro.systems.http.workload import Ask
 
 FIRST_ID, LAST_ID = 32, 500
 """Ordinary ids of the tiny checkpoint's vocabulary."""

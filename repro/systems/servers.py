@@ -20,10 +20,9 @@ from repro.runs.cell import Cell
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
-from repro.systems.http.family import HTTP
-from repro.systems.http.knobs import HttpKnobs, resolve
+from repro.systems.http.record import HTTP
+from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached
-from repro.systems.http.workload import HttpWorkload, workload_of
 from repro.systems.platforms import Platform, platform
 from repro.workloads.own import workload_knobs
 

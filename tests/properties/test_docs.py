@@ -20,7 +20,7 @@ from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd_record import AR_METRICS
 from repro.systems.cluster.laps_record import PREFILL_METRICS
 from repro.systems.dllm.record import DLLM_METRICS
-from repro.systems.http.family import HTTP
+from repro.systems.http.record import HTTP
 from repro.systems.platforms import PLATFORMS
 
 PAGES = sorted(

@@ -10,7 +10,7 @@ from baselines.servers.admission import AdmissionConfig
 from engines.errors import UserError
 from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
-from repro.systems.http.knobs import resolve
+from repro.systems.http.requests import resolve
 from repro.workloads.card import Card, load
 from repro.workloads.dataset import PromptFile, read_lengths, read_prompts, read_rows
 from repro.workloads.rounds import read_chats, read_sessions

@@ -33,7 +33,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.drivers.http import Clock, Reply, drive_http
 from repro.runs.experiment import prepare
 from repro.systems.http.endpoint import _read
-from repro.systems.http.log import tables_of
+from repro.systems.http.record import tables_of
 
 STORED = Path(__file__).with_name("numbers.json")
 LATE: dict[str, Scalar] = {"transient": True}

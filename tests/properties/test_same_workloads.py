@@ -30,8 +30,8 @@ from engines.models.tokenizer import load_tokenizer
 from repro.runs.experiment import prepare
 from repro.systems.cluster.turns import PrefillWorkloadConfig, Stream, draw_workload
 from repro.systems.http.endpoint import Endpoint
-from repro.systems.http.knobs import HttpKnobs
-from repro.systems.http.workload import workload_of as http_workload
+from repro.systems.http.requests import HttpKnobs
+from repro.systems.http.requests import workload_of as http_workload
 from repro.workloads.card import Origin, checksum
 from repro.workloads.conversations import ConversationConfig, draw_conversations, known_conversation_cards
 from repro.workloads.dataset import known_datasets

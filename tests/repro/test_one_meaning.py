@@ -13,8 +13,7 @@ from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
-from repro.systems.http.knobs import resolve
-from repro.systems.http.workload import workload_of
+from repro.systems.http.requests import resolve, workload_of
 from repro.systems.platforms import PLATFORMS, DllmPart, platform
 from repro.workloads.knobs import length_scale_for
 

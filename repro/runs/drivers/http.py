@@ -74,19 +74,14 @@ Send = Callable[[Mapping[str, Any], Clock], Awaitable[Reply]]
 """Sends a body and waits for the end of its answer. Raises nothing a server can cause."""
 
 
-class Ask(Protocol):
-    """What a turn sends."""
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """The request of a turn."""
 
-    @property
-    def body(self) -> Mapping[str, Any]: ...
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt, as far as the client can tell."""
-        ...
-
-    @property
-    def asked_tokens(self) -> int: ...
+    body: Mapping[str, Any]
+    prompt_len: int
+    """Tokens of the prompt, as far as the client can tell."""
+    asked_tokens: int
 
 
 class Conversation(Protocol):

@@ -19,11 +19,9 @@ from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.http.endpoint import require_client
-from repro.systems.http.family import HTTP, warnings
-from repro.systems.http.knobs import HttpKnobs, resolve
-from repro.systems.http.log import tables_of
+from repro.systems.http.record import HTTP, tables_of, warnings
+from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, tokenizer_of, workload_of
 from repro.systems.http.server_metrics import Page, change, fetch
-from repro.systems.http.workload import HttpWorkload, tokenizer_of, workload_of
 
 EXECUTOR = "http"
 PROGRESS_EVERY_S = 0.1

@@ -14,10 +14,9 @@ from baselines.servers.launch import SERVED_NAME
 from engines.ampd.live.store import Store
 from engines.cluster.sessions import Session
 from engines.errors import RunError
-from repro.runs.drivers.http import Clock, Exchange, Reply, Send, drive_http
+from repro.runs.drivers.http import Ask, Clock, Exchange, Reply, Send, drive_http
 from repro.runs.metrics import distribution
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
-from repro.systems.http.workload import Ask
 
 if TYPE_CHECKING:
     from engines.ar.torch.run import Prompts

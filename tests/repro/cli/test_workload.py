@@ -16,8 +16,7 @@ from repro.files import forget
 from repro.paths import REPO
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.systems.http.knobs import resolve
-from repro.systems.http.workload import workload_of
+from repro.systems.http.requests import resolve, workload_of
 from repro.workloads.table import NAMES
 
 COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"

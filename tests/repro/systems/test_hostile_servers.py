@@ -22,7 +22,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.http import endpoint
-from repro.systems.http.family import HTTP
+from repro.systems.http.record import HTTP
 from repro.systems.http.server_metrics import Page, change
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")

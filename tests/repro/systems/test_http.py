@@ -19,15 +19,13 @@ from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
 from repro.cli.main import main
 from repro.runs.cell import Cell
-from repro.runs.drivers.http import Exchange, Reply
+from repro.runs.drivers.http import Ask, Exchange, Reply
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.http.endpoint import Endpoint
-from repro.systems.http.family import HTTP, warnings
-from repro.systems.http.knobs import resolve
-from repro.systems.http.log import CHUNKS, tables_of
+from repro.systems.http.record import CHUNKS, HTTP, tables_of, warnings
+from repro.systems.http.requests import HttpWorkload, resolve, tokenizer_of
 from repro.systems.http.server_metrics import Page, fetch
-from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
 from repro.systems.platforms import platform
 
 PLATFORM = "endpoint"

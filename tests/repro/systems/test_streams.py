@@ -13,8 +13,7 @@ from support.mock_openai import MockOpenAI, mock_server
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.http import endpoint
-from repro.systems.http.family import HTTP
-from repro.systems.http.log import CHUNKS
+from repro.systems.http.record import CHUNKS, HTTP
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 
@@ -341,7 +340,7 @@ def test_usage_counts_wherever_it_stands(where):
 
 def test_a_tokenizer_that_is_given_counts_where_nobody_else_does():
     record = record_of(*blocks(), DONE, tokenizer="tiny")
-    from repro.systems.http.workload import tokenizer_of
+    from repro.systems.http.requests import tokenizer_of
 
     encode = tokenizer_of("tiny").encode
     assert record.requests["output_len"] == [len(encode("wxyz wx " * 4))]

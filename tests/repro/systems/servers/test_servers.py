@@ -25,7 +25,7 @@ from engines.errors import RunError, UserError
 from repro.cli.main import main
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.systems.http.family import HTTP
+from repro.systems.http.record import HTTP
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
