@@ -225,61 +225,53 @@ class Events:
         self.first = b""
         """The beginning of the body, as long as no event has come."""
 
+        self._kind = b""
+        self._data: list[bytes] = []
+        self._num_bytes = 0
+        """Of the lines of data of the event that is coming."""
+        self._came = 0.0, 0
+        """When the last of them did, and the read that brought it."""
+        self._has_begun, self._is_first = False, True
+
     async def __aiter__(self) -> AsyncIterator[Event]:
-        held, num_bytes, read, is_split = bytearray(), 0, 0, False
-        part = _Part()
+        held, num_bytes, is_split, at = bytearray(), 0, False, (0.0, 0)
         async for chunk in self._content.iter_any():
-            part.arrived_s, part.read = self._clock(), (read := read + 1)
+            at = self._clock(), at[1] + 1
             num_bytes += len(chunk)
             if is_split and chunk.startswith(b"\n"):
                 chunk = chunk[1:]
             is_split = chunk.endswith(b"\r")
-            if not part.has_begun and len(self.first) < _FIRST_BYTES:
+            if not self._has_begun and len(self.first) < _FIRST_BYTES:
                 self.first += chunk[:_FIRST_BYTES]
             held += chunk
             if b"\n" in chunk or b"\r" in chunk:
                 lines = held.splitlines()
                 held = bytearray() if chunk.endswith((b"\r", b"\n")) else lines.pop()
                 for line in lines:
-                    if event := part.add(line):
+                    if event := self._add(line, at):
                         yield event
-            if len(held) + part.num_bytes > LONGEST_LINE:
+            if len(held) + self._num_bytes > LONGEST_LINE:
                 raise ValueError(f"an event of more than {LONGEST_LINE} bytes")
             if num_bytes > LONGEST_ANSWER:
                 raise ValueError(f"the answer is longer than {LONGEST_ANSWER} bytes")
         for line in (held, bytearray()):
-            if event := part.add(line):
+            if event := self._add(line, at):
                 yield event
 
-
-@dataclass
-class _Part:
-    """The event whose lines are coming, and where the reading is."""
-
-    arrived_s: float = 0.0
-    read: int = 0
-    has_begun: bool = False
-    """Whether any line of data has come."""
-    num_bytes: int = 0
-    _is_first: bool = True
-    _kind: bytes = b""
-    _data: list[bytes] = field(default_factory=list)
-    _came: tuple[float, int] = (0.0, 0)
-
-    def add(self, line: bytes | bytearray) -> Event | None:
+    def _add(self, line: bytes | bytearray, at: tuple[float, int]) -> Event | None:
         """The event that this line ends, if it does."""
         if self._is_first:
             line, self._is_first = line.removeprefix(_BOM), False
         if not line.strip():
             data, kind = b"\n".join(self._data).strip(), self._kind
-            self._data, self._kind, self.num_bytes = [], b"", 0
+            self._data, self._kind, self._num_bytes = [], b"", 0
             return Event(kind, data, *self._came) if data else None
         name, _, value = bytes(line).partition(b":")
         if name == b"data":
-            self.has_begun = True
+            self._has_begun = True
             self._data.append(value.removeprefix(b" "))
-            self.num_bytes += len(value)
-            self._came = self.arrived_s, self.read
+            self._num_bytes += len(value)
+            self._came = at
         elif name == b"event":
             self._kind = value.strip()
         return None
