@@ -15,7 +15,7 @@ from engines.errors import UserError
 from engines.server.answer import Answer, Piece, Stops
 from engines.server.body import MOST_CHOICES, SEEDS, Asked, ChatBody, CompletionBody
 from engines.server.codec import Codec
-from engines.server.errors import ApiError, queue_full, refused, unavailable
+from engines.server.errors import ApiError, refused
 from engines.server.logprobs import Score, ScoredTokens, prompt_logprobs, scores_of
 from engines.server.protocol import (
     Accepted,
@@ -28,7 +28,7 @@ from engines.server.protocol import (
     ServedModel,
     Tokens,
 )
-from engines.server.service import EngineProcess, Overloaded, Unavailable
+from engines.server.service import EngineProcess
 
 T = TypeVar("T")
 
@@ -205,13 +205,8 @@ class Completion:
             await self._worked(check, lane)
         else:
             check()
-        try:
-            # Before anything is tokenized: what cannot be queued must not cost much.
-            served.service.reserve(left)
-        except Overloaded:
-            raise queue_full(served.max_queue) from None
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
+        # Before anything is tokenized: what cannot be queued must not cost much.
+        served.service.reserve(left)
         try:
             checked = await self._worked(self._encoded, lane)
             self._prompts = [prompt_ids for prompt_ids, _ in checked]

@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any
 
 from engines.errors import RunError, UserError
+from engines.server.errors import queue_full, unavailable
 from engines.server.protocol import ENDS, Admitted, EngineStatus, Event, Failed, Finished, ServedModel, Submission
 from engines.server.wire import Able, Cancel, Ready, Report, Stop, Unable, frame, read_frame
 
@@ -46,14 +47,6 @@ _TOTALS = ("forward_passes", "committed_tokens", "busy_s")
 
 
 Sink = Callable[[Event], None]
-
-
-class Overloaded(Exception):
-    """The queue has no place for a request now."""
-
-
-class Unavailable(Exception):
-    """No engine can take a request; ``str`` says why in a sentence."""
 
 
 @dataclass(slots=True)
@@ -204,13 +197,13 @@ class EngineProcess:
         return len(self._open) - self._num_begun + self._num_reserved
 
     def reserve(self, num: int) -> None:
-        """Take places in the queue, each to be used by ``submit`` or given back. Raise Overloaded or Unavailable."""
+        """Take places in the queue, each to be used by ``submit`` or given back. Raise ApiError where there are none."""
         if self.ended is not None and self.ended.done():
-            raise Unavailable("the engine has ended")
+            raise unavailable("the engine has ended")
         if not self.is_ready and self.num_restarts == 0:
-            raise Unavailable("the model is being loaded")
+            raise unavailable("the model is being loaded")
         if self.num_waiting + num > self._max_waiting:
-            raise Overloaded
+            raise queue_full(self._max_waiting)
         self._num_reserved += num
 
     def give_back(self, num: int) -> None:

@@ -228,7 +228,7 @@ class Events:
         self._kind = b""
         self._data: list[bytes] = []
         self._num_bytes = 0
-        """Of the lines of data of the event that is coming."""
+        """Bytes of data of the event that is coming."""
         self._came = 0.0, 0
         """When the last of them did, and the read that brought it."""
         self._has_begun, self._is_first = False, True
