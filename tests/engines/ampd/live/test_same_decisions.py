@@ -32,7 +32,7 @@ from engines.cluster.worker import Live, PrefillWorker
 from engines.errors import RunError
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.on_time import LateShare
-from engines.policies.own import BINDER, QUEUE, Own
+from engines.policies.own import BINDER, QUEUE, Plugin
 from engines.policies.routing import Binder, Decision, LeastKvMemory, RemoteOnly, Router
 from engines.policies.task import PrefillQueue, PrefillTask, Slo
 from engines.policies.views import DecodeView, PrefillView
@@ -293,7 +293,7 @@ def test_live_coordinator_makes_the_simulators_run(client, seed, config):
 
 def test_a_binder_and_a_queue_of_one_s_own_make_the_simulators_run(client):
     """Made as a run makes them; the binder keeps state, from one session to the next."""
-    binder, queue = (Own(kind=kind, where=f"support.own:{name}", given=(("every", 3),)) for kind, name in _OWN)
+    binder, queue = (Plugin(kind=kind, where=f"support.own:{name}", given=(("every", 3),)) for kind, name in _OWN)
     arrivals = sessions(4)
     cluster = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, AmpdConfig(adaptive_routing=False))
     made = {
