@@ -1,8 +1,8 @@
 """The two sides of a comparison, each said in one text: ``WHERE@NAME=VALUE,NAME=VALUE``.
 
 WHERE is a folder of runs or, among those of one folder, a system, or the name of a run, in which * and ? stand for others.
-NAME is a field of a cell, a knob, ``commit`` or ``code``; each part may be left out. What both sides would take is of the one that says
-more: ``laps@commit=2832844 laps`` are the runs of a commit, and all others.
+NAME is a field of a cell, a knob or ``code``; each part may be left out. A run that both sides would take belongs to the side that says
+more: ``laps@seed=0 laps`` are the runs of a seed, and all others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from engines.errors import RunError, UserError, require
 from engines.knobs import knobs_of
 from repro.runs.store import SUFFIX, StoredRun
 from repro.runs.system import settings_of
-from repro.workbench.folder import Folder, commit_of, folder_of, name_of, run_files
+from repro.workbench.folder import Folder, folder_of, name_of, run_files
 
 FIELDS = ("system", "dataset", "platform", "executor", "rate", "seed")
-CODE = ("commit", "code")
-"""Told by the beginning."""
+CODE = "code"
+"""The digest of the code that made a run, told by its beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def sides_of(a: object, b: object, root: Path) -> tuple[Side, Side]:
     first, second = side("a", a), side("b", b)
     own, others = ({run.file for run in each.runs} for each in (first, second))
     if own == others:
-        raise UserError(f"{first} and {second} are the same runs: tell them apart, as in laps@commit=COMMIT")
+        raise UserError(f"{first} and {second} are the same runs: tell them apart, as in laps@code=CODE")
     if own < others:
         return first, _without(second, own)
     if others < own:
@@ -110,21 +110,21 @@ def _matching(runs: Sequence[StoredRun], condition: str, who: str) -> list[Store
         there = {said_of(name, value_of(run, name)) for run in runs}
         if there == {"default"} and not any(name in _defaults(run.cell.system) for run in runs):
             known = sorted({knob for run in runs for knob in run.cell.asked})
-            raise UserError(f"{who}: {name!r} is unknown: use {', '.join((*FIELDS, *CODE, *known))}")
+            raise UserError(f"{who}: {name!r} is unknown: use {', '.join((*FIELDS, CODE, *known))}")
         raise UserError(f"{who}: no run has {condition}: use {', '.join(sorted(there))}")
     return found
 
 
 def value_of(run: StoredRun, name: str) -> Any:
     """What a run has of a field, a knob (None at its default) or the code."""
-    if name in CODE:
-        return commit_of(run) if name == "commit" else run.code_digest
+    if name == CODE:
+        return run.code_digest
     return getattr(run.cell, name) if name in FIELDS else run.cell.asked.get(name)
 
 
 def _is(run: StoredRun, name: str, value: Any, text: str) -> bool:
     own = value_of(run, name)
-    if name in CODE:
+    if name == CODE:
         return own is not None and str(own).startswith(text)
     if own is None and name not in FIELDS:
         return value is None or text == "default" or _defaults(run.cell.system).get(name) == value
@@ -151,4 +151,4 @@ def differing(runs: Iterable[StoredRun]) -> list[str]:
     knobs = sorted({name for run in held for name in run.cell.asked})
     asked = [name for name in (*FIELDS, *knobs) if name != "seed"]
     found = [name for name in asked if len({value_of(run, name) for run in held}) > 1]
-    return found or [name for name in CODE if len({value_of(run, name) for run in held}) > 1]
+    return found or ([CODE] if len({run.code_digest for run in held}) > 1 else [])

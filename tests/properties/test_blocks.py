@@ -32,7 +32,6 @@ SILICON = "needs the extra silicon"
 SERVERS = "needs vLLM, Dynamo or SGLang in an environment of its own: tests/repro/systems drives stand-ins"
 LIVE = "some minutes of workers over a Redis: tests/repro/systems/live/test_live_system.py makes a small run"
 MINUTES = "some minutes: 'make reproduce-all' runs it"
-COMMITS = "needs runs of two commits: tests/repro/cli/test_compare.py makes some"
 OUTLINE = "an outline of calls, no code"
 
 NOT_RUN: Mapping[tuple[str, str], str] = {
@@ -80,7 +79,6 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
     ("docs/silicon.md", "python benchmarks/silicon_peer.py"): SILICON,
     ("docs/using.md", ".venv/bin/pip install"): PACKAGE,
     ("docs/using.md", "repro eval --model PATH"): CARD,
-    ("docs/using.md", "repro compare dllm-serve@commit="): COMMITS,
     ("docs/using.md", "repro reproduce fig3 --platform rtx4090 --pool ray"): RAY,
     ("docs/using.md", "repro reproduce ampd/fig4 "): "some six minutes: 'make reproduce-ampd-fig4' runs it",
     ("docs/using.md", "repro reproduce laps/fig6 "): "some minutes: 'make reproduce-laps-fig6' runs it",

@@ -91,7 +91,7 @@ OPTIONS = {
     "ablate": "--knob --variant --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --measured --out --platform --result-dir --sensitivity --silicon --write",
     "capacity": "--columns --sort --time-unit --cost --dataset-name --gpus --json --kernels --knob --model --num-prompts --platform --plot --rate --resolution --seeds --slo --system --workload",
-    "check-results": "--accept --again --json --result-dir --results --seed",
+    "check-results": "--again --json --judge --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
     "eval": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import FrozenInstanceError, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from engines.errors import UserError
 from repro.api import compare
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.provenance import GitState
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -198,16 +196,6 @@ def test_a_run_is_picked_by_its_name_and_a_folder_by_its_path(tmp_path, monkeypa
     assert compare("a@b", "one").num_unpaired == 5
 
 
-def test_commits_of_one_folder_are_told_apart(tmp_path, monkeypatch):
-    for commit, seeds, service_s in (("1111111", range(3), 4.0), ("2222222", range(3, 6), 8.0)):
-        monkeypatch.setattr("repro.runs.sweep.git_state", partial(GitState, commit=commit, dirty=False))
-        made(tmp_path, *repeats(None, seeds, service_s=service_s))
-    found = compare("@commit=1111", f"{NAME}@commit=2222222", result_dir=tmp_path)
-    assert [(row.verdict, row.ratio.n, row.ratio.mean) for row in found.rows] == [("lower", 3, pytest.approx(0.5))]
-    with pytest.raises(UserError, match="no run has commit=3333: use 1111111, 2222222"):
-        compare("@commit=3333", NAME, result_dir=tmp_path)
-
-
 def test_what_both_would_take_is_of_the_one_that_says_more(tmp_path):
     made(tmp_path, *repeats(), *repeats(service_s=6.0))
     narrow = compare(f"{NAME}@service_s=6.0", NAME, result_dir=tmp_path)
@@ -219,7 +207,7 @@ REFUSALS = (
     (("nothing", NAME), "a='nothing' is no folder, and no system or run in .*: systems there are support"),
     ((NAME, NAME), "are the same runs: tell them apart"),
     ((f"{NAME}@seed=0", f"{NAME}@service_s=1.5"), "have 1 runs in common: say more of one"),
-    ((f"{NAME}@servce_s=1", NAME), "a='.*': 'servce_s' is unknown: use system, dataset, .*commit, code, .*service_s"),
+    ((f"{NAME}@servce_s=1", NAME), "a='.*': 'servce_s' is unknown: use system, dataset, .*code, .*service_s"),
     ((f"{NAME}@service_s=3", NAME), "a='.*': no run has service_s=3: use 1.25, 1.5, default"),
     ((f"{NAME}@service_s", NAME), "'service_s' is no condition: write NAME=VALUE"),
     ((f"{NAME}@service_s=default", NAME), "b='.*' has two runs for one .*, which differ in service_s: name one with @"),
