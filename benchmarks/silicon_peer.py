@@ -34,7 +34,6 @@ from engines.cost.tables import FRAMEWORKS
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.step import Chunk
-from repro.capacity.peer import config_of
 from repro.systems.calibration import load_calibration
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
@@ -153,6 +152,35 @@ def estimate_ms(handle: Any, point: Point) -> float:
         mode="static_gen" if is_decode else "static_ctx",
     )
     return decode_ms if is_decode else prefill_ms
+
+
+def config_of(shape: ModelShape) -> dict[str, Any]:
+    """What the package reads of a checkpoint. It knows families by their architecture: a norm of queries and keys is Qwen3's."""
+    family = "Llama"
+    if shape.num_experts > 1:
+        family = "Mixtral"
+    elif shape.qk_norm:
+        family = "Qwen3"
+    elif shape.qkv_bias:
+        family = "Qwen2"
+    experts = {"num_local_experts": shape.num_experts, "num_experts_per_tok": shape.experts_per_token}
+    return {
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
+        "hidden_size": shape.d_model,
+        "intermediate_size": shape.mlp_hidden,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_rows,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": shape.tied,
+        **(experts if shape.num_experts > 1 else {}),
+    }
 
 
 # -- our costs ----------------------------------------------------------------------------------------------

@@ -111,21 +111,19 @@ def capacity(
         answers = search.answers(sites, advance)
     if question.is_given:
         say(answers[0].site.provenance.description, file=sys.stderr)
-    theirs, remark = _theirs(answers)
-    rows = [_row(answer, objectives, theirs.get(index)) for index, answer in enumerate(answers)]
+    rows = [_row(answer, objectives) for answer in answers]
     about = {
         "workload": asked.workload,
         "slo": " ".join(map(str, objectives)),
         "unit": sites[0].unit,
         "seeds": searched.seeds,
         "resolution": searched.resolution,
-        "peer": remark,
     }
     if json:
         print_json({**about, "answers": rows})
     else:
         _show(rows, about, sites[0].hardware()[0].name, objectives)
-        for line in (*_notes(answers, rows, asked), *filter(None, [remark])):
+        for line in _notes(answers, rows, asked):
             say(line)
     if plot is not None and rows:
         from repro.cli.capacity_plot import save_capacity_plot
@@ -134,28 +132,7 @@ def capacity(
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 
-def _theirs(answers: Sequence[Answer]) -> tuple[dict[int, float], str | None]:
-    """AIConfigurator's rates of the plans that were found; or why there are none."""
-    from repro.capacity.peer import MISSING, Missing, engine, peer_rate
-
-    try:
-        handle = engine()
-    except Missing:
-        return {}, MISSING
-    found: dict[int, float] = {}
-    for index, answer in enumerate(answers):
-        if answer.plan is None:
-            continue
-        try:
-            rate = peer_rate(handle, answer.site, answer.plan)
-        except Exception as error:  # its own, of any kind: our answer stands without it
-            return found, f"AIConfigurator has no estimate ({type(error).__name__}: {error})"
-        if rate is not None:
-            found[index] = rate
-    return found, None if found else "AIConfigurator has no tables of these cards"
-
-
-def _row(answer: Answer, objectives: Sequence[Objective], theirs: float | None) -> dict[str, Any]:
+def _row(answer: Answer, objectives: Sequence[Objective]) -> dict[str, Any]:
     site, plan, at = answer.site, answer.plan, answer.at
     row: dict[str, Any] = {
         "system": site.title,
@@ -178,7 +155,6 @@ def _row(answer: Answer, objectives: Sequence[Objective], theirs: float | None) 
         "simulated_plans": answer.num_simulated,
         "runs": answer.num_runs,
         "obtained": site.obtained,
-        "aiconfigurator_rate": theirs,
         "cell": cell,
     }
 
@@ -201,8 +177,6 @@ def _show(
         ]
     columns["longest wait s"] = [number(row["longest_ttft_s"], 2) for row in rows]
     columns["binds"] = [_binding(row["binds"]) for row in rows]
-    if any(row["aiconfigurator_rate"] for row in rows):
-        columns["AIC /s"] = [number(row["aiconfigurator_rate"], 2) for row in rows]
     obtained = ", ".join(sorted({row["obtained"] for row in rows}))
     title = (
         f"{model}, {Path(about['workload']).name}: {about['slo']}; {about['unit']} within {100 * about['resolution']:g} %, "
@@ -239,8 +213,6 @@ def _notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], asked: 
             )
         if not answer.is_monotone:
             said.append(f"{where}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
-    if any(row["aiconfigurator_rate"] for row in rows):
-        said.append("AIC: AIConfigurator's own estimate of the plan, which knows no queues")
     if bursts:
         told = ", ".join(f"{where} {times:.1f}" for where, (times, _) in bursts.items())
         said.append(

@@ -1,5 +1,6 @@
 """Estimates of another tool are asked for in its own terms, kept whole, and held against ours by ratios."""
 
+import json
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -70,6 +71,19 @@ def test_another_release_is_refused(installed, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.11.0")
     with pytest.raises(UserError, match=r"needs aiconfigurator-core 0\.12\.0, and 0\.11\.0 is installed: pip install "):
         silicon_peer.made_again([PREFILL])
+
+
+def test_the_real_package_takes_a_prefix_as_a_part_of_the_prompt(tmp_path):
+    """It also takes two tokens as one step."""
+    engine = pytest.importorskip("aiconfigurator_core.sdk.engine")
+    (tmp_path / "config.json").write_text(json.dumps(silicon_peer.config_of(QWEN3_32B)))
+    worker = engine.EngineHandle.compile(str(tmp_path), "h200_sxm", "vllm", tp_size=1)
+
+    def taken(mode: str, isl: int, osl: int = 2, prefix: int = 0) -> float:
+        return sum(worker.run_static(batch_size=1, isl=isl, osl=osl, prefix=prefix, mode=mode)[:2])
+
+    assert taken("static_ctx", 1000) < taken("static_ctx", 2000, prefix=1000) < 0.7 * taken("static_ctx", 2000)
+    assert taken("static_gen", 2000, osl=5) == pytest.approx(4 * taken("static_gen", 2000), rel=0.01)
 
 
 def test_what_is_written_is_read(tmp_path):

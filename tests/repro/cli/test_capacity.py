@@ -1,17 +1,12 @@
-"""repro capacity: the table, the JSON, the plot, AIConfigurator beside them, and what is refused before any run."""
+"""repro capacity: the table, the JSON, the plot, and what is refused before any run."""
 
 import csv
 import json
-import sys
-from types import ModuleType
 
 import pytest
 from support.command import refused, repro
 
-from engines.models.shape import model_shape
-from repro.capacity import peer
 from repro.capacity.clusters import ClusterSite
-from repro.capacity.site import Plan
 
 SLO = "ttft:p95:2000 itl:p95:50"
 FAST = ("--num-prompts", "40", "--seeds", "1", "--resolution", "0.2")
@@ -56,8 +51,6 @@ def test_json_has_every_answer_and_the_cell_that_makes_it_again(own):
         assert row["binds"] in ("ttft:p95:2000", "itl:p95:50", "load")
         assert row["cell"]["rate"] == row["rate"]
         assert dict(row["cell"]["knobs"])["deployment"] == row["plan"]
-        assert row["aiconfigurator_rate"] is None
-    assert "not installed" in found["peer"]
 
 
 def test_a_rate_asks_for_the_fewest_gpus(own):
@@ -102,82 +95,6 @@ def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
     for row in rows:
         better = [each for each in front if int(each["gpus"]) <= int(row["gpus"])]
         assert any(float(each["rate"]) >= float(row["rate"]) for each in better)
-
-
-class Engine:
-    """As the package's: a prompt takes 100 ms on a GPU and half on two, a decode step 10 ms and 1 ms for each sequence."""
-
-    asked: list[tuple[str, str, int]] = []
-
-    def __init__(self, degree):
-        self.degree = degree
-
-    @classmethod
-    def compile(cls, path, system, framework, tp_size, **_):
-        cls.asked.append((system, framework, tp_size))
-        return cls(tp_size)
-
-    def run_static(self, *, batch_size, isl, osl, prefix, mode):
-        return (100 / self.degree, 0.0, 0.0) if mode == "static_ctx" else (0.0, 10.0 + batch_size, 0.0)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    for name in ("aiconfigurator_core", "aiconfigurator_core.sdk", peer.MODULE):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules[peer.MODULE].EngineHandle = Engine
-    monkeypatch.setattr(Engine, "asked", [])
-
-
-def test_aiconfigurator_is_printed_beside_ours_where_it_is_installed(own, installed):
-    found = json.loads(asked(own, "--json", "--system", "dynamo-sim").out)
-    assert found["peer"] is None
-    assert found["answers"][0]["aiconfigurator_rate"] > 0
-    assert Engine.asked[0] == ("h200_sxm", "vllm", 2)
-    assert "AIConfigurator's own estimate of the plan" in asked(own).out
-    assert "no tables of these cards" in " ".join(asked(own, "--platform", "h20").out.split())
-
-
-def test_the_real_aiconfigurator_answers_where_it_is_installed(own):
-    """What is asked of it means what is taken from it: a prefix is part of the prompt, and two tokens are one step."""
-    pytest.importorskip(peer.MODULE)
-    found = json.loads(asked(own, "--json", "--system", "dynamo-sim").out)
-    assert found["answers"][0]["aiconfigurator_rate"] > 0
-    folder = own.parent / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(peer.config_of(model_shape("Qwen3-32B"))))
-    worker = peer.engine().compile(str(folder), "h200_sxm", "vllm", tp_size=1)
-
-    def taken(mode: str, isl: int, osl: int = 2, prefix: int = 0) -> float:
-        return sum(worker.run_static(batch_size=1, isl=isl, osl=osl, prefix=prefix, mode=mode)[:2])
-
-    assert taken("static_ctx", 1000) < taken("static_ctx", 2000, prefix=1000) < 0.7 * taken("static_ctx", 2000)
-    assert taken("static_gen", 2000, osl=5) == pytest.approx(4 * taken("static_gen", 2000), rel=0.01)
-
-
-def test_aiconfigurator_fails_alone(own, installed, monkeypatch):
-    monkeypatch.setattr(Engine, "compile", lambda *_, **__: 1 / 0)
-    result = asked(own)
-    assert result.code == 0
-    assert "AIConfigurator has no estimate (ZeroDivisionError" in " ".join(result.out.split())
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "limit_s", "expected"),
-    [
-        # 4 x 20 prompts/s; decode steps of 32 sequences in 42 ms, 11 tokens a round after the first.
-        ((2, 4), (1, 1), 0.05, 1e3 / (11 * 42 / 32) / 2),
-        ((2, 4), (1, 100), 0.05, 80 / 2),
-        ((2, 4), (1, 1), 0.0001, 1e3 / (11 * 11) / 2),
-        (None, (2, 3), 0.05, 3e3 / (50 + 11 * 42 / 32) / 2),
-        ((2, 4), (1, 0), None, 80),
-    ],
-)
-def test_what_aiconfigurator_allows(prefill, decode, limit_s, expected):
-    """In closed form, for two rounds a session."""
-    means = peer.Means(history=100, prompt=500, decode=12, rounds=1 if decode[1] == 0 else 2)
-    plan = Plan(name="any", gpus=1, knobs=(), most=1.0, prefill=prefill, decode=decode)
-    assert peer.rate_of(Engine, plan, means, limit_s) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
