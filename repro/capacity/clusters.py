@@ -71,20 +71,16 @@ class ClusterSite(Site):
         return self._settings.ground.hardware.degrees(min_kv_tokens=longest)
 
     @cached_property
-    def _sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> tuple[Session, ...]:
         return sessions_of(self._settings.workload).sessions
-
-    @property
-    def rounds_per_prompt(self) -> float:
-        return sum(len(each.rounds) for each in self._sessions) / len(self._sessions)
 
     @cached_property
     def alone_s(self) -> float:
-        cost, num = self._settings.ground.hardware.cost(min(self._degrees)), len(self._sessions)
-        token_s = cost.step_s([], 1, round(fsum(each.context_tokens for each in self._sessions) / num))
-        elsewhere_s = fsum(entry.delay_s for each in self._sessions for entry in each.rounds[:-1])
-        decode_s = token_s * sum(each.decode_tokens for each in self._sessions)
-        return (alone_s(cost, self._sessions) + decode_s + elsewhere_s) / num
+        cost, num = self._settings.ground.hardware.cost(min(self._degrees)), len(self.sessions)
+        token_s = cost.step_s([], 1, round(fsum(each.context_tokens for each in self.sessions) / num))
+        elsewhere_s = fsum(entry.delay_s for each in self.sessions for entry in each.rounds[:-1])
+        decode_s = token_s * sum(each.decode_tokens for each in self.sessions)
+        return (alone_s(cost, self.sessions) + decode_s + elsewhere_s) / num
 
     @property
     def least_gpus(self) -> int:
@@ -107,9 +103,6 @@ class ClusterSite(Site):
     def hardware(self) -> tuple[ModelShape, str]:
         hardware = self._settings.ground.hardware
         return hardware.shape, hardware.gpu.name
-
-    def sessions(self) -> tuple[Session, ...]:
-        return self._sessions
 
     # ---- plans -----------------------------------------------------------------------------------------
 
@@ -176,7 +169,7 @@ class ClusterSite(Site):
     def _guess(self, plan: Plan) -> float:
         """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as their objective allows."""
         degree, replicas = plan.decode
-        cost, sessions = self._settings.ground.hardware.cost(degree), self._sessions
+        cost, sessions = self._settings.ground.hardware.cost(degree), self.sessions
         limit_s = self._settings.ground.slo.itl_s
         context = fsum(session.context_tokens for session in sessions) / len(sessions)
 
@@ -192,7 +185,7 @@ class ClusterSite(Site):
     def _start(self, gpus: int, plans: Sequence[Plan]) -> float:
         """The rate at which the least worst phase of any plan is at its objective, by closed forms."""
         cost = self._settings.ground.hardware.cost(min(self._degrees))
-        high = gpus * len(self._sessions) / alone_s(cost, self._sessions)
+        high = gpus * len(self.sessions) / alone_s(cost, self.sessions)
         low = high / 64
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
@@ -205,7 +198,7 @@ class ClusterSite(Site):
     def _values(self, gpus: int, plans: Sequence[Plan], rate: float) -> Mapping[Plan, float]:
         """How many times its objective the worse phase of each plan is, or its load what its prefill workers keep up with."""
         ground = replace(self._settings.ground, num_gpus=gpus)
-        workload = PlanningWorkload(sessions=self._sessions, rate=rate, slo=ground.slo)
+        workload = PlanningWorkload(sessions=self.sessions, rate=rate, slo=ground.slo)
         table = coefficients(ground.performance, workload, self._degrees, gpus, "closed")
         found = {}
         for plan in plans:

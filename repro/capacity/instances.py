@@ -55,6 +55,7 @@ class InstanceSite(Site):
         assert settings.part.gpu is not None, "a measured platform is refused"
         return model_shape(settings.model), str(settings.part.gpu)
 
+    @property
     def sessions(self) -> tuple[Session, ...]:
         (stream,) = self._prepared[1].streams
         return stream.sessions
@@ -69,8 +70,8 @@ class InstanceSite(Site):
 
     @property
     def alone_s(self) -> float:
-        sessions = self.sessions()
-        return alone_s(self._prepared[0].settings.cost, sessions) / sum(len(each.rounds) for each in sessions)
+        num = sum(len(each.rounds) for each in self.sessions)
+        return alone_s(self._prepared[0].settings.cost, self.sessions) / num
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
         return (Plan(f"TP1x{gpus}", gpus, (("num_instances", gpus),), math.inf, (1, gpus), (1, 0)),)

@@ -130,9 +130,9 @@ class Site(ABC):
         """Where the requests of the first seed come from."""
 
     @property
-    @abstractmethod
     def rounds_per_prompt(self) -> float:
         """Rounds of a session; 1 of a turn."""
+        return sum(len(each.rounds) for each in self.sessions) / len(self.sessions)
 
     @property
     @abstractmethod
@@ -143,6 +143,7 @@ class Site(ABC):
     def hardware(self) -> tuple[ModelShape, str]:
         """The model, and the card by its name in the catalogue."""
 
+    @property
     @abstractmethod
     def sessions(self) -> tuple[Session, ...]:
         """Those of the first seed."""

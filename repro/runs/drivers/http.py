@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engines.errors import UserError
 from repro.runs.drivers.steps import DriveProgress, OnProgress
 
 Clock = Callable[[], float]
@@ -126,13 +125,12 @@ async def drive_http(
     max_concurrency: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Exchange]:
-    """Every turn of every conversation, in the order in which they were due.
+    """Every turn of every conversation, in the order in which they were due. Each conversation has an id of its own.
 
-    ``max_concurrency`` holds back requests beyond it, which closes the loop: their wait is in their latency, and told
+    ``max_concurrency``, at least 1, holds back requests beyond it, which closes the loop: their wait is in their latency, and told
     apart. The turns behind one that failed are not sent.
     """
     ordered = sorted(conversations, key=lambda conversation: conversation.arrival_s)
-    _check(ordered, max_concurrency)
     tasks = set()
     with _without_collection():
         driver = _Driver(ordered, send, max_concurrency, on_progress)
@@ -243,11 +241,3 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _check(conversations: Sequence[Conversation], max_concurrency: int | None) -> None:
-    if max_concurrency is not None and max_concurrency < 1:
-        raise UserError(f"max_concurrency={max_concurrency} must be at least 1")
-    ids = [conversation.session_id for conversation in conversations]
-    if len(set(ids)) < len(ids):
-        raise UserError("session_id appears twice in the workload: make ids unique")

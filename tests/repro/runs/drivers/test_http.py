@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.virtual_time import run_virtually
 
-from engines.errors import UserError
-from repro.runs.drivers.http import Clock, Exchange, Reply, drive_http
+from repro.runs.drivers.http import Ask, Clock, Exchange, Reply, drive_http
 from repro.runs.drivers.steps import DriveProgress
-
-
-@dataclass(frozen=True)
-class Asked:
-    body: Mapping[str, Any]
-    prompt_len: int = 1
-    asked_tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -28,9 +20,10 @@ class Talk:
     arrival_s: float
     delays_s: tuple[float, ...] = (0.0,)
 
-    def ask(self, turn: int, replies: Sequence[Reply]) -> Asked:
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
         assert len(replies) == turn
-        return Asked({"session": self.session_id, "turn": turn, "heard": [reply.text for reply in replies]})
+        body = {"session": self.session_id, "turn": turn, "heard": [reply.text for reply in replies]}
+        return Ask(body=body, prompt_len=1, asked_tokens=1)
 
 
 @dataclass
@@ -109,18 +102,6 @@ def test_progress_counts_every_turn():
     drive([Talk(0, 0.0, (0.0, 0.0)), Talk(1, 0.0)], Server(), on_progress=told.append)
     assert [p.num_closed for p in told] == [1, 2, 3]
     assert {p.num_total for p in told} == {3}
-
-
-@pytest.mark.parametrize(
-    ("talks", "options", "sentence"),
-    [
-        ([Talk(0, 0.0), Talk(0, 1.0)], {}, "session_id appears twice"),
-        ([Talk(0, 0.0)], {"max_concurrency": 0}, "max_concurrency=0"),
-    ],
-)
-def test_what_cannot_be_driven_is_refused(talks, options, sentence):
-    with pytest.raises(UserError, match=sentence):
-        drive(talks, Server(), **options)
 
 
 def test_an_error_of_the_client_ends_the_run_and_its_tasks():
