@@ -3,10 +3,8 @@
 import json
 import re
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from support.cells import a_cell
 from support.mock_openai import MockOpenAI, mock_server
 from support.refusals import refuses
 
-from baselines.servers import asking
 from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
 from repro.cli.main import main
@@ -25,7 +22,6 @@ from repro.runs.record import RunRecord
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.record import CHUNKS, HTTP, tables_of, warnings
 from repro.systems.http.requests import HttpWorkload, resolve, tokenizer_of
-from repro.systems.http.server_metrics import Page, fetch
 from repro.systems.platforms import platform
 
 PLATFORM = "endpoint"
@@ -292,20 +288,6 @@ def test_failures_are_told_and_make_the_run_invalid():
     assert "status 400: refused by the mock" in errors
     assert any("broke off" in error or "Payload" in error for error in errors)
     assert not HTTP.assess(record).valid
-    with mock_server(MockOpenAI(has_usage=False, has_ids=False)) as url:
-        record = prepare(cell(url, num_warmups=0)).run()
-    (error,) = set(record.requests["error"])
-    assert "how many tokens" in error
-    assert "tokenizer=" in error
-
-
-def test_an_answer_of_tokens_without_text_is_one():
-    """As of ends of text that are ignored."""
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
-    with mock_server(MockOpenAI(word="", has_ids=False)) as url:
-        record = prepare(cell(url, num_warmups=0)).run()
-    assert set(record.requests["status"]) == {"ok"}
-    assert record.requests["num_chunks"] == [4] * 12
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
@@ -337,93 +319,6 @@ def test_bench_drives_an_url(tmp_path, monkeypatch, capsys):
     )
     assert run["summary"]["goodput_http"]["num_good"] == 12
     assert run["summary"]["num_requests"]["ok"] == 12
-
-
-# -- servers that answer otherwise ------------------------------------------------------------------------------
-
-PIECE = '{"choices": [{"text": "a", "token_ids": [1]}]}'
-STREAMS = {
-    "null": (("null",), "not as OpenAI's API has them"),
-    "a list": (("[1]",), "not as OpenAI's API has them"),
-    "choices of numbers": (('{"choices": [5]}',), "not as OpenAI's API has them"),
-    "deep": (("[" * 100_000,), "not as OpenAI's API has them"),
-    "text of a number": (('{"choices": [{"text": 5}]}',), "not as OpenAI's API has them"),
-    "half a character": (('{"choices": [{"text": "\\ud800"}]}',), "UnicodeEncodeError"),
-    "ids of words": (('{"choices": [{"text": "a", "token_ids": ["x"]}]}',), "token_ids is not a whole number"),
-    "usage of words": ((PIECE, '{"usage": {"completion_tokens": "x"}}'), "completion_tokens is not a whole number"),
-    "usage below 0": ((PIECE, '{"usage": {"completion_tokens": -4}}'), "completion_tokens is not a whole number"),
-    "usage without end": ((PIECE, '{"usage": {"prompt_tokens": 1e999}}'), "prompt_tokens is not a whole number"),
-    "usage of 80 bits": ((PIECE, f'{{"usage": {{"prompt_tokens": {2**80}}}}}'), "prompt_tokens is not a whole number"),
-    "details of a number": ((PIECE, '{"usage": {"prompt_tokens_details": 7}}'), "not as OpenAI's API has them"),
-    "half": (('{"choices": [',), "JSONDecodeError"),
-    "without end": (("x" * (3 << 20),), "an event of more than 1048576 bytes"),
-    "binary": (("\udcff",), "UnicodeDecodeError"),
-}
-
-
-class Saying(BaseHTTPRequestHandler):
-    """``GET`` says the server's ``page``, ``POST`` its ``events``; a page that is None trickles."""
-
-    server: Any
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        while self.server.page is None and not self.server.closing.wait(0.02):
-            self.wfile.write(b" ")
-        self.wfile.write(self.server.page or b"")
-
-    def do_POST(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        for event in (*self.server.events, "[DONE]"):
-            self.wfile.write(f"data: {event}\n\n".encode(errors="surrogateescape"))
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Saying)
-    made.page, made.events, made.closing = b'{"data": [{"id": "m"}]}', (), threading.Event()
-    made.url = f"http://127.0.0.1:{made.server_port}"
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    made.closing.set()
-    made.shutdown()
-    thread.join()
-    made.server_close()
-
-
-def test_an_answer_of_another_shape_fails_its_request_alone(server):
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
-    experiment = prepare(cell(server.url, num_prompts=1, num_warmups=0))
-    for name, (events, says) in STREAMS.items():
-        server.events = events
-        (error,) = experiment.run().requests["error"]
-        assert says in error, name
-
-
-def test_a_page_that_never_ends_is_none(server, monkeypatch):
-    monkeypatch.setattr(asking, "ASK_S", 60.0)
-    assert fetch(server.url, {}) == Page(text='{"data": [{"id": "m"}]}')
-    cards = (b'{"id": "m", "root": NaN}', b'{"id": "m", "root": 1e999}', b'{"id": "\\ud800"}', b'{"id"')
-    odd = (b"[" * 50, b"\xff", b"", b"{}", b"[]", b'{"data": {"id": 5}}')
-    monkeypatch.setattr(asking, "MOST_BYTES", 200)
-    for page in (*odd, *(b'{"data": [%s]}' % card for card in cards)):
-        server.page = page
-        with pytest.raises(UserError, match="does not answer /v1/models as OpenAI's API does"):
-            prepare(cell(server.url))
-    server.page = b"[" * 10**6
-    with pytest.raises(UserError, match=r"does not answer \(its body is longer than 200 bytes\)"):
-        prepare(cell(server.url))
-    server.page = None
-    monkeypatch.setattr(asking, "ASK_S", 0.05)
-    with pytest.raises(UserError, match=r"does not answer \(no whole answer within 0.05 s\)"):
-        prepare(cell(server.url))
-    assert fetch(server.url, {}) == Page(fault="no whole answer within 0.05 s")
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
