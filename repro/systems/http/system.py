@@ -24,7 +24,6 @@ from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, tokeni
 from repro.systems.http.server_metrics import Page, change, fetch
 
 EXECUTOR = "http"
-PROGRESS_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class HttpDeployment:
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
-        exchanges, told = asyncio.run(self._drive(sent, _seldom(on_progress)))
+        exchanges, told = asyncio.run(self._drive(sent, on_progress))
         # Tokens are counted behind the run: it would make the clock late.
         encode = None if self.knobs.tokenizer is None else tokenizer_of(self.knobs.tokenizer).encode
         counted, faults = change(*told)
@@ -97,22 +96,6 @@ def _history(exchanges: Sequence[Exchange]) -> str | None:
     if all(each.turn == 0 for each in exchanges):
         return None
     return "token ids as answered" if all(r.token_ids is not None for r in replies) else "text as answered"
-
-
-def _seldom(on_progress: OnProgress | None) -> OnProgress | None:
-    """A bar that is drawn for every answer would be in the way of the next."""
-    if on_progress is None:
-        return None
-    last = 0.0
-
-    def tell(progress: Any) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if now - last >= PROGRESS_EVERY_S or progress.num_closed == progress.num_total:
-            last = now
-            on_progress(progress)
-
-    return tell
 
 
 def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
