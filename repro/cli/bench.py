@@ -12,7 +12,7 @@ from engines.errors import require
 from engines.knobs import Checked, Needs, Range
 from repro.cli import options as opt
 from repro.cli.dllm_knobs import engine_knobs, of_platform
-from repro.cli.output import print_json, say
+from repro.cli.output import number, percent, print_json, print_table, say
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
 from repro.cli.spread import Given, Knobs, Some
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from repro.workbench.grid import Grid
 
 CPU = "cpu-tiny"
+PROFILE_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
+"""Title -> the kinds of step in it, as the metric ``profile`` has them."""
 ENDPOINT = "endpoint"
 """Where a system behind --url runs."""
 
@@ -181,14 +183,13 @@ def _show(
     runs: Sequence[StoredRun], *, title: str, varied: Sequence[str], is_profiled: bool, plot: Path | None, json: bool
 ) -> None:
     from repro.cli.plots import save_plot, titles_of
-    from repro.cli.profile import print_profile
 
     if json:
         print_json({"runs": [run_json(run) for run in runs]})
     else:
         print_runs(by_setting(runs), varied)
         for run in runs if is_profiled else ():
-            print_profile(run)
+            _print_profile(run)
     if plot is not None and runs:
         drawn = save_plot(plot, title, [_as_plotted(run, varied) for run in runs], titles_of(runs))
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
@@ -196,10 +197,9 @@ def _show(
 
 def _as_plotted(run: StoredRun, varied: Sequence[str]) -> dict[str, Any]:
     cell, summary = run.cell, run.summary
-    rate = rate_of(run) if cell.rate is None else f"{cell.rate:g} req/s"
     knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
     return {
-        "label": ", ".join([run.title, cell.dataset, "all at once" if rate == "inf" else str(rate), *knobs]),
+        "label": ", ".join([run.title, cell.dataset, _rate_text(run), *knobs]),
         "throughput_tok_s": summary["throughput_tok_s"],
         "mean_latency_s": summary["e2el_s"]["mean"],
         "p50_latency_s": summary["e2el_s"]["p50"],
@@ -208,3 +208,46 @@ def _as_plotted(run: StoredRun, varied: Sequence[str]) -> dict[str, Any]:
         "valid": run.validity.valid,
         "run": cell.folder_name,
     }
+
+
+def _print_profile(run: StoredRun) -> None:
+    """Where the time of a profiled run's steps went."""
+    summary, facts = run.summary, run.facts
+    name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate_text(run)}"
+    if summary["profile"] is None:
+        say(f"{name}: no step was taken apart")
+    else:
+        _print_parts(name, summary["profile"])
+    card = f" of {facts['bound']['card']}" if "bound" in facts else ""
+    say(
+        f"share of roofline{card}: {percent(summary['roofline_share'])}; CUDA graph hit rate: "
+        f"{percent(summary['graph_hit_rate'])}; outside the forward: {percent(summary['outside_forward_share'])}"
+    )
+
+
+def _print_parts(name: str, profile: Mapping[str, Any]) -> None:
+    from engines.runtime.step_timer import STEP_PARTS
+
+    columns = []
+    for title, kinds in PROFILE_COLUMNS.items():
+        count = sum(profile[kind]["num_steps"] for kind in kinds)
+        seconds = {part: sum(profile[kind]["seconds"][part] for kind in kinds) for part in STEP_PARTS}
+        columns.append((f"{title} ({count})", _shares({**seconds, "whole step": sum(seconds.values())}, count)))
+    print_table(
+        f"Where a step's time goes: {name}",
+        ("ms, share", *(title for title, _ in columns)),
+        [(part, *(cells[part] for _, cells in columns)) for part in (*STEP_PARTS, "whole step")],
+    )
+
+
+def _shares(seconds: Mapping[str, float], count: int) -> dict[str, str]:
+    total = seconds["whole step"]
+    return {
+        part: f"{number(1e3 * value / count, 3)}  {percent(value / total):>7}" if count and total else "-"
+        for part, value in seconds.items()
+    }
+
+
+def _rate_text(run: StoredRun) -> str:
+    rate = rate_of(run) if run.cell.rate is None else f"{run.cell.rate:g} req/s"
+    return "all at once" if rate == "inf" else rate
