@@ -56,7 +56,7 @@ def main() -> None:
         from lm_eval.__main__ import cli_evaluate
 
         import repro.lm_eval.model  # noqa: F401
-        from repro.lm_eval.command import WithOurTasks
+        from repro.lm_eval.tasks import WithOurTasks
 
         lm_eval.tasks.TaskManager = WithOurTasks  # type: ignore[misc]
         cli_evaluate()

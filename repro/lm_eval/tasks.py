@@ -6,9 +6,10 @@ programs run in the sandbox, not in ``code_eval``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,14 +20,26 @@ from repro.tasks.task import Grade, Task
 
 try:
     from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks import TaskManager
 
     from datasets import Dataset  # type: ignore[attr-defined,unused-ignore]
 except ImportError as error:
     raise UserError(f"lm-eval cannot be imported ({error}): pip install 'dllm-serve-repro[eval]'") from error
 
+CONFIGS = Path(__file__).parent / "configs"
 SPLIT = "test"
 CRITERIA = tuple(field.name for field in fields(Grade))
 _FROM_THE_HARNESS = ("metric_list", "filter_list", "generation_kwargs", "repeats", "metadata")
+
+
+class WithOurTasks(TaskManager):
+    """Finds the tasks of ``CONFIGS`` by their names, before the harness's own of the same name, and those of ``include_path``."""
+
+    def __init__(
+        self, *args: Any, include_path: str | Path | Iterable[str | Path] | None = None, **kwargs: Any
+    ) -> None:
+        given = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
+        super().__init__(*args, include_path=[CONFIGS, *given], **kwargs)
 
 
 class LocalTask(ConfigurableTask):

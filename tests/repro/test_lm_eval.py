@@ -370,15 +370,15 @@ def command_line(
     """(exit code, what was said), without the index of the harness's own fourteen thousand tasks."""
     import lm_eval.tasks
 
-    from repro.lm_eval import command
+    from repro.lm_eval import tasks
     from repro.lm_eval.run import main
 
-    class Alone(command.WithOurTasks):
+    class Alone(tasks.WithOurTasks):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "include_defaults": False})
 
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", lm_eval.tasks.TaskManager)  # as it was, afterwards
-    monkeypatch.setattr(command, "WithOurTasks", Alone)
+    monkeypatch.setattr(tasks, "WithOurTasks", Alone)
     monkeypatch.setattr(sys, "argv", ["lm_eval", "run", "--model", "dllm-serve", *arguments])
     code = 0
     try:
@@ -390,7 +390,7 @@ def command_line(
 
 
 @needs_lm_eval
-@pytest.mark.parametrize("name", ["mini_gsm", "mini-gsm", "mini_code"])
+@pytest.mark.parametrize("name", ["mini_gsm", "mini-gsm", "mini_code", "mini_chain"])
 def test_tasks_are_known_by_name(name, monkeypatch, capsys):
     code, said = command_line(monkeypatch, capsys, "--tasks", name, "--limit", "1")
     assert code == 0

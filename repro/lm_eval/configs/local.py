@@ -1,7 +1,66 @@
-"""The classes that the files beside it name: lm-eval reads ``!function`` from a module in the same folder."""
+"""The tasks of ``repro.tasks`` that the files beside it name: lm-eval reads ``!function`` from a module in the same folder."""
 
 from __future__ import annotations
 
-from repro.lm_eval.command import Gsm8k, HumanEval, MiniCode, MiniGsm
+from typing import Any, ClassVar
 
-__all__ = ["Gsm8k", "HumanEval", "MiniCode", "MiniGsm"]
+from engines.errors import UserError
+from repro.lm_eval.tasks import LocalTask
+from repro.tasks import gsm8k, mini_chain, mini_code, mini_gsm
+from repro.tasks.registry import TaskOptions, load_task
+from repro.tasks.task import Task
+from repro.workloads.card import DATA_DIR_VARIABLE
+
+
+class _Named(LocalTask):
+    """The problems of a file below REPRO_DATA_DIR, of the hub where there is none, or generated ones."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__(self._loaded())
+
+    def _loaded(self, num_fewshot: int | None = None) -> Task:
+        options = TaskOptions(num_fewshot=num_fewshot)
+        found = load_task(self.name, options)
+        if found is None:
+            try:
+                found = load_task(self.name, TaskOptions(num_fewshot=num_fewshot, source="hub"))
+            except UserError as error:
+                raise UserError(f"{error}; or set {DATA_DIR_VARIABLE} to a folder that holds its file") from error
+        assert found is not None
+        return found
+
+
+class MiniGsm(_Named):
+    name = mini_gsm.TASK
+
+
+class MiniCode(_Named):
+    name = mini_code.TASK
+
+
+class MiniChain(_Named):
+    name = mini_chain.TASK
+
+
+class Gsm8k(_Named):
+    name = gsm8k.NAME
+
+    def get_config(self, key: str) -> Any:
+        """The examples are part of the problems' prompts: the harness adds none, and may ask for another number of them."""
+        return self._num_fewshot if key == "num_fewshot" else super().get_config(key)
+
+    def set_config(self, key: str, value: Any, update: bool = False) -> None:
+        if key != "num_fewshot":
+            super().set_config(key, value, update)
+            return
+        self._num_fewshot = value
+        self._problems = self._loaded(value).problems
+        self.download()
+
+    _num_fewshot = gsm8k.NUM_FEWSHOT
+
+
+class HumanEval(_Named):
+    name = "humaneval"
