@@ -20,8 +20,8 @@ from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.step import Batching, Bucket, Chunk
 from engines.policies.task import OpenQueue, PrefillQueue
-from engines.server.ar.engine import AtMost
-from engines.server.ar.settings import own_batcher
+from engines.server.ar import AtMost
+from engines.server.ar_settings import own_batcher
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.systems.cluster.laps_settings import scaled
 

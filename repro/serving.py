@@ -175,7 +175,7 @@ class DllmModel:
 
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
-        from engines.server.dllm.engine import ServedDllm
+        from engines.server.dllm import ServedDllm
 
         with self._deployment.serving() as (engine, _):
             yield ServedDllm(engine)

@@ -13,8 +13,8 @@ from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, digest_of, read_json
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
 from engines.runtime.machine import machine_memory_bytes
-from engines.server.ar.engine import ArGeneration
-from engines.server.ar.settings import DTYPE_BYTES, SYSTEM, ArSettings
+from engines.server.ar import ArGeneration
+from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine
 
@@ -191,7 +191,7 @@ class ArModel:
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
         from engines.models.loader import load_causal, parse_dtype
-        from engines.server.ar.engine import ServedAr
+        from engines.server.ar import ServedAr
         from repro.ar_schedulers import scheduled
 
         settings = self.settings

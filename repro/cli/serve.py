@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def _served() -> dict[str, Sequence[type | Some]]:
     from engines.dllm.config import EngineConfig
-    from engines.server.ar.settings import ArSettings
+    from engines.server.ar_settings import ArSettings
 
     model = model_knobs()
     return {**model, opt.ENGINE: (*model[opt.ENGINE], EngineConfig, ArSettings), **answer_knobs()}
@@ -33,7 +33,7 @@ def _served() -> dict[str, Sequence[type | Some]]:
 def _usual() -> Mapping[str, object]:
     """Defaults of a diffusion LLM are its platform's."""
     from engines.knobs import knobs_of
-    from engines.server.ar.settings import SCHEDULERS, ArSettings
+    from engines.server.ar_settings import SCHEDULERS, ArSettings
 
     found = dict(of_platform())
     for name in ("max_num_batched_tokens", "max_num_seqs", "gen_length"):
@@ -59,7 +59,7 @@ class Asked:
 
     @property
     def chosen(self) -> str:
-        from engines.server.ar.settings import SYSTEM
+        from engines.server.ar_settings import SYSTEM
         from repro.serving_ar import is_causal
         from repro.systems.block.served import is_block
         from repro.systems.block.settings import NAME
@@ -129,7 +129,7 @@ def serve(
 
 def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> DllmModel | BlockModel | ArModel:
     from engines.knobs import check_given, given_to
-    from engines.server.ar.settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
+    from engines.server.ar_settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
     from repro.systems.block.served import BlockModel

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.causal import prompt
 
-from engines.server.ar.engine import ServedAr
+from engines.server.ar import ServedAr
 from engines.server.protocol import Finished, Submission
 from repro.serving_ar import ArModel, ArSettings
 

@@ -10,7 +10,7 @@ from support.text_checkpoints import write_dream, write_llada
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.knobs import given_to
-from engines.server.dllm.engine import ServedDllm
+from engines.server.dllm import ServedDllm
 from engines.server.protocol import Finished, Submission
 from repro.generation import GenerateOptions, generate
 from repro.serving import DllmModel

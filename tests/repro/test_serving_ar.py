@@ -34,8 +34,8 @@ from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
 from engines.policies.task import OpenQueue
-from engines.server.ar.engine import AtMost, ServedAr
-from engines.server.ar.settings import SCHEDULERS, ArSettings
+from engines.server.ar import AtMost, ServedAr
+from engines.server.ar_settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
 from repro.ar_schedulers import scheduled

@@ -21,7 +21,7 @@ from tokenizers import pre_tokenizers
 
 from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal
-from engines.server.ar.settings import ArSettings
+from engines.server.ar_settings import ArSettings
 from repro.serving_ar import ArModel
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -15,7 +15,7 @@ from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
 from engines.models.causal_text import stored_ends
 from engines.models.checkpoint import checkpoint_dir, read_json
-from engines.server.block.engine import BlockGeneration
+from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, Settings, settings_of_requests
@@ -108,7 +108,7 @@ class BlockModel:
 
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
-        from engines.server.block.engine import ServedBlocks
+        from engines.server.block import ServedBlocks
 
         with Deployment(settings=self.settings).serving() as (engine, _):
             yield ServedBlocks(engine)

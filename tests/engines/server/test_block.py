@@ -6,7 +6,7 @@ from support.block_runs import alone, engine_for, is_whole, request
 
 from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import JointThreshold, LowConfidence, Static
-from engines.server.block.engine import BlockGeneration, ServedBlocks
+from engines.server.block import BlockGeneration, ServedBlocks
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
 
 B = 8

@@ -17,7 +17,7 @@ from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.step import IDLE, Batching, Situation, StepPlan
 from engines.policies.task import OpenQueue
-from engines.server.ar.engine import ArGeneration, AtMost, ServedAr
+from engines.server.ar import ArGeneration, AtMost, ServedAr
 from engines.server.protocol import Admitted, Event, Failed, Finished, Submission, Tokens
 
 

@@ -14,7 +14,7 @@ from engines.errors import UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked
 from engines.policies.task import OpenQueue
-from engines.server.ar.engine import ArGeneration, ServedAr
+from engines.server.ar import ArGeneration, ServedAr
 from engines.server.protocol import Failed, Finished, PromptScored, Submission, Tokens
 
 ENDS = (5, 11)

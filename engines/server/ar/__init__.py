@@ -1,1 +1,0 @@
-"""The autoregressive engine behind the server's protocol."""

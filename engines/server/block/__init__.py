@@ -1,1 +1,0 @@
-"""The block-diffusion engine behind the server's protocol."""

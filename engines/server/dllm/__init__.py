@@ -1,1 +1,0 @@
-"""The diffusion-LLM engine behind the server's protocol."""
