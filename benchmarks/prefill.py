@@ -6,21 +6,41 @@
     host     what a step costs the host, beside the device
 
 Rows are written as they are measured, so a run that is cut off loses none.
+
+The mixing penalty is whether a step that holds short and long prompts is slower than its parts. LAPS's throughput gains at high
+concurrency need one of 0.20 to 0.25; a roofline gives none or less. Two readings, both from rounds in which all steps are timed one
+behind the other, so that a slow moment of the machine hits all alike:
+
+    kappa_sum   T(mixed) / (T(long) + T(shorts)) - 1                what running the classes apart would cost or gain
+    kappa_work  T(mixed) / (T(long) + T(shorts) - T(1 token)) - 1   the same with the fixed cost of a step counted once,
+                                                                    as in a mixed step: interference alone
+
+Exclusive steps pay where kappa_sum is above 0.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
 from time import perf_counter
+from typing import Any
 
+import numpy as np
+import torch
 from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
+from torch import Tensor
 
 from engines.ar.torch.executor import grid
 from engines.ar.torch.measured import MeasuredSteps
+from engines.errors import require
+from engines.models.decoder import CausalModel
+from engines.models.protocol import Attend, Rotary
 from engines.policies.step import Bucket, Rung
-from repro.prefill.instance import Setting, executor_of, setting_of
-from repro.prefill.times import Mix, Row, Shape, host_times, median_s, mixes, penalties, step_shapes, step_times
+from repro.systems.cluster.instance import Setting, executor_of, setting_of
 
 PARTS = ("kappa", "times", "graphs", "host")
 
@@ -85,6 +105,167 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mixes", default="all", choices=("least", "corners", "all"), help="of kappa: 1, 8 or 18")
     add_counts(parser, repeats=(20, "times that each step is timed"))
     return parser.parse_args()
+
+
+# -- what is measured --------------------------------------------------------------------------------------
+
+WARMUP = 3
+
+
+Row = dict[str, Any]
+"""A row of a table, by column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    length: int
+    batch: int = 1
+    history: int = 0
+    mode: Bucket | Rung | None = None
+
+    @property
+    def mode_name(self) -> str:
+        if self.mode is None:
+            return "eager"
+        if isinstance(self.mode, Bucket):
+            return f"bucket {self.mode.length}x{self.mode.batch}"
+        return f"rung {self.mode.tokens}"
+
+
+def step_shapes(
+    lengths: Sequence[int], batches: Iterable[tuple[int, int]], histories: Sequence[int]
+) -> tuple[Shape, ...]:
+    """Lone prompts of every length over every history, and ``batches`` (prompts, tokens of each) of equal ones."""
+    lone = [Shape(length=length, history=history) for history, length in product(histories, lengths)]
+    return (*lone, *(Shape(length=length, batch=batch) for batch, length in batches))
+
+
+def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -> Iterator[Row]:
+    """Yield the seconds of steps of ``batch`` prompts of ``length`` tokens over ``history`` each, as they are measured."""
+    for shape in shapes:
+        parts = [(shape.history, shape.length)] * shape.batch
+        for _ in range(WARMUP):
+            steps.timed(parts, shape.mode)
+        times = np.array([steps.timed(parts, shape.mode)[0] for _ in range(repeats)])
+        yield {
+            "length": shape.length,
+            "batch": shape.batch,
+            "history": shape.history,
+            "mode": shape.mode_name,
+            "min_s": float(times.min()),
+            "median_s": float(np.median(times)),
+            "p90_s": float(np.quantile(times, 0.9)),
+            "repeats": repeats,
+        }
+
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """One long prompt and ``shorts`` short ones in a step."""
+
+    long: int
+    short: int
+    shorts: int
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        return [(0, self.long), *self.short_parts]
+
+    @property
+    def short_parts(self) -> list[tuple[int, int]]:
+        return [(0, self.short)] * self.shorts
+
+
+def mixes(longs: Sequence[int], shorts: Sequence[int], numbers: Sequence[int]) -> tuple[Mix, ...]:
+    return tuple(Mix(long=long, short=short, shorts=number) for long, short, number in product(longs, shorts, numbers))
+
+
+def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: int = 0) -> Iterator[Row]:
+    """Yield medians over ``rounds`` rounds, with 95 % bootstrap intervals of both readings, as they are measured.
+
+    The order of the steps is drawn anew in every round. ``noise`` is half the interval of T(long) against itself, first repeat to second:
+    what no effect looks like."""
+    require(rounds >= 2, f"rounds={rounds} must be at least 2 for an interval")
+    random = np.random.default_rng(seed)
+    for mix in asked:
+        kinds = {
+            "mixed": mix.parts,
+            "long": [(0, mix.long)],
+            "shorts": mix.short_parts,
+            "floor": [(0, 1)],
+            "again": [(0, mix.long)],
+        }
+        for parts in kinds.values():
+            steps.timed(parts)
+        taken: dict[str, list[float]] = {name: [] for name in kinds}
+        for _ in range(rounds):
+            for name in random.permutation(list(kinds)):
+                taken[name].append(steps.timed(kinds[name])[0])
+        times = {name: np.array(values) for name, values in taken.items()}
+        apart = times["long"] + times["shorts"]
+        row: Row = {"long": mix.long, "short": mix.short, "shorts": mix.shorts}
+        row |= {f"{name}_s": float(np.median(times[name])) for name in ("mixed", "long", "shorts", "floor")}
+        for name, parts_s in (("kappa_sum", apart), ("kappa_work", apart - times["floor"])):
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = interval(times["mixed"] / parts_s - 1, random)
+        _, low, high = interval(times["again"] / times["long"] - 1, random)
+        yield row | {"noise": (high - low) / 2, "rounds": rounds}
+
+
+def interval(values: np.ndarray, random: np.random.Generator) -> tuple[float, float, float]:
+    """The median, and its percentile bootstrap interval."""
+    draws = np.median(random.choice(values, size=(RESAMPLES, len(values))), axis=1)
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(np.median(values)), float(low), float(high)
+
+
+STEPS = {
+    "decode 1": [(100, 1)],
+    "decode 32": [(100, 1)] * 32,
+    "decode 64": [(100, 1)] * 64,
+    "prefill 1x512": [(0, 512)],
+    "prefill 32x16": [(0, 16)] * 32,
+    "re-prefill 32x16 over 100": [(100, 16)] * 32,
+    "mixed 1x512 + 32x16": [(0, 512), *[(0, 16)] * 32],
+}
+"""(history, tokens) of each sequence."""
+
+
+def host_times(steps: MeasuredSteps, repeats: int) -> Iterator[Row]:
+    """Yield medians: ``host_s`` is the step without the layers, ``step_s`` all of it."""
+    for name, parts in STEPS.items():
+        with layers_of(steps.executor.model, count=0):
+            host_s = median_s(steps, parts, repeats)
+        yield {"step": name, "host_s": host_s, "step_s": median_s(steps, parts, repeats), "repeats": repeats}
+
+
+def median_s(
+    steps: MeasuredSteps, parts: list[tuple[int, int]], repeats: int, mode: Bucket | Rung | None = None
+) -> float:
+    steps.timed(parts, mode)
+    return median(steps.timed(parts, mode)[0] for _ in range(repeats))
+
+
+@contextmanager
+def layers_of(model: CausalModel, *, count: int) -> Iterator[None]:
+    """The model with its first ``count`` layers only."""
+    layers, hidden = model.blocks, model.hidden
+
+    def shallow(ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        model.model["layers"] = torch.nn.ModuleList(layers[:count])
+        try:
+            return hidden(ids, rotary, attend)
+        finally:
+            model.model["layers"] = layers
+
+    model.hidden = shallow  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.hidden  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 
-from repro.prefill.instance import measured_instance, setting_of
+from repro.systems.cluster.instance import measured_instance, setting_of
 from repro.systems.cluster.laps_record import PREFILL
 from repro.systems.cluster.loops import FIGURES, LoopGrid, part_of, run_cell
 

@@ -22,7 +22,7 @@ from engines.policies.step import Batching, Bucket, Chunk
 from engines.policies.task import OpenQueue, PrefillQueue
 from engines.server.ar import AtMost
 from engines.server.ar_settings import own_batcher
-from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
+from repro.systems.cluster.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.systems.cluster.laps_settings import scaled
 
 LONGEST_BUCKET = max(CARD.lengths)

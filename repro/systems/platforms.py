@@ -122,7 +122,7 @@ class PrefillPart(Checked):
     gpu: str | Gpu | None
     """The card, or its name in the catalogue; None where steps are measured."""
     model: str
-    """A shape by name (engines.models.shape), or of a measured instance (repro.prefill.instance)."""
+    """A shape by name (engines.models.shape), or of a measured instance (repro.systems.cluster.instance)."""
     dataset: str = "lmsys-chat-1m"
     """Where no data set is named."""
     clients: Requests

@@ -75,7 +75,7 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
     (
         "docs/simulation.md",
         "python benchmarks/prefill.py",
-    ): "measured on a quiet core: tests/repro/prefill/test_mixing.py has its parts",
+    ): "measured on a quiet core: tests/benchmarks/test_prefill.py has its parts",
     ("docs/silicon.md", "python benchmarks/silicon_peer.py"): SILICON,
     ("docs/using.md", ".venv/bin/pip install"): PACKAGE,
     ("docs/using.md", "repro eval --model PATH"): CARD,

@@ -6,7 +6,7 @@ from typing import Any
 
 from engines.laps.step_model import StepModel
 from engines.policies.step import Bucket, Chunk
-from repro.prefill.instance import TINY, Setting
+from repro.systems.cluster.instance import TINY, Setting
 from repro.systems.cluster.laps_settings import MEASURED_GRID
 
 FLOOR_S, TOKEN_S = 3e-3, 5e-5

@@ -34,7 +34,7 @@ from repro.workloads.own import trace_asked
 from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
-    from repro.prefill.instance import MeasuredInstance
+    from repro.systems.cluster.instance import MeasuredInstance
 
 
 Decode = Literal["none", "apart", "mixed"]

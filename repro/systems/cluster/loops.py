@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from engines.errors import UserError
-from repro.prefill.instance import MeasuredInstance, Setting
 from repro.runs.cell import Cell, Scalar
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
+from repro.systems.cluster.instance import MeasuredInstance, Setting
 from repro.systems.cluster.laps import PrefillSystemEntry
 from repro.systems.cluster.laps_settings import SHORT_PROMPT
 from repro.systems.platforms import PrefillPart, platform

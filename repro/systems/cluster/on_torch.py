@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from repro.prefill.instance import TINY, MeasuredInstance, measured_instance
+from repro.systems.cluster.instance import TINY, MeasuredInstance, measured_instance
 from repro.systems.cluster.laps_settings import MEASURED_GRID, Settings
 
 _THREADS = 1

@@ -12,8 +12,8 @@ from repro.gpu_suite.expected import PREPARATION_S
 from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, stages, title_of
 from repro.gpu_suite.suite import Job, Suite, jobs_of
 from repro.gpu_suite.verdict import _blocks
-from repro.prefill.instance import setting_of
 from repro.runs.cell import Cell
+from repro.systems.cluster.instance import setting_of
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.platforms import MIB
 

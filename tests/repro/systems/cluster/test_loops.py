@@ -7,11 +7,11 @@ import pytest
 from support.exact_instance import ExactInstance
 from support.refusals import refuses
 
-from repro.prefill.instance import TINY, setting_of
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import REQUESTS
 from repro.systems.cluster import on_torch
+from repro.systems.cluster.instance import TINY, setting_of
 from repro.systems.cluster.laps_record import PREFILL
 from repro.systems.cluster.loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
 

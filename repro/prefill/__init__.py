@@ -1,1 +1,0 @@
-"""Measured prefills: step times, the mixing penalty and LAPS's experiments on one torch worker."""
