@@ -27,7 +27,6 @@ from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from engines.runtime.graphs import CudaRecorder
-from repro.runs.cell import Cell, Scalar
 
 # -- options ------------------------------------------------------------------------------------------------
 
@@ -135,22 +134,6 @@ def captured(call: Callable[[], object], device: torch.device) -> Callable[[], T
         return torch.empty(0, device=device)
 
     return CudaRecorder(device).record(forward).replay
-
-
-# -- runs ---------------------------------------------------------------------------------------------------
-
-
-def cpu_cell(system: str, dataset: str, seed: int, knobs: Mapping[str, Scalar]) -> Cell:
-    """All requests at once, measured on a CPU with an embedded model."""
-    return Cell(
-        system=system,
-        dataset=dataset,
-        platform="cpu-tiny",
-        executor="torch",
-        rate=None,
-        seed=seed,
-        knobs=tuple(knobs.items()),
-    )
 
 
 # -- causal models ------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-from common import Rows, add_counts, cpu_cell, parser_of, run, shown, table, write_csv
+from common import Rows, add_counts, parser_of, run, shown, table, write_csv
 
 from paper_figures.dllm_serve.frontier import rows_per_request
 from paper_figures.dllm_serve.row_policies import BLOCK_DIFFUSION, PACES, POLICIES, SETTINGS, task_of
 from repro.api import sweep
 from repro.reports.figures import Knobs
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import discordance, wilson_interval
 from repro.runs.store import StoredRun
 from repro.systems.block.settings import EMBEDDED_TASKS
@@ -119,6 +119,19 @@ class Row:
 def half_width(lost: int, won: int, n: int) -> float:
     """Half the length of the 95 % interval (Wald) of a difference of paired shares."""
     return 1.959963984540054 * math.sqrt(lost + won - (won - lost) ** 2 / n) / n
+
+
+def cpu_cell(system: str, dataset: str, seed: int, knobs: Mapping[str, Scalar]) -> Cell:
+    """All requests at once, measured on a CPU with an embedded model."""
+    return Cell(
+        system=system,
+        dataset=dataset,
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=seed,
+        knobs=tuple(knobs.items()),
+    )
 
 
 def main() -> None:
