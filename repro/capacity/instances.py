@@ -74,7 +74,7 @@ class InstanceSite(Site):
         return alone_s(self._prepared[0].settings.cost, self.sessions) / num
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return (Plan(f"TP1x{gpus}", gpus, (("num_instances", gpus),), math.inf, (1, gpus), (1, 0)),)
+        return (Plan(f"TP1x{gpus}", gpus, (("num_instances", gpus),), math.inf, None, (1, gpus)),)
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
         plans = self.plans(gpus)

@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     prefill: tuple[int, int] | None
     """Degree and replicas of the workers that prefill alone; None where all do both."""
     decode: tuple[int, int]
-    """The same of the others; 0 replicas where answers are decoded elsewhere."""
+    """The same of the others, which decode, or prefill instances."""
 
 
 class Ranked(NamedTuple):
