@@ -193,7 +193,7 @@ class Object(pydantic.BaseModel):
 # ---- messages ---------------------------------------------------------------------------------
 
 
-class _Part(Object):
+class _TextPart(Object):
     ignored = frozenset({"annotations", "cache_control", "logprobs"})
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
@@ -215,7 +215,7 @@ class _Message(Object):
         "tool_calls": ("no tool is called here", ([],)),
     }
     role: str
-    content: Annotated[list[_Part], FailFast(), BeforeValidator(_parts)]
+    content: Annotated[list[_TextPart], FailFast(), BeforeValidator(_parts)]
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -559,7 +559,7 @@ class ChatBody(Conversation, _Body):
         return found
 
 
-Asked = CompletionBody | ChatBody
+AnswerBody = CompletionBody | ChatBody
 
 
 Body = TypeVar("Body", bound=Object)

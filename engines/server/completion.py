@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
 from engines.server.answer import Answer, Piece, Stops
-from engines.server.body import MOST_CHOICES, SEEDS, Asked, ChatBody, CompletionBody
+from engines.server.body import MOST_CHOICES, SEEDS, AnswerBody, ChatBody, CompletionBody
 from engines.server.codec import Codec
 from engines.server.errors import ApiError, refused
 from engines.server.logprobs import Score, ScoredTokens, prompt_logprobs, scores_of
@@ -70,7 +70,7 @@ class Completion:
     Raises ApiError for what cannot be answered.
     """
 
-    def __init__(self, served: Served, asked: Asked) -> None:
+    def __init__(self, served: Served, asked: AnswerBody) -> None:
         self._served, self._asked = served, asked
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._ids: dict[int, int] = {}

@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from engines.server.answer import Piece
-from engines.server.body import Asked, ChatBody
+from engines.server.body import AnswerBody, ChatBody
 from engines.server.completion import Part, Usage
 from engines.server.errors import ApiError
 
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 class Format:
     """Words the answers to one request as vLLM does."""
 
-    def __init__(self, model: str, asked: Asked) -> None:
+    def __init__(self, model: str, asked: AnswerBody) -> None:
         self._role = asked.role if isinstance(asked, ChatBody) else None
         """Whose turn a conversation's answer is."""
         self._is_chat = self._role is not None

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from engines.server.answer import Piece
-from engines.server.body import Asked
+from engines.server.body import AnswerBody
 from engines.server.completion import Completion, Part, Served, Usage
 from engines.server.errors import ApiError, too_late
 from engines.server.format import Choice, Format
@@ -28,7 +28,7 @@ class Reply:
     def __init__(
         self,
         served: Served,
-        asked: Asked,
+        asked: AnswerBody,
         metrics: Metrics,
         *,
         arrived_at: float,
@@ -130,7 +130,7 @@ class Reply:
         return asyncio.get_running_loop().time() - self._arrived_at
 
 
-def _format_of(asked: Asked, model: str) -> Format | ResponseFormat:
+def _format_of(asked: AnswerBody, model: str) -> Format | ResponseFormat:
     if isinstance(asked, ResponsesBody):
         return ResponseFormat(model, asked)
     return Format(model, asked)

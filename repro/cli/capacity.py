@@ -30,7 +30,7 @@ Plot = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Checked):
+class CapacityGoal(Checked):
     panel: ClassVar[str] = opt.WHAT
     workload: str
     """Your requests, sessions or conversations, a file or module:NAME as repro bench takes it; or a trace by name: toolbench, gaia,
@@ -74,7 +74,7 @@ class Searched(Checked):
 
 def capacity(
     *,
-    asked: Asked,
+    asked: CapacityGoal,
     charged: opt.Charged,
     searched: Searched,
     knob: opt.KnobTexts = None,
@@ -193,7 +193,7 @@ def _binding(name: str | None) -> str:
     return f"{metric.upper()} {percentile}"
 
 
-def _notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], asked: Asked) -> list[str]:
+def _notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], asked: CapacityGoal) -> list[str]:
     """How the answers were found, and what is doubtful about them."""
     from repro.capacity.site import LASTING
 

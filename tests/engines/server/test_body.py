@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pydantic", reason="needs the extra server: pydantic is not installed")
 
-from engines.server.body import Asked, ChatBody, CompletionBody, Schema
+from engines.server.body import AnswerBody, ChatBody, CompletionBody, Schema
 from engines.server.errors import ApiError
 
 SCHEMAS = {
@@ -16,12 +16,12 @@ SCHEMAS = {
 MESSAGES = [{"role": "user", "content": "a"}]
 
 
-def read(kind: type[Asked] = CompletionBody, **fields: Any) -> Asked:
+def read(kind: type[AnswerBody] = CompletionBody, **fields: Any) -> AnswerBody:
     given = {"prompt": "a"} if kind is CompletionBody else {"messages": MESSAGES}
     return SCHEMAS[kind].read(json.dumps({"model": "m", **given, **fields}).encode())
 
 
-def refusal(kind: type[Asked] = CompletionBody, **fields: Any) -> str:
+def refusal(kind: type[AnswerBody] = CompletionBody, **fields: Any) -> str:
     with pytest.raises(ApiError) as caught:
         read(kind, **fields)
     return caught.value.message
