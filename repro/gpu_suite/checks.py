@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 from engines.errors import UserError
 from repro.paths import REPO
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
+from repro.runs.step_driver import OnProgress
 from repro.systems.platforms import DllmPart, platform
 
 Facts = Mapping[str, Any]

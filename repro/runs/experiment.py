@@ -13,7 +13,6 @@ from engines.knobs import knobs_of
 from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
-from repro.runs.drivers.steps import OnProgress
 from repro.runs.environment import check_settled
 from repro.runs.family import Family
 from repro.runs.fileless import Told, is_fileless, told_of, why_here
@@ -22,6 +21,7 @@ from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
+from repro.runs.step_driver import OnProgress
 from repro.runs.system import SYSTEMS, Deployment, settings_of
 from repro.runs.tuning import prepared
 

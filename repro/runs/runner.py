@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from engines.errors import RunError
 from repro.runs.assignment import MOST_LOSSES, Assignment
-from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment
+from repro.runs.step_driver import DriveProgress
 from repro.runs.store import Packed
 
 logger = logging.getLogger(__name__)

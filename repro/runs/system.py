@@ -12,9 +12,9 @@ from repro.runs.free import Free, TuneKnobs
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
-    from repro.runs.drivers.steps import OnProgress
     from repro.runs.family import Family
     from repro.runs.record import Obtained, RunRecord
+    from repro.runs.step_driver import OnProgress
 
 
 class Provenance(Protocol):

@@ -20,10 +20,10 @@ from engines.errors import UserError, require
 from engines.knobs import check_value
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Score
 from repro.runs.free import TUNE, Setting, Tune
 from repro.runs.record import Obtained, RunRecord
+from repro.runs.step_driver import OnProgress
 from repro.runs.system import SYSTEMS, Deployment, System, free_of
 
 CANDIDATES, TRIALS = 16, 64

@@ -17,9 +17,9 @@ from baselines.servers.launch import SERVED_NAME, Launch
 from engines.errors import UserError, require
 from engines.knobs import check_given, knobs_of
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
+from repro.runs.step_driver import OnProgress
 from repro.systems.http.record import HTTP
 from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached

@@ -30,8 +30,8 @@ from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_pape
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from engines.policies.task import Slo
 from repro.runs.cell import Cell, Scalar
-from repro.runs.drivers.http import Clock, Reply, drive_http
 from repro.runs.experiment import prepare
+from repro.runs.http_driver import Clock, Reply, drive_http
 from repro.systems.http.endpoint import _read
 from repro.systems.http.record import tables_of
 

@@ -16,10 +16,10 @@ from support.driven import FakeEngine, make_requests
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress, VirtualClock
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
+from repro.runs.step_driver import OnProgress, VirtualClock
 from repro.systems.dllm.record import DLLM, drive_engine
 
 NAME = "support.fake_system:FAKE"

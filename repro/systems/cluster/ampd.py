@@ -35,7 +35,7 @@ from repro.workloads.card import remarked
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
-    from repro.runs.drivers.steps import OnProgress
+    from repro.runs.step_driver import OnProgress
 
 POLICIES = (ROUTER, BINDER, QUEUE)
 _REPLACED = {

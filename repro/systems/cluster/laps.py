@@ -39,7 +39,7 @@ from repro.systems.platforms import Platform, PrefillPart
 from repro.workloads.card import remarked
 
 if TYPE_CHECKING:
-    from repro.runs.drivers.steps import OnProgress
+    from repro.runs.step_driver import OnProgress
 
 GIVEN_UP_S = 600.0
 """Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never

@@ -26,7 +26,7 @@ from repro.systems.cluster.ampd_settings import Ground, Settings, resolve
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
-    from repro.runs.drivers.steps import OnProgress
+    from repro.runs.step_driver import OnProgress
 
 _MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""

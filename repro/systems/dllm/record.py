@@ -15,11 +15,11 @@ from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRec
 from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
-from repro.runs.drivers.steps import Clock, OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.runs.family import WAITS, Family, Shown, late_submissions
 from repro.runs.metrics import Floats, Metric, column, distribution, request_times, served_per_second, status_counts
 from repro.runs.record import REQUESTS, Column, RunRecord, Table
 from repro.runs.statistics import wilson_interval
+from repro.runs.step_driver import Clock, OnProgress, RequestLog, drive_steps, in_arrival_order
 from repro.tasks.task import Task
 
 STEPS = "steps"

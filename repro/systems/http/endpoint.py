@@ -20,7 +20,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from engines.strict_json import DECODER
 from repro.runs.clean import hidden
-from repro.runs.drivers.http import Clock, Reply, Send
+from repro.runs.http_driver import Clock, Reply, Send
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, StreamReader

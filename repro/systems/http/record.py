@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.runs.drivers.http import Exchange, Reply
 from repro.runs.family import Family, Shown, late_submissions
+from repro.runs.http_driver import Exchange, Reply
 from repro.runs.metrics import Floats, Mask, column, distribution, is_ok, known, mask, metric, told_of_good
 from repro.runs.record import REQUESTS, Column, RunRecord, Table
 from repro.systems.http.endpoint import count_tokens

@@ -19,7 +19,7 @@ from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from engines.strict_json import json_object
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.runs.drivers.http import Ask, Reply
+from repro.runs.http_driver import Ask, Reply
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.systems.resolve import resolve as resolve_knobs
 from repro.tasks.registry import TASKS

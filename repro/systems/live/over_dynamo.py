@@ -21,7 +21,7 @@ from engines.ampd.live.intake import Deciding, Limits, RouterSpec
 from engines.ampd.live.store import Store
 from engines.cluster.sessions import Session
 from engines.errors import RunError
-from repro.runs.drivers.http import Exchange
+from repro.runs.http_driver import Exchange
 from repro.systems.http.endpoint import Endpoint, require_client
 from repro.systems.live.front import GIVEN_UP_S, Served
 from repro.systems.live.http_client import Driving, HttpClient

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.profile import LiveProfile
     from engines.cluster.record import ClusterRun
-    from repro.runs.drivers.steps import OnProgress
+    from repro.runs.step_driver import OnProgress
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:

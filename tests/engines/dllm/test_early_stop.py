@@ -41,9 +41,9 @@ from engines.models.checkpoint import TINY_DIR, read_config
 from engines.models.shape import ModelShape
 from repro.cli.main import app
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import WallClock
 from repro.runs.experiment import prepare
 from repro.runs.metrics import served_per_second
+from repro.runs.step_driver import WallClock
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm.record import DLLM, drive_engine
 from repro.systems.dllm.system import method

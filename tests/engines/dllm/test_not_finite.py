@@ -17,7 +17,7 @@ from engines.dllm.executor.step import Candidates, Head
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import KvPool
-from repro.runs.drivers.steps import WallClock
+from repro.runs.step_driver import WallClock
 from repro.systems.dllm.record import DLLM, drive_engine
 
 CONFIG = EngineConfig(max_num_batched_tokens=120, max_num_logits=16, max_num_seqs=4, max_model_len=60)

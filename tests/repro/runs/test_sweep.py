@@ -20,10 +20,10 @@ from support.run_files import contents, parts
 from engines.errors import UserError
 from repro.runs import pool
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare, prepare_all
 from repro.runs.pool import CELLS_PER_WORKER
 from repro.runs.record import SCHEMA_VERSION, RunRecord
+from repro.runs.step_driver import DriveProgress
 from repro.runs.store import Store, encoded
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 from repro.systems.dllm import requests

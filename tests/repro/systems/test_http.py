@@ -16,8 +16,8 @@ from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
 from repro.cli.main import main
 from repro.runs.cell import Cell
-from repro.runs.drivers.http import Ask, Exchange, Reply
 from repro.runs.experiment import prepare
+from repro.runs.http_driver import Ask, Exchange, Reply
 from repro.runs.record import RunRecord
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.record import CHUNKS, HTTP, tables_of, warnings

@@ -4,7 +4,7 @@ from support.driven import FakeEngine, make_requests
 
 from engines.dllm.plan import StepRecord
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
-from repro.runs.drivers.steps import VirtualClock
+from repro.runs.step_driver import VirtualClock
 from repro.systems.dllm.record import drive_engine
 
 

@@ -9,7 +9,7 @@ from engines.cluster.metrics import observe
 from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, table_of
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
-from repro.runs.drivers.http import Exchange, Reply
+from repro.runs.http_driver import Exchange, Reply
 from repro.systems.live.http_client import HttpClient, SessionConversation
 
 SESSION = Session(4, 1.0, (Round(3, 3, 0.5), Round(2, 1)))

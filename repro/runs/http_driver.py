@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from repro.runs.drivers.steps import DriveProgress, OnProgress
+from repro.runs.step_driver import DriveProgress, OnProgress
 
 Clock = Callable[[], float]
 """Seconds since the run began."""

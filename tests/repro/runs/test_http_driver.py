@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.virtual_time import run_virtually
 
-from repro.runs.drivers.http import Ask, Clock, Exchange, Reply, drive_http
-from repro.runs.drivers.steps import DriveProgress
+from repro.runs.http_driver import Ask, Clock, Exchange, Reply, drive_http
+from repro.runs.step_driver import DriveProgress
 
 
 @dataclass(frozen=True)

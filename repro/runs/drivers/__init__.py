@@ -1,1 +1,0 @@
-"""What feeds requests to an engine and stamps their times."""
