@@ -70,17 +70,12 @@ class Endpoint(Checked):
             shown = "url" if "@" in self.url else f"url={hidden(self.url)!r}"
             raise UserError(f"{shown} is no address of a server ({error}): correct it") from None
         require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
-        require(
-            parts.scheme in ("http", "https") and bool(host[0]),
-            f"url={hidden(self.url)!r} is no address of a server: write it like http://127.0.0.1:8000",
-        )
-        require(
-            self.url.isascii() and self.url.isprintable() and " " not in self.url,
-            f"url={hidden(self.url)!r} holds what an address cannot: write it in ASCII, other characters as %XX or xn--",
-        )
-        require(
-            not parts.query and not parts.fragment, f"url={hidden(self.url)!r} has more than a path: leave the rest out"
-        )
+        url = f"url={hidden(self.url)!r}"
+        is_http = parts.scheme in ("http", "https") and bool(host[0])
+        require(is_http, f"{url} is no address of a server: write it like http://127.0.0.1:8000")
+        is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
+        require(is_plain, f"{url} holds what an address cannot: write it in ASCII, other characters as %XX or xn--")
+        require(not parts.query and not parts.fragment, f"{url} has more than a path: leave the rest out")
 
     @property
     def base(self) -> str:
@@ -142,19 +137,14 @@ class Endpoint(Checked):
 
         options: dict[str, Any] = {
             "timeout": aiohttp.ClientTimeout(total=self.timeout_s),
+            "cookie_jar": aiohttp.DummyCookieJar(),
             "headers": {**self.headers, "Accept-Encoding": "identity"},
             "read_bufsize": LONGEST_LINE,
             "auto_decompress": False,
         }
         async with (
-            aiohttp.ClientSession(
-                connector=(kept := CountingConnector(limit=0)), cookie_jar=aiohttp.DummyCookieJar(), **options
-            ) as session,
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                **options,
-            ) as fresh,
+            aiohttp.ClientSession(connector=(kept := CountingConnector(limit=0)), **options) as session,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), **options) as fresh,
         ):
 
             async def send(body: Mapping[str, Any], clock: Clock) -> Reply:
