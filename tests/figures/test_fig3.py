@@ -357,7 +357,7 @@ def test_errors_of_predictions_are_quoted(tmp_path, monkeypatch):
         {"claim": "e", "role": "implied by the fit", "error_percent": 50.0},
     ]
     medians = {"throughputs": {"count": 2, "median_percent": 7.5}}
-    report.write_text(json.dumps({"schema_version": 3, "comparisons": comparisons, "medians": medians}))
+    report.write_text(json.dumps({"schema_version": 4, "comparisons": comparisons, "medians": medians}))
     assert note() == (
         "Predictions of rtx4090 against stated numbers, median absolute error: 7.5 % over 2 throughputs; worst d -10 % "
         "(results/calibration/rtx4090-report.json)."

@@ -19,7 +19,7 @@ from engines.knobs import Checked, Fixed, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
-from repro.runs.cell import Cell
+from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
 from repro.systems.cost import CostKnobs
 from repro.systems.dllm.knobs import SIMULATED_READING, BaselineKnobs, Device, ModelKnobs, ReplayKnobs, WorkloadKnobs
@@ -92,7 +92,8 @@ def default_profile_every(device: str) -> int:
 
 def resolve(cell: Cell, method: Method) -> Settings:
     """The settings of a cell for a method; raises UserError for whatever a user can get wrong in them."""
-    where, given = platform(cell.platform), cell.asked
+    where = platform(cell.platform)
+    given = {name: value for name, value in cell.knobs if name not in NOTES}
     part, is_measured = where.part(DllmPart), cell.executor == "torch"
     require(
         cell.executor != "roofline" or where.gpu is not None,

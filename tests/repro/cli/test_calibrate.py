@@ -86,7 +86,7 @@ def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, capsys, tmp_path
         ),
         (
             ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "one", "--batch-size", "2"],
-            "batch_rule='one' has no effect with batch_size=2",
+            "batch_size=2 has no effect with batch_rule='one'",
         ),
         (["bench", "--dry-run", "--batch-rule", "one"], "batch_rule='one' has no effect with system='dllm-serve'"),
     ],
