@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,9 @@ def test_the_engine_s_caches_of_products_are_bounded_unless_the_user_bounds_them
     process = _spawn(there)
     there.close()
     try:
-        given = dict(
-            each.split("=", 1) for each in Path(f"/proc/{process.pid}/environ").read_text().split("\0") if each
-        )
+        while not (environment := Path(f"/proc/{process.pid}/environ").read_text()):
+            time.sleep(0.01)  # the kernel fills it in a moment after the program began
+        given = dict(each.split("=", 1) for each in environment.split("\0") if each)
         assert int(given["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) < 1024
         assert given["LRU_CACHE_CAPACITY"] == "7"
     finally:
