@@ -221,7 +221,7 @@ def _usual(tables: Iterable[RunTable]) -> dict[tuple[str, str], RunTable]:
 
 
 def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]) -> str:
-    """What a file of claims says by the tables. A row of a figure without a table keeps its value, and is judged again."""
+    """What a file of claims says by the tables. A row that rests on a figure without a table keeps its value, and is judged again."""
     claims = read_claims(PAPERS[paper].claims, paper)
     findings, without_table = list[Finding](), set[str]()
     for source in sources(PAPERS[paper].entries):
@@ -231,11 +231,9 @@ def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable
         else:
             findings += source.findings(runs)
     rows = {row["id"]: row for row in (claims_file.read(path) if path.is_file() else [])}
-    answered = {each.claim for each in findings}
-    for claim in claims:
-        row = rows.get(claim.id)
-        if row and claim.id not in answered and not without_table.isdisjoint(row["command"].split(" && ")):
-            findings.append(claims_file.finding_of(claim, row))
+    kept = {name for name, row in rows.items() if not without_table.isdisjoint(row["command"].split(" && "))}
+    findings = [each for each in findings if each.claim not in kept]
+    findings += [claims_file.finding_of(claim, rows[claim.id]) for claim in claims if claim.id in kept]
     return claims_file.as_csv(judge_all(claims, findings, claims_file.read_flips(paper, path.parent)))
 
 
