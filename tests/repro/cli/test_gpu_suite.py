@@ -25,7 +25,7 @@ from repro.gpu_suite import checks, suite
 from repro.gpu_suite.expected import Prediction
 from repro.gpu_suite.stages import FIRST, scale_of, stages
 from repro.paths import REPO
-from repro.systems.cluster.instance import instance
+from repro.systems.cluster import instance
 
 TINY = {each.stage for each in stages(scale_of("cpu-tiny"))}
 
