@@ -47,7 +47,7 @@ def draw(path: Path, curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]])
     grid[0][0].set_ylabel("problems solved (%)")
     for axes, cost in zip(grid[1:, 0], costs, strict=True):
         axes.set_ylabel(COSTS[cost])
-    obtained = ", ".join(sorted({str(row["obtained"]) for row in rows}))
+    obtained = "; ".join(sorted({str(row["obtained"]) for row in rows}))
     models = ", ".join(dict.fromkeys(f"{row['model']}, {row['platform']}" for row in rows))
     figure.suptitle(f"{models} ({obtained})", fontsize="small")
     return save_drawn(path, figure, flat)
@@ -82,7 +82,7 @@ def _cost(axes: Axes, curves: Sequence[Curve], cost: str) -> None:
     for curve, _ in _references(curves):
         if (dense := curve.reference.mean(cost)) is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, top=1.1 * axes.dataLim.y1 or None)
     axes.grid(alpha=0.25)
 
 
