@@ -82,7 +82,10 @@ def _cost(axes: Axes, curves: Sequence[Curve], cost: str) -> None:
     for curve, _ in _references(curves):
         if (dense := curve.reference.mean(cost)) is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1)
-    axes.set_ylim(bottom=0, top=1.1 * axes.dataLim.y1 or None)
+    axes.margins(y=0.1)
+    axes.update_datalim([(curves[0].places[0], 0.0)])
+    axes.autoscale_view(scalex=False)
+    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
 
 
