@@ -35,8 +35,6 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Raises UserError for a name that is not known or is none, or a module that has no such thing."""
         if not isinstance(name, str):
-            raise UserError(
-                f"{self.kind}={name!r} must be a name: use one of {', '.join(self._entries)}, or module:NAME"
-            )
-        where = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self._entries)
+            raise UserError(f"{self.kind}={name!r} must be a name: use one of {', '.join(self)}, or module:NAME")
+        where = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self)
         return cast(T, load_named(self.kind, where, having=self._having))
