@@ -14,6 +14,11 @@ def test_every_platform_is_read_and_has_a_card_or_measures():
     assert {each.executor for each in found.values() if each.gpu is not None} == {"roofline"}
 
 
+def test_an_unknown_platform_is_told_those_there_are():
+    with pytest.raises(UserError, match=r"platform='nope'.*cpu-tiny, .*, endpoint, or module:NAME"):
+        platform("nope")
+
+
 def test_a_part_has_the_memory_and_the_card_of_its_platform():
     where = platform("h200")
     assert where.part(DllmPart).memory_bytes == 141 * 10**9
