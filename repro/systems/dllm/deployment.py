@@ -100,7 +100,7 @@ class Deployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        own = (type(self.method).__module__, *(f"repro.systems.dllm.{name}" for name in ("system", "family")))
+        own = (type(self.method).__module__, "repro.systems.dllm.system")
         is_simulated = self.settings.is_simulated
         executors = [] if is_simulated else [ON_TORCH, self.method.torch_executors[self.batching.kind]]
         if ":" in self.config.scheduler:
