@@ -7,7 +7,7 @@
 
 A field's kind, its choices (a ``Literal``), its ``Range`` and what it depends on are stated there and nowhere else. ``Only`` says beside
 which values of other fields it has an effect: ``given_to`` refuses it elsewhere if it is asked for. ``Needs`` says which values of other
-fields it cannot be without: a ``Checked`` dataclass refuses it elsewhere unless it has its default.
+fields it cannot be without: ``given_to`` and a ``Checked`` dataclass refuse it elsewhere unless it has its default.
 
 ``Checked`` settings refuse values that are none of theirs. ``made`` builds settings of values by name, also settings inside of settings, and
 ``given_to`` sets some of them. The command line, the reference in the docs and the errors are made from ``knobs_of``. The text below a
@@ -114,7 +114,7 @@ class Only(_Beside):
 
 
 class Needs(_Beside):
-    """A field has to have its default unless others of the same settings have these values."""
+    """A field has to have its default unless others have these values."""
 
 
 def _is_met(wanted: tuple[Any, ...], values: Mapping[str, object], name: str) -> bool:
@@ -228,7 +228,7 @@ class _Schema(NamedTuple):
     inside: Mapping[str, type]
     """The fields that are settings themselves, and hold knobs."""
     knobs: Mapping[str, Knob]
-    conditions: tuple[tuple[str, Only], ...]
+    conditions: tuple[tuple[str, Only | Needs], ...]
 
 
 @cache
@@ -242,7 +242,7 @@ def _schema_of(kind: Any) -> _Schema:
     own: dict[str, Knob] = {}
     inside: dict[str, type] = {}
     knobs: dict[str, Knob] = {}
-    conditions: list[tuple[str, Only]] = []
+    conditions: list[tuple[str, Only | Needs]] = []
     for field in fields(kind):
         base, may_be_none, marks = _taken_apart(hints[field.name])
         default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -254,11 +254,14 @@ def _schema_of(kind: Any) -> _Schema:
             inside[field.name], inner = base, _schema_of(base)
             knobs |= inner.knobs
             conditions += [*inner.conditions, *((name, only) for name in inner.knobs)]
+    own_conditions = [
+        (knob.name, each) for knob in own.values() if not knob.is_fixed for each in (knob.only, knob.needs)
+    ]
     return _Schema(
         own,
         inside,
         {name: knob for name, knob in own.items() if not knob.is_fixed} | knobs,
-        tuple((name, only) for name, only in (*((k.name, k.only) for k in own.values()), *conditions) if only.values),
+        tuple((name, each) for name, each in (*own_conditions, *conditions) if each.values),
     )
 
 
@@ -281,8 +284,8 @@ def usual_knobs_of(kind: Any) -> Mapping[str, Knob]:
     return found
 
 
-def conditions_of(kind: Any) -> tuple[tuple[str, Only], ...]:
-    """Every field that has an effect only beside some values of others, and what they are."""
+def conditions_of(kind: Any) -> tuple[tuple[str, Only | Needs], ...]:
+    """Every field that depends on values of others, and what they are."""
     return _schema_of(kind).conditions
 
 
@@ -294,10 +297,10 @@ class Checked:
         own = _schema_of(kind).own
         for name, knob in own.items():
             value = knob.check(getattr(self, name))
-            if knob.needs.values and value not in (knob.default, None, False):
-                other = knob.needs.unmet(vars(self))
-                if other is not None:
-                    raise no_effect(name, value, other, getattr(self, other), f"or correct {other}")
+            if not knob.needs.values or value == knob.default:
+                continue
+            if (other := knob.needs.unmet(vars(self))) is not None:
+                raise no_effect(name, value, other, getattr(self, other), f"or correct {other}")
 
 
 def check_value(declared: Any, name: str, value: object) -> None:
@@ -316,11 +319,16 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     given = {name: value for name, value in given.items() if value is not None}
     changed = _replaced(settings, given)
     kind: Any = settings.__class__
-    asked = [(name, only) for name, only in _schema_of(kind).conditions if name in given]
+    schema = _schema_of(kind)
+    asked = [
+        (name, each)
+        for name, each in schema.conditions
+        if name in given and (isinstance(each, Only) or given[name] != schema.knobs[name].default)
+    ]
     values = beside | _values(changed) if asked else {}
-    for name, only in asked:
-        if (other := only.unmet(values)) is not None:
-            torch = "or use --executor torch" if only.values[other] == ("torch",) else ""
+    for name, each in asked:
+        if (other := each.unmet(values)) is not None:
+            torch = "or use --executor torch" if each.values[other] == ("torch",) else ""
             raise no_effect(name, given[name], other, values[other], torch)
     return changed
 

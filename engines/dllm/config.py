@@ -207,7 +207,7 @@ class ServeOptions:
     preset: Annotated[Preset, Only(family="llada")] | None = None
     """Knobs set together, each of which may be given beside it: exact keeps and computes every row after one Refresh a block, balanced
     leaves rows out, fast also commits by a threshold."""
-    compat: Annotated[Compat, Only(family="llada", refresh_delay=1)] = "paper"
+    compat: Annotated[Compat, Only(family="llada"), Needs(refresh_delay=1)] = "paper"
     """paper, or upstream for its first-token rule."""
     refresh_rule: str | None = None
     """When to refresh the cache: a class of one's own as module:NAME, its fields as knobs, in place of refresh_delay."""

@@ -35,9 +35,9 @@ def entries_of(system: str) -> list[Entry]:
     """The knobs of a system; none where it does not say what it has."""
     found: dict[str, Entry] = {}
     for kind in settings_of(system):
-        knobs, helps, owners, only = knobs_of(kind), helps_of(kind), declared_in(kind), conditions_of(kind)
+        knobs, helps, owners, conditions = knobs_of(kind), helps_of(kind), declared_in(kind), conditions_of(kind)
         for name, knob in knobs.items():
-            said = "; ".join(filter(None, (*(each.said for of, each in only if of == name), knob.needs.said)))
+            said = "; ".join(each.said for of, each in conditions if of == name)
             entry = Entry(name, knob.takes, _default(knob), said, helps.get(name, ""), owners[name])
             found.setdefault(name, entry)
     return [*found.values()]

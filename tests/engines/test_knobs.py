@@ -60,6 +60,8 @@ class Served(Checked):
     device: str = "cpu"
     router: str | None = None
     graphs: Annotated[bool, Only(device=Except("cpu"))] = True
+    think_s: Annotated[float, Needs(rate=None)] = 0.0
+    is_first_done: Annotated[bool, Needs(router=SOMETHING)] | None = None
     pooling: Annotated[str, Only(router=SOMETHING, rate=None)] | None = None
 
 
@@ -108,6 +110,8 @@ def test_what_a_field_may_not_be_or_has_no_effect_is_refused(given, beside, sent
         ({"graphs": False}, {}, ("graphs=false", "device='cpu'")),
         ({"pooling": "each"}, {}, ("pooling='each'", "without router")),
         ({"pooling": "each", "router": "mine"}, {"rate": 2.0}, ("pooling='each'", "rate=2.0")),
+        ({"think_s": 0.5}, {"rate": 2.0}, ("think_s=0.5", "rate=2.0")),
+        ({"is_first_done": False}, {}, ("is_first_done=false", "without router")),
         ({"top_p": 0.5}, {}, ("top_p=0.5", "temperature=0.0")),
         ({"threshold": 0.9, "factor": 1.0}, {}, ("threshold=0.9", "factor=1.0")),
     ],
@@ -123,6 +127,7 @@ def test_what_others_allow_is_taken():
     found = given_to(made(Served, {}), given, rate=None)
     assert (found.graphs, found.pooling, found.sampling.top_p) == (False, "each", 0.5)
     assert Sampling(top_p=1.0, temperature=0.0).top_p == 1.0, "a default needs nothing"
+    assert given_to(made(Served, {}), {"think_s": 0.0, "top_p": 1.0}, rate=2.0) == made(Served, {})
 
 
 def test_settings_are_made_of_values_by_name_and_keep_other_defaults():
@@ -136,7 +141,7 @@ def test_conditions_are_said_in_words():
     said = {name: only.said for name, only in conditions_of(Served)}
     assert said["graphs"] == "device other than 'cpu'"
     assert said["pooling"] == "router given, no rate"
-    assert knobs_of(Served)["top_p"].needs.said == "temperature above 0"
+    assert said["top_p"] == knobs_of(Served)["top_p"].needs.said == "temperature above 0"
 
 
 @pytest.mark.parametrize(

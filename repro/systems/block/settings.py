@@ -28,7 +28,7 @@ from engines.blockdiffusion.simulated import HostCost
 from engines.cost.cards import gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import require
-from engines.knobs import Memory, Only, Proportion, Range, Tokens
+from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
 from engines.models.block_config import (
     BLOCK_SHAPES,
     FAST_DLLM_V2_7B,
@@ -95,7 +95,7 @@ EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
 EMBEDDED_TASKS = ("mini-gsm", "mini-code")
 """What it was trained on."""
 
-_IN_BLOCKS = Only(autoregressive=False)
+_IN_BLOCKS = Needs(autoregressive=False)
 """What one token at a time leaves nothing to decide of."""
 _HAS_THRESHOLD = Only(rule=tuple(name for name, rule in RULES.items() if "threshold" in rule.__dataclass_fields__))
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))

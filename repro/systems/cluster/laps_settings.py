@@ -12,7 +12,7 @@ from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.cost.tables import Framework
 from engines.errors import require
-from engines.knobs import Checked, Except, Only, Range, Seconds, given_to, knobs_of, made
+from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, given_to, knobs_of, made
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, PrefillCost, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
@@ -66,7 +66,7 @@ class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     clients: Annotated[Clients, Only(rate=None, arrivals=Except("trace"))] | None = None
     """Conversations held at once, one after the other by each client, in a closed loop; a rate is of turns, whatever became of those
     before."""
-    think_s: Annotated[Seconds, Only(rate=None, arrivals=None)] = 0.0
+    think_s: Annotated[Seconds, Needs(rate=None, arrivals=None)] = 0.0
     """Seconds a client thinks before its next turn."""
     answer_tokens: Annotated[int, Range(1, 10**6)] | None = None
     """Tokens of every answer."""

@@ -159,6 +159,8 @@ def test_an_autoregressive_decoder_is_one_row_a_token():
     measured = run(model="tiny-sdar", block_length=None, autoregressive=True)
     assert measured.requests["output_len"] == [16] * 4
     assert set(measured.requests["denoised"]) == {0}
+    nothing = {"rule": "low-confidence", "temperature": 0.0, "batching": "mixed"}
+    assert simulated(autoregressive=True, **nothing).requests == record.requests
 
 
 def test_prompts_may_begin_alike():

@@ -80,6 +80,10 @@ def test_a_closed_loop_keeps_its_clients_in_the_system_or_thinking():
     assert idle["in_system"] + 0.5 * idle["rps"] == pytest.approx(12, rel=0.1)
 
 
+def test_no_time_to_think_is_taken_beside_a_rate():
+    assert summary(cell(rate=60.0, think_s=0.0)) == summary(cell(rate=60.0))
+
+
 def test_a_closed_loop_that_dies_before_its_last_conversation_is_counted_up_to_its_end():
     """As printed the wait for company ends for ever in a round without a request, and with it LAPS."""
     _, record = ran(cell(clients=12, num_prompts=300, wait="printed"))

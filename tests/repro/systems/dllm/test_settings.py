@@ -45,6 +45,12 @@ def test_without_a_card_a_measured_run_is_refused_in_a_sentence(system):
             refused()
 
 
+def test_the_first_token_rule_is_refused_without_an_uncached_step():
+    prepare(cell("l40s", executor="roofline", num_prompts=2, refresh_delay=0, compat="paper"))
+    with refuses("compat='upstream'"):
+        prepare(cell("l40s", executor="roofline", num_prompts=2, refresh_delay=0, compat="upstream"))
+
+
 @pytest.mark.parametrize("platform", ["h200", "l40s", "rtx4090"])
 def test_a_shape_has_no_weights_of_its_own(platform):
     with refuses("model='llada-8b'"):

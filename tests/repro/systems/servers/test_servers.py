@@ -139,6 +139,8 @@ def test_sglang_s_command_line_is_as_it_was_without_block_diffusion(tmp_path):
     ("asked", "says"),
     [
         ({"dllm_fdfo": True}, "dllm_fdfo=true has no effect without dllm_algorithm"),
+        ({"dllm_fdfo": False}, "dllm_fdfo=false has no effect without dllm_algorithm"),
+        ({"dllm_threshold": 0.0}, "dllm_threshold=0.0 has no effect without dllm_algorithm"),
         ({"dllm_threshold": 0.5, "dllm_fdfo": False}, "dllm_threshold=0.5 has no effect without"),
         ({"dllm_algorithm": "LowConfidence"}, "with model='tiny', a Qwen2"),
         (
