@@ -8,7 +8,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import takewhile, zip_longest
 from pathlib import Path
@@ -36,6 +36,8 @@ WORDS = (".csv", ".md", ".txt")
 """Endings of a figure's files that are compared; libraries decide its pictures."""
 WITHOUT_RUNS = "without-runs.csv"
 """Files of measured figures whose runs are no longer stored, each with its digest."""
+CLAIMS_WITHOUT_RUNS = "claims-without-runs.csv"
+"""Claims that such figures answer, each with the digest of its finding."""
 
 Status = Literal["same", "differs", "by digest"]
 
@@ -112,8 +114,9 @@ def _other_words(table: RunTable) -> str | None:
         if content != there[name]:
             before, now = _first_difference(there[name].decode(), content.decode())
             return f"{name} has {before!r}, where it is drawn now with {now!r}"
-    same = list(rendered.notes) == table.head["notes"]
-    return None if same else f"the notes in {table.path.name} are not those that it is drawn with now"
+    if list(rendered.notes) != table.head["notes"]:
+        return f"the notes in {table.path.name} are not those that it is drawn with now"
+    return None if table.is_whole else f"{table.path.name} is not as it was written: draw the figure again"
 
 
 def _files_of(stem: Path) -> list[Path]:
@@ -152,7 +155,7 @@ def command_of(table: RunTable) -> str:
 
 def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
     """Files of figures that have no table: those that are listed are as they were drawn, others are none of ours."""
-    listed = read_digests(root)
+    listed = read_digests(root / WITHOUT_RUNS)
     of_tables = {path for table in tables for path in (table.path, *_files_of(table.stem))}
     for path in sorted(path for path in root.glob("*/*") if path.suffix in WORDS):
         is_figure = path.parent.name not in OTHER_FOLDERS and not _is_of_a_script(path.name)
@@ -181,12 +184,13 @@ def _is_of_a_script(name: str) -> bool:
     return name in ("README.md", "verdict.md") or name.startswith(("composed-", "benchmark-"))
 
 
-def read_digests(root: Path) -> dict[str, str]:
-    path = root / WITHOUT_RUNS
+def read_digests(path: Path) -> dict[str, str]:
+    """The digests that a file lists, by its first column; none where there is no such file."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
-        return {row["file"]: row["sha256"] for row in csv.DictReader(file)}
+        _, *rows = csv.reader(file)
+    return dict(rows)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------
@@ -230,11 +234,27 @@ def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable
             without_table.add(source.command)
         else:
             findings += source.findings(runs)
-    rows = {row["id"]: row for row in (claims_file.read(path) if path.is_file() else [])}
-    kept = {name for name, row in rows.items() if not without_table.isdisjoint(row["command"].split(" && "))}
-    findings = [each for each in findings if each.claim not in kept]
-    findings += [claims_file.finding_of(claim, rows[claim.id]) for claim in claims if claim.id in kept]
+    kept = {each.claim: each for each in _kept_findings(claims, path, without_table)}
+    findings = [*(each for each in findings if each.claim not in kept), *kept.values()]
     return claims_file.as_csv(judge_all(claims, findings, claims_file.read_flips(paper, path.parent)))
+
+
+def _kept_findings(claims: Sequence[Claim], path: Path, without_table: Set[str]) -> Iterator[Finding]:
+    """Findings of the listed rows that rest on a figure without a table; raises UserError where a row is not as it is listed."""
+    listed = read_digests(path.parent / CLAIMS_WITHOUT_RUNS)
+    rows = {row["id"]: row for row in (claims_file.read(path) if path.is_file() else [])}
+    for claim in claims:
+        row = rows.get(claim.id)
+        if row is None or claim.id not in listed or without_table.isdisjoint(row["command"].split(" && ")):
+            continue
+        finding = claims_file.finding_of(claim, row)
+        if digest_of_finding(finding) != listed[claim.id]:
+            raise UserError(f"{claim.id} is not as it was drawn, and its figure has no table of runs: restore its row")
+        yield finding
+
+
+def digest_of_finding(finding: Finding) -> str:
+    return hashlib.sha256(json.dumps(asdict(finding)).encode()).hexdigest()
 
 
 def _runs_of(source: Source, usual: Mapping[tuple[str, str], RunTable]) -> list[StoredRun] | None:

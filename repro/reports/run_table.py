@@ -1,6 +1,6 @@
 """The runs that a figure is drawn from, as a table beside it: a row a cell, a column for each number that drawing reads.
 
-The first line is a comment that holds the figure's view and its notes as JSON; behind it stands plain CSV. A figure drawn from its
+The first line is a comment that holds the figure's view, its notes and a seal as JSON; behind it stands plain CSV. A figure drawn from its
 table comes out as it was drawn from its runs, byte for byte. Columns named by a path lie in the run's file: ``summary/e2el_s/mean``
 is in its summary. ``totals/steps/num_rows`` is a sum over a table's column."""
 
@@ -26,6 +26,7 @@ from repro.reports.figures import FigureEntry, Rendered, View, default_reading, 
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
 from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.seal import SEAL, is_whole, sealed
 from repro.runs.store import StoredRun
 from repro.systems.platforms import platform
 
@@ -224,14 +225,19 @@ def write_table(
     kept = [at for at in range(len(FIXED) + len(places)) if at < len(FIXED) or any(row[at] for row in rows)]
     names = [*FIXED, *("/".join(place) for place in places)]
     text = io.StringIO()
-    text.write(f"# {json.dumps(head, ensure_ascii=False)}\n")
     csv.writer(text, lineterminator="\n").writerows([row[at] for at in kept] for row in (names, *rows))
-    content = text.getvalue().encode()
+    content = with_head(head, text.getvalue()).encode()
     plain = path.with_name(path.name + SUFFIX)
     packed = plain.with_name(f"{plain.name}.gz")
     if len(content) < PACKED_BYTES:
         return replace_bytes(plain, content)
     return replace_bytes(packed, gzip.compress(content, mtime=0))
+
+
+def with_head(head: Mapping[str, Any], rows: str) -> str:
+    """The text of a table: its head with a seal over head and rows, and the rows, which are CSV."""
+    seal = sealed({**head, "rows": rows})[SEAL]
+    return f"# {json.dumps({**head, SEAL: seal}, ensure_ascii=False)}\n{rows}"
 
 
 class TableRun(StoredRun):
@@ -284,6 +290,8 @@ class RunTable:
     places: tuple[Place, ...]
     rows: tuple[tuple[str, ...], ...]
     """Texts of the fixed columns and of the places."""
+    is_whole: bool
+    """Whether it is as it was written."""
 
     @property
     def fixed(self) -> Iterator[dict[str, str]]:
@@ -375,7 +383,8 @@ def read_table(path: Path) -> RunTable:
             raise ValueError("its columns are others")
         if head["executor"] not in ("torch", "roofline"):
             raise ValueError(f"executor={head['executor']!r}")
-        table = RunTable(path=path, head=head, places=places, rows=tuple(map(tuple, rows)))
+        whole = is_whole({**head, "rows": rest})
+        table = RunTable(path=path, head=head, places=places, rows=tuple(map(tuple, rows)), is_whole=whole)
         _ = table.view, table.entry
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise TableError(

@@ -17,9 +17,10 @@ from paper_figures.common.runs import Measure
 from repro import paths
 from repro.checks import results as checks
 from repro.checks.again import make_again
-from repro.checks.results import WITHOUT_RUNS, Checked, check_reports, check_results
+from repro.checks.results import CLAIMS_WITHOUT_RUNS, WITHOUT_RUNS, Checked, check_reports, check_results, judged_text
 from repro.cli.main import app
 from repro.paths import RESULTS
+from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
 from repro.reports.figures import BLOCK, PAPERS
 from repro.reports.fitting import PROTOCOLS
@@ -92,6 +93,10 @@ FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a number in a table": (change_run("summary/throughput_tok_s", lambda text: "1.5"), IN_TABLE),
     "a run's data set": (change_run("dataset", lambda text: "osc"), IN_TABLE),
     "a run's key": (change_run("key", lambda text: text[::-1]), IN_TABLE),
+    "a number that nothing shows": (change_run("summary/ttft_s/mean", lambda text: "1.5"), [f"{SGLANG}.runs.csv"]),
+    "a digest": (change_run("digest", lambda text: text[::-1]), [f"{SGLANG}.runs.csv"]),
+    "a reason": (change_run("reasons", lambda text: '["late"]'), [f"{SGLANG}.runs.csv"]),
+    "a seal": (lambda root: edit(root / f"{SGLANG}.runs.csv", '"seal": "', '"seal": "0'), [f"{SGLANG}.runs.csv"]),
     "a run's cell": (change_run("asked", lambda text: text[::-1]), IN_TABLE),
     "a number in a CSV": (lambda root: edit(root / f"{SGLANG}.csv", "0.", "0.9"), [f"{SGLANG}.runs.csv"]),
     "a word of a caption": (lambda root: edit(root / f"{SGLANG}.txt", "SGLang", "vLLM"), [f"{SGLANG}.runs.csv"]),
@@ -104,7 +109,10 @@ FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["claims-block.csv"],
     ),
     "a role": (lambda root: edit(root / "claims-block.csv", ",prediction,", ",fitted,"), ["claims-block.csv"]),
-    "a table that is gone": (lambda root: (root / f"{SGLANG}.runs.csv").unlink(), [f"{SGLANG}.csv", f"{SGLANG}.txt"]),
+    "a table that is gone": (
+        lambda root: (root / f"{SGLANG}.runs.csv").unlink(),
+        [f"{SGLANG}.csv", f"{SGLANG}.txt", "claims-block.csv"],
+    ),
     "a file that is gone": (lambda root: (root / f"{SGLANG}.csv").unlink(), [f"{SGLANG}.runs.csv"]),
     "a file of nothing": (
         lambda root: shutil.copy(root / f"{SGLANG}.csv", root / "h20x32" / "mine.csv"),
@@ -147,7 +155,12 @@ def test_a_number_changed_in_the_papers_claims_is_found(root, tmp_path, monkeypa
 
 @pytest.fixture
 def by_digest(root) -> Path:
-    """Results of which one figure has lost its runs."""
+    """Results of which one figure has lost its runs, and the claims that it answers are listed."""
+    claims = load_claims("block")
+    rows = {row["id"]: row for row in claims_file.read(root / "claims-block.csv")}
+    found = [claims_file.finding_of(claim, rows[claim.id]) for claim in claims if rows[claim.id]["command"]]
+    lines = ["claim,sha256", *(f"{each.claim},{checks.digest_of_finding(each)}" for each in found)]
+    (root / CLAIMS_WITHOUT_RUNS).write_text("\n".join(lines) + "\n")
     lines = ["file,sha256"]
     for ending in ("csv", "txt"):
         path = root / f"{SGLANG}.{ending}"
@@ -174,6 +187,37 @@ def test_a_figure_without_runs_is_held_by_its_digest_and_its_verdicts_by_their_v
 def test_a_change_beside_runs_that_are_gone_is_found(by_digest, name, before, after):
     edit(by_digest / name, before, after)
     assert faults(by_digest) == [name.replace(".txt", ".csv")]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("ours", "1.5"), ("how", "otherwise"), ("verdict", "not testable here"), ("command", "")]
+)
+def test_an_edited_row_whose_runs_are_gone_is_found(by_digest, column, value):
+    change_row(by_digest / "claims-block.csv", "block-sglang-32", column, value)
+    assert faults(by_digest) == ["claims-block.csv"]
+
+
+def test_an_edited_row_whose_runs_are_gone_is_not_judged_anew(by_digest):
+    change_row(by_digest / "claims-block.csv", "block-sglang-32", "ours", "1.5")
+    with pytest.raises(UserError, match="block-sglang-32"):
+        judged_text("block", by_digest / "claims-block.csv", {})
+
+
+def test_a_row_is_not_kept_by_naming_a_figure_without_runs(by_digest):
+    path = by_digest / CLAIMS_WITHOUT_RUNS
+    path.write_text("".join(line for line in path.open() if not line.startswith("block-sglang-32,")))
+    assert faults(by_digest) == ["claims-block.csv"]
+
+
+def change_row(path: Path, claim: str, column: str, value: str) -> None:
+    rows = claims_file.read(path)
+    for row in rows:
+        row |= {column: value} if row["id"] == claim else {}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=claims_file.COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8")
 
 
 # -- runs made again ----------------------------------------------------------------------------------------
