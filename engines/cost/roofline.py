@@ -211,6 +211,11 @@ class StepPrice(ABC):
             )
         self._weights = None if shape.num_experts > 1 else shape.streamed_weight_bytes_layers()
 
+    _diagonal = 1
+    """Each row of a prompt attends to itself whole; 0 counts half of that."""
+    _prompt_passes = 2
+    """K/V rows of a prompt's own are written and read; 1 leaves out the writing."""
+
     @abstractmethod
     def parts(self, work: StepWork) -> StepParts:
         """Seconds on the card alone; overheads are the caller's."""
@@ -250,13 +255,16 @@ class StepPrice(ABC):
         return "compute" if compute_s >= memory_s else "memory"
 
     def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
-        """What the layers' matrices, attention (but of decoded tokens) and the LM head ask for, without copies of logits."""
-        shape, (count, tokens) = self.shape, work.padding
-        rows = work.query_rows + work.decoding + count * tokens
-        logit_rows = work.logit_rows + work.decoding + len(work.prompts) + count
-        for _, tokens in work.prompts:
+        """FLOPs and bytes of the layers' matrices, of attention (but of decoded tokens) and of the LM head, without copies of logits."""
+        shape, prompts = self.shape, _prompts_of(work)
+        rows, logit_rows = work.query_rows + work.decoding, work.logit_rows + work.decoding + len(prompts)
+        pairs: float = work.attention_pairs
+        cached = work.kv_read_rows + work.kv_written_rows
+        diagonal, prompt_passes = self._diagonal, self._prompt_passes
+        for history, tokens in prompts:
             rows += tokens
-        pairs, cached = self._attended(work)
+            pairs += tokens * (history + 0.5 * (tokens + diagonal))
+            cached += history + prompt_passes * tokens
         weights = (self._weights or shape.streamed_weight_bytes_layers(rows)) if rows else 0
         head = shape.streamed_weight_bytes_head * work.logit_chunks if logit_rows else 0
         return (
@@ -268,17 +276,9 @@ class StepPrice(ABC):
             (shape.logits_flops_per_row * logit_rows, head + shape.logits_bytes_per_row * logit_passes * logit_rows),
         )
 
-    def _attended(self, work: StepWork) -> tuple[float, float]:
-        """Pairs of a row and a key, and K/V rows read and written."""
-        pairs, cached = work.attention_pairs, work.kv_read_rows + work.kv_written_rows
-        for history, tokens in _prompts_of(work):
-            pairs += tokens * history + tokens * (tokens + 1) // 2
-            cached += history + 2 * tokens
-        return pairs, cached
-
 
 def _prompts_of(work: StepWork) -> Sequence[tuple[int, int]]:
-    """Those of padding among them."""
+    """The prompts of a step, those of padding among them."""
     count, tokens = work.padding
     return [*work.prompts, *[(0, tokens)] * count] if count else work.prompts
 
@@ -300,8 +300,9 @@ class Roofline(StepPrice):
         ``gpus`` cards share. A coarse one leaves out what prompts write, and half of their diagonals."""
         super().__init__(shape, gpu, calibration)
         shares = self.calibration if shares is None else shares
-        self._is_coarse = is_coarse
-        self._logit_passes = 0 if is_coarse else LOGIT_PASSES
+        self._logit_passes = LOGIT_PASSES
+        if is_coarse:
+            self._diagonal, self._prompt_passes, self._logit_passes = 0, 1, 0
         self._matmul = gpu.peak_flops * shares.matmul_efficiency * gpus
         self._scores = gpu.peak_flops * shares.attention_efficiency * gpus
         self._bandwidth = gpu.bandwidth * shares.bandwidth_efficiency * gpus
@@ -319,15 +320,6 @@ class Roofline(StepPrice):
             attention_s,
             max(logits[0] / self._matmul, (logits[1] + work.copied_logit_bytes) / bandwidth),
         )
-
-    def _attended(self, work: StepWork) -> tuple[float, float]:
-        if not self._is_coarse:
-            return super()._attended(work)
-        pairs, cached = 0.0, 0
-        for history, tokens in _prompts_of(work):
-            pairs += tokens * (history + 0.5 * tokens)
-            cached += history + tokens
-        return pairs, cached
 
     def decode_line(self, decoding: int) -> DecodeLine:
         """Each sequence reads its context and writes a row."""
