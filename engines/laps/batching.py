@@ -309,7 +309,7 @@ class TemporalDisaggregation:
             self._was_long = False
             return StepPlan(shares)
         is_held = short is not None and short.wake_s is not None and self.config.while_waiting == "idle"
-        shares = [] if is_held else self._long_shares(at, queue, now)
+        shares = [] if is_held else self._long_shares(at, queue)
         if shares:
             self._was_long = True
             return StepPlan(shares)
@@ -350,23 +350,22 @@ class TemporalDisaggregation:
             room -= need
         return [Share(queue.pull(task), task.tokens) for task in chosen]
 
-    def _long_shares(self, at: Situation, queue: ClassQueue, now: float) -> list[Share]:
+    def _long_shares(self, at: Situation, queue: ClassQueue) -> list[Share]:
+        """What was begun first, then the oldest, as far as C_l tokens and the room for K/V go."""
         budget, room = self.config.chunk_tokens, at.room
         shares: list[Share] = []
-        candidates: Sequence[PrefillTask] = (
-            [*at.begun, *queue.longs.values()] if at.begun else list(queue.longs.values())
-        )
         num_begun = len(at.begun)
-        for index, task in enumerate(candidates):
+        for index, task in enumerate(chain(at.begun, queue.longs.values())):
             if index >= num_begun:
                 need = at.need_of(task)
                 if need > room:
                     break
                 room -= need
-                queue.pull(task)
             tokens = min(task.left, budget)
             shares.append(Share(task, tokens))
             budget -= tokens
             if not budget or self.config.long_dispatch == "single":
                 break
+        for task, _ in shares[num_begun:]:
+            queue.pull(task)
         return shares
