@@ -109,8 +109,7 @@ class Cluster:
             )
             simulation.add(self._prefill_worker(simulation, parts))
         run = simulation.run(arrivals)
-        # It and its workers know each other: apart they are freed at once, and no ring of thousands of rows is left to be looked for.
-        vars(simulation).clear()
+        simulation.let_go()
         return run
 
     def _prefill_worker(self, simulation: DecodeSimulation, parts: Parts) -> PrefillWorker:

@@ -59,6 +59,10 @@ class Simulation:
         self.tasks: list[TaskRow] = []
         """A row for each prefill so far."""
 
+    def let_go(self) -> None:
+        """End the ring of a run and its workers, which know each other: all of them are freed at once, without a collector."""
+        vars(self).clear()
+
     def _open(self, arrivals: Arrivals) -> None:
         """Let the sessions of one more stream come."""
         begin = partial(self._begin, len(self._streams))

@@ -131,8 +131,7 @@ class PrefillCluster(Checked):
             return self._simulate_answers(self.decoding, loop, until_s)
         simulation = _PrefillSimulation(self)
         run = simulation.run(streams, until_s)
-        # As of ``Cluster.simulate``: no rings.
-        vars(simulation).clear()
+        simulation.let_go()
         return run
 
     def _simulate_answers(self, decoding: Decoding, loop: ClosedLoop, until_s: float) -> PrefillRun:
@@ -161,8 +160,10 @@ class PrefillCluster(Checked):
             for worker, role, prefill_s, decode_s, num, tokens in workers
             if role != "sink"
         ]
+        requests = requests_of(simulation.tasks, self.class_of, self.slo_s, run.facts["end_s"])
+        simulation.let_go()
         return PrefillRun(
-            requests=requests_of(simulation.tasks, self.class_of, self.slo_s, run.facts["end_s"]),
+            requests=requests,
             steps=table_of(StepRow, []),
             moves=table_of(MoveRow, []),
             instances=table_of(InstanceRow, instances),
