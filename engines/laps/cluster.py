@@ -384,9 +384,7 @@ class _PrefillSimulation(Simulation):
                     break
 
     def _send(self, task: PrefillTask) -> None:
-        # A lone instance needs no router.
-        alone = len(self.instances) == 1
-        picked = 0 if alone else asked(self._router.pick, task, self.instances, self.loop.now)
+        picked = asked(self._router.pick, task, self.instances, self.loop.now)
         if not isinstance(picked, int) or not 0 <= picked < len(self.instances):
             raise RunError(
                 f"router {type(self._router).__name__} picks instance {picked!r} of 0 to {len(self.instances) - 1}"

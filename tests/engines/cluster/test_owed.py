@@ -35,15 +35,17 @@ def cluster(router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], 
     return simulation.run(OpenLoop(sessions=SESSIONS))
 
 
-def instances(router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], PrefillQueue] = PrefillQueue) -> Any:
-    """Two prefill instances of LAPS's kind."""
+def instances(
+    router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], PrefillQueue] = PrefillQueue, num: int = 2
+) -> Any:
+    """Prefill instances of LAPS's kind."""
     system = PrefillSystem(
         name="x",
         make_batching=lambda: batching,
         make_queue=queue,
         make_router=(lambda: router) if router else sglang().make_router,
     )
-    return PrefillCluster(system=system, cost=TokenCost(), num_instances=2).simulate(OpenLoop(sessions=SESSIONS))
+    return PrefillCluster(system=system, cost=TokenCost(), num_instances=num).simulate(OpenLoop(sessions=SESSIONS))
 
 
 BATCHES: dict[str, tuple[Any, str]] = {
@@ -112,6 +114,11 @@ def test_a_route_that_leads_nowhere_or_changes_the_work_is_refused(how, said):
 def test_an_instance_is_one_of_them(how, said):
     with pytest.raises(RunError, match=re.escape(said)):
         instances(Routes(how))
+
+
+def test_the_router_of_a_lone_instance_is_asked_too():
+    with pytest.raises(RunError, match="router Routes picks instance 1 of 0 to 0"):
+        instances(Routes(lambda *_: 1), num=1)
 
 
 class Doubles(PrefillQueue):
