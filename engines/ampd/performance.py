@@ -233,8 +233,7 @@ class SimulatedProfile:
         return self.hardware.cost(degree).step_s((Chunk(history, tokens),), 0, 0)
 
     def decode_s(self, batch: int, context: int, degree: int) -> float:
-        base_s, slope_s, floor_s = self.hardware.cost(degree).decode_line(batch)
-        return max(base_s + slope_s * (batch * context), floor_s)
+        return self.hardware.cost(degree).decode_line(batch).at(batch * context)
 
     def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
         return self.hardware.links.transfer_s(tokens, self.link, source_degree, target_degree)
