@@ -18,7 +18,7 @@ from engines.cluster.simulation import StopRule
 from engines.errors import require
 from engines.knobs import knobs_of
 from engines.policies.on_time import LateShare
-from engines.policies.own import BINDER, QUEUE, ROUTER, Plugin, check_beside, named_in
+from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_beside, named_in
 from engines.policies.task import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
@@ -55,9 +55,9 @@ class OwnPolicies:
     """An order of waiting prefills of one's own as module:NAME, a PrefillQueue made for every worker, with slo where it takes that."""
 
 
-def own_policies(given: Mapping[str, Any]) -> dict[str, Plugin]:
-    """By kind. Refuses knobs beside them of what they replace."""
-    found = named_in(given, POLICIES)
+def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
+    """A user's policies of these kinds, by kind. Refuses knobs beside them of what they replace."""
+    found = named_in(given, kinds)
     check_beside(found, _REPLACED, given)
     return found
 
@@ -182,8 +182,7 @@ class ArSystem(PolicySystem[Build]):
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
         """Every refusal a user can cause is raised here."""
-        policies = named_in(cell.asked, self.policies)
-        check_beside(policies, _REPLACED, cell.asked)
+        policies = own_policies(cell.asked, self.policies)
         settings = resolve(cell, self.name, self.own, policies=policies)
         workload = sessions_of(settings.workload)
         if settings.workload.file is not None:
