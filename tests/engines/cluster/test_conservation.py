@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clusters import LinearCost, TokenEstimator, hardware, links, profiled, session, session_lists, simulation
+from support.clusters import (
+    LinearCost,
+    Scripted,
+    TokenEstimator,
+    hardware,
+    links,
+    profiled,
+    session,
+    session_lists,
+    simulation,
+)
 
 from engines.cluster.metrics import observe
 from engines.cluster.record import ClusterRun
@@ -177,6 +187,16 @@ def test_preemption_happens_and_is_recorded():
     # The oldest session is never the one that gives way.
     first = [kind for kind, owner in zip(run.tasks["kind"], run.tasks["session_id"], strict=True) if owner == 0]
     assert first == ["initial"]
+
+
+def test_a_younger_sequence_gives_way_to_an_older_one_that_comes_back():
+    """Session 1 decodes where session 0 lands after 150 ms: 151 tokens beside more than 60 are over 200."""
+    sessions = [session(0, 0.0, (150, 20)), session(1, 0.01, (60, 100))]
+    router = Scripted(places=(100, None))
+    built, run = run_on({"prefills": 1, "router": router}, sessions, kv_capacity=200)
+    check_conserved(built, run, sessions)
+    kinds = list(zip(run.tasks["session_id"], run.tasks["kind"], strict=True))
+    assert kinds == [(0, "initial"), (1, "initial"), (1, "recompute")]
 
 
 def test_evicted_history_is_prefilled_again():

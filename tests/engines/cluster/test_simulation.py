@@ -56,6 +56,13 @@ def test_arrivals_that_outrun_the_cluster_are_given_up():
     assert run.num_sessions < 50
 
 
+@pytest.mark.parametrize(("most", "is_stopped"), [(2, True), (3, False)])
+def test_as_many_sessions_at_once_as_a_run_allows_do_not_end_it(most, is_stopped):
+    sessions = [session(index, 0.0, (10, 2)) for index in range(3)]
+    run = serve(simulation(stop=StopRule(max_live_sessions=most)), *sessions)
+    assert (run.facts["stop_reason"] is not None) == is_stopped
+
+
 def test_overload_is_marked_with_its_reason():
     """100 ms of prefill every 50 ms, and every 200 ms."""
     busy, calm = (
@@ -211,6 +218,11 @@ def test_session_too_long_for_memory_is_refused_before_it_runs():
     cluster = Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(2, 4), policies=Policies())
     with pytest.raises(UserError, match=r"session 3 grows to 1000002 tokens of K/V"):
         cluster.simulate(OpenLoop(sessions=[session(3, 0.0, (10**6, 2))]))
+    most = hardware().kv_capacity(2)
+    run = cluster.simulate(OpenLoop(sessions=[session(3, 0.0, (most - 2, 2))]))
+    assert run.sessions["status"] == ["ok"]
+    with pytest.raises(UserError, match=f"session 3 grows to {most + 1} tokens"):
+        cluster.simulate(OpenLoop(sessions=[session(3, 0.0, (most - 1, 2))]))
 
 
 def test_cluster_without_decode_workers_is_refused():

@@ -7,7 +7,7 @@ from engines.cost.composed import Composed
 from engines.cost.kernels import ELEMENTWISE_SHARE, Kernels
 from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.cost.tables import load_tables
-from engines.models.shape import LLADA_8B
+from engines.models.shape import LLADA_8B, QWEN3_32B
 
 CALIBRATION = Calibration(
     gpu="l40s",
@@ -62,6 +62,16 @@ def test_rows_of_one_layer_more_run_at_the_rate_of_as_many_rows():
     layer_flops = LLADA_8B.linear_flops_per_token // 32
     more = COST.step_time(REFRESH._replace(extra_linear_flops=512 * layer_flops))
     assert more.linear_s == pytest.approx(KERNELS.layers_s(512) + KERNELS.layers_s(1024) / 64, rel=1e-9)
+
+
+@pytest.mark.parametrize("decoding", [8, 256])
+def test_decoding_takes_its_floor_where_the_context_is_short(decoding):
+    cost = Composed(Kernels(QWEN3_32B, H200, "vllm"))
+    line = cost.decode_line(decoding)
+    assert line.base_s < line.floor_s
+    assert cost.parts(StepWork(decoding=decoding))[1] == line.floor_s
+    _, long_s, _ = cost.parts(StepWork(decoding=decoding, context=10**6))
+    assert long_s == line.base_s + line.slope_s * 10**6 > line.floor_s
 
 
 def test_an_empty_step_takes_nothing_and_bounds_are_the_rooflines():

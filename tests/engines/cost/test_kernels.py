@@ -7,7 +7,7 @@ import pytest
 from support.refusals import refuses
 
 from engines.cost.cards import A100, B200, H20, H100, H200, L40S, RTX4090
-from engines.cost.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels, has_tables, tables_of
+from engines.cost.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels, _at_batch, has_tables, tables_of
 from engines.cost.tables import BLOCK_FOLDER, FRAMEWORKS, load_tables
 from engines.errors import UserError
 from engines.models.shape import (
@@ -117,6 +117,12 @@ def test_a_prompt_takes_the_time_of_a_causal_one_with_as_many_pairs():
     assert kernels.prompt_s(pairs) == pytest.approx(32 * low * (pairs / (512 * 513 / 2)) ** power, rel=1e-12)
     longest = 16384 * 16385 / 2
     assert kernels.prompt_s(3 * longest) == pytest.approx(3 * kernels.prompt_s(longest), rel=1e-12)
+
+
+@pytest.mark.parametrize(("batch", "seconds"), [(2, 3.0), (4, 3.0), (8, 6.0), (16, 12.0), (32, 24.0)])
+def test_between_measured_batches_is_a_power_law_below_them_the_first_and_beyond_in_proportion(batch, seconds):
+    rows = {4: ((100.0,), (3.0,)), 16: ((100.0,), (12.0,))}
+    assert _at_batch(rows, batch) == {100.0: pytest.approx(seconds)}
 
 
 def test_decodes_are_on_a_line_near_the_measured_times():

@@ -20,7 +20,7 @@ from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.controller import ControllerConfig
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
-from engines.policies.instances import InstanceView, LeastTokensInPool
+from engines.policies.instances import InstanceView, LeastTokens, LeastTokensInPool
 from engines.policies.task import PrefillTask
 
 COST, MODEL = h200_14b()
@@ -248,6 +248,22 @@ def test_what_moves_on_is_counted_where_it_goes():
     assert len(run.moves["to"]) > 1
     assert None not in run.requests["finished_s"]
     assert [(each.num_requests, each.backlog_tokens) for each in seen.values()] == [(0, 0)] * 4
+
+
+@pytest.mark.parametrize(("slo_s", "late"), [(0.1, [False]), (0.099, [True]), (None, [False])])
+def test_a_turn_is_late_after_its_objective_and_not_at_it(slo_s, late):
+    """100 tokens take 0.1 s. The controller reads what the instance notes, the record says the same."""
+    seen: list[Any] = []
+
+    class Watched(LeastTokens):
+        def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
+            seen.extend(instances)
+            return super().pick(task, instances, now)
+
+    system = replace(sglang(), make_router=Watched)
+    run = simulate(system, turns((0.0, 100)), slo_s=slo_s)
+    assert run.requests["finished_s"] == [0.1]
+    assert seen[0].late == run.requests["violated"] == late
 
 
 def test_a_session_that_ends_makes_way_before_the_next_turns_of_those_behind_it_in_the_step():

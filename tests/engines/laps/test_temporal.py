@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefill import TokenCost, ask, execute, h200_14b, task, turns
+from support.prefill import TokenCost, ask, execute, given_tokens, h200_14b, task, turns
 
 from engines.errors import UserError
 from engines.laps.batching import AdaptiveWait, ClassQueue, TemporalConfig, TemporalDisaggregation, WaitConfig, WaitRule
@@ -99,6 +99,26 @@ def test_one_long_request_a_step_as_printed_or_several_packed():
             queue.push(task(index, tokens))
         plan = ask(temporal(long_dispatch=long_dispatch, chunk_tokens=1000), queue, 0.0)
         assert [(share.task.task_id, share.tokens) for share in plan.shares] == expected
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"), [(299, []), (300, [(0, 300)]), (699, [(0, 300)]), (700, [(0, 300), (1, 400)])]
+)
+def test_long_requests_begin_while_their_kv_fits(room, expected):
+    queue = ClassQueue(BOUNDARY)
+    for index, tokens in enumerate((300, 400, 700)):
+        queue.push(task(index, tokens))
+    assert given_tokens(ask(temporal(), queue, 0.0, room=room)) == expected
+    assert len(queue) == 3 - len(expected)
+
+
+def test_a_long_request_that_is_begun_needs_no_room():
+    queue, begun = ClassQueue(BOUNDARY), task(0, 900)
+    begun.computed = 500
+    queue.push(task(1, 400))
+    assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=399)) == [(0, 400)]
+    assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=400)) == [(0, 400), (1, 400)]
+    assert not queue
 
 
 def test_short_requests_are_grouped_by_length():
