@@ -26,6 +26,7 @@ from repro.reports.figures import BLOCK, PAPERS
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
+from repro.reports.run_table import read_table
 from repro.runs.seal import sealed
 from repro.systems.calibration import load_calibration
 
@@ -89,6 +90,17 @@ def change_run(column: str, change: Callable[[str], str]) -> Callable[[Path], No
 
 
 IN_TABLE = [f"{SGLANG}.runs.csv", "claims-block.csv"]
+
+
+def add_run(root: Path) -> None:
+    """Adds a run that the figure does not ask for."""
+    path = root / f"{SGLANG}.runs.csv"
+    _, *rows = path.read_text(encoding="utf-8").partition("\n")[2].splitlines(keepends=True)
+    asked = rows[0].split(",")[4]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(rows[0].replace(asked, asked[::-1]))
+
+
 FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a number in a table": (change_run("summary/throughput_tok_s", lambda text: "1.5"), IN_TABLE),
     "a run's data set": (change_run("dataset", lambda text: "osc"), IN_TABLE),
@@ -98,6 +110,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a reason": (change_run("reasons", lambda text: '["late"]'), [f"{SGLANG}.runs.csv"]),
     "a seal": (lambda root: edit(root / f"{SGLANG}.runs.csv", '"seal": "', '"seal": "0'), [f"{SGLANG}.runs.csv"]),
     "a run's cell": (change_run("asked", lambda text: text[::-1]), IN_TABLE),
+    "a run that the figure does not ask for": (add_run, IN_TABLE),
     "a number in a CSV": (lambda root: edit(root / f"{SGLANG}.csv", "0.", "0.9"), [f"{SGLANG}.runs.csv"]),
     "a word of a caption": (lambda root: edit(root / f"{SGLANG}.txt", "SGLang", "vLLM"), [f"{SGLANG}.runs.csv"]),
     "a note": (
@@ -133,6 +146,36 @@ def test_a_planted_change_is_found(name, root):
     change, expected = FAULTS[name]
     change(root)
     assert faults(root) == expected
+
+
+def test_claims_are_not_judged_from_a_part_of_their_runs(root):
+    """A table of two repeats, where the figure answers claims by three."""
+    path = root / f"{SGLANG}.runs.csv"
+    edit(path, '"num_runs": 3', '"num_runs": 2')
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith("block-diffusion,gsm8k,null,2,")))
+    table = read_table(path)
+    assert table.is_usual
+    assert len(table.runs) == len(lines[2:]) * 2 / 3
+    usual = {(table.entry.name, table.view.platform.name): table}
+    rows = csv.DictReader(io.StringIO(judged_text("block", root / "claims-block.csv", usual)))
+    assert {row["verdict"] for row in rows} == {"not run", "not testable here"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"knobs": {"weights": "random"}},
+        {"rates": [1.0]},
+        {"reading": "policy"},
+        {"accuracy": "dense"},
+        {"executor": "torch"},
+    ],
+)
+def test_claims_are_not_judged_from_another_view(other):
+    table = read_table(RESULTS / f"{SGLANG}.runs.csv")
+    assert table.is_usual
+    assert not replace(table, head={**table.head, **other}).is_usual
 
 
 def test_doubled_throughput_in_drawing_code_is_found(root, monkeypatch):
