@@ -89,9 +89,9 @@ def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _data(path: Path) -> str:
-    """The lines of a YAML file that say something."""
-    lines = (line.partition("#")[0].rstrip() for line in path.read_text().splitlines())
-    return "\n".join(filter(None, lines))
+    """The lines of a YAML file that are neither empty nor a comment; a text in quotes may hold a ``#``."""
+    lines = (line.rstrip() for line in path.read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
 
 
 def digested(content: bytes) -> tuple[str, ast.Module]:

@@ -61,6 +61,8 @@ class Served(Checked):
     router: str | None = None
     graphs: Annotated[bool, Only(device=Except("cpu"))] = True
     think_s: Annotated[float, Needs(rate=None)] = 0.0
+    share: float | None = None
+    patience: Annotated[float, Only(share=Range(above=0))] = 2.0
     is_first_done: Annotated[bool, Needs(router=SOMETHING)] | None = None
     pooling: Annotated[str, Only(router=SOMETHING, rate=None)] | None = None
 
@@ -112,6 +114,8 @@ def test_what_a_field_may_not_be_or_has_no_effect_is_refused(given, beside, sent
         ({"pooling": "each", "router": "mine"}, {"rate": 2.0}, ("pooling='each'", "rate=2.0")),
         ({"think_s": 0.5}, {"rate": 2.0}, ("think_s=0.5", "rate=2.0")),
         ({"is_first_done": False}, {}, ("is_first_done=false", "without router")),
+        ({"patience": 1.0}, {}, ("patience=1.0", "without share")),
+        ({"patience": 1.0, "share": 0.0}, {}, ("patience=1.0", "share=0.0")),
         ({"top_p": 0.5}, {}, ("top_p=0.5", "temperature=0.0")),
         ({"threshold": 0.9, "factor": 1.0}, {}, ("threshold=0.9", "factor=1.0")),
     ],

@@ -1,7 +1,7 @@
 """The answers of the search against brute force: all plans, and a finer grid of rates."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from repro.capacity.objectives import Times
 from repro.capacity.platforms import MOST_GPUS
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.search import Lattice
-from repro.capacity.site import Plan, Site
+from repro.capacity.site import BEYOND, Plan, Site
 
 LATTICE = Lattice(resolution=0.1)
 FINE = 1.05
@@ -156,6 +156,15 @@ def test_plans_are_raced_with_the_order_that_is_asked(tmp_path):
     assert rate(queue_order="on-time", share=0.0) > rate()
 
 
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_a_run_is_long_enough_for_its_percentile(tmp_path, num_seeds):
+    """The rounds of the second half of the arrivals are judged."""
+    place = replace(PLACES["prefill instances"], slo="ttft:p99.9:400", num_seeds=num_seeds)
+    (site,) = place.question(tmp_path).sites(parse_sizes("2"))
+    judged = site.of_size(2, 1.0, None).cell.knob_values["num_prompts"] / 2 * num_seeds
+    assert BEYOND * 1000 <= judged < BEYOND * 1000 + num_seeds
+
+
 def test_no_run_serves_more_than_its_bound(tmp_path):
     """The load of remote prefills is what the bound says: no more, and right below it no less."""
     place = PLACES["remote prefills"]
@@ -166,6 +175,9 @@ def test_no_run_serves_more_than_its_bound(tmp_path):
         assert plan.most < MOST_GPUS
         assert site.run(plan, plan.most * 1.001, 0).load > 1
         assert site.run(plan, plan.most * 0.999, 0).load == pytest.approx(0.999, rel=1e-4)
+    fastest = max(site.plans(8), key=lambda plan: plan.most)
+    assert site.ranked(8, fastest.most).plans == (fastest,)
+    assert site.ranked(8, fastest.most * 1.001).plans == ()
 
 
 def test_a_run_is_that_of_bench(tmp_path):

@@ -113,6 +113,23 @@ def test_code_changes_it_wherever_it_is_imported(plug, file, old, new):
     assert f"plug.{file.removesuffix('.py')}".removesuffix(".__init__") in after.changed_from(before.modules)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("size: 4", "size: 5", True),
+        ("the first", "the last", True),
+        ("# A size.", "# How large.", False),
+        ("  # Inside.\n", "\n", False),
+    ],
+)
+def test_a_yaml_file_of_a_module_s_name_counts_without_its_comments(plug, old, new, counts):
+    data = plug / "deep.yaml"
+    data.write_text('# A size.\nsize: 4\nasked:\n  # Inside.\n  - "### Question: the first"\n')
+    before = now()
+    edit(data, old, new)
+    assert now().changed_from(before.modules) == (("plug.deep",) if counts else ())
+
+
 def test_what_is_not_imported_does_not_count(plug):
     before = now()
     edit(plug / "unused.py", "2", "3")

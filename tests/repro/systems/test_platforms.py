@@ -1,5 +1,7 @@
 """Platforms of the package and of a user's file go through one reader, which refuses what it does not know."""
 
+from dataclasses import replace
+
 import pytest
 
 from engines.errors import UserError
@@ -14,17 +16,19 @@ def test_every_platform_is_read_and_has_a_card_or_measures():
     assert {each.executor for each in found.values() if each.gpu is not None} == {"roofline"}
 
 
-def test_an_unknown_platform_is_told_those_there_are():
-    with pytest.raises(UserError, match=r"platform='nope'.*cpu-tiny, .*, endpoint, or module:NAME"):
-        platform("nope")
-
-
 def test_a_part_has_the_memory_and_the_card_of_its_platform():
     where = platform("h200")
     assert where.part(DllmPart).memory_bytes == 141 * 10**9
     assert where.part(PrefillPart).gpu == "h200"
     with pytest.raises(UserError, match=r"platform='endpoint'.*cpu-tiny"):
         platform("endpoint").part(PrefillPart)
+
+
+def test_requests_follow_the_rate_where_a_platform_says_for_how_long_they_arrive():
+    part = platform("h200").part(DllmPart)
+    lasting = replace(part, load_s=4.0)
+    assert [lasting.requests_at(rate) for rate in (0.5, 2.0, 2.5)] == [8, 8, 10]
+    assert replace(part, load_s=None).requests_at(2.5) is None
 
 
 @pytest.mark.parametrize(
