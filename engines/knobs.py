@@ -420,7 +420,7 @@ def _written_in(value: object) -> str:
 
 
 def _of_marks(kind: Callable[..., T], marks: tuple[Any, ...]) -> T:
-    """What all marks of a kind say together."""
+    """One mark that says what all marks of a kind say."""
     return kind(**{name: value for mark in marks if type(mark) is kind for name, value in mark.values.items()})
 
 

@@ -30,7 +30,7 @@ Level = Annotated[float, Range(0, 1e6)]
 MEASURED = Only(executor="torch")
 """What a simulation cannot know: which ids a model gives, on what device."""
 DRAWS = Needs(temperature=Range(above=0))
-"""What a sampler that draws nothing does not heed."""
+"""Marks a setting that a sampler which draws nothing does not heed."""
 PACKED = Only(reading="policy")
 """What a static batch does not heed: that of a baseline in any other reading."""
 ON_CUDA = Only(device=Except("cpu"))

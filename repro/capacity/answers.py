@@ -37,8 +37,8 @@ class Answer:
     at: Verdict | None
     """At the rate."""
     binds: str | None
-    """What is beyond its limit a step above, or at the lowest rate where none is served; for a rate that was asked for, what is
-    nearest to its limit."""
+    """The objective, or the load, that is beyond its limit a step above, or at the lowest rate where none is served; for a rate that
+    was asked for, the one nearest to its limit."""
     is_monotone: bool = True
     num_plans: int
     num_simulated: int

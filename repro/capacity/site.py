@@ -77,12 +77,12 @@ class Site(ABC):
     objectives: tuple[Objective, ...]
     num_seeds: int
     unit: ClassVar[str]
-    """What a rate is of."""
+    """The unit of a rate, such as sessions/s."""
     least_prompts: ClassVar[int]
     """Sessions, or turns, of a run that has a rate and is judged."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process has to be told; whatever else is kept, a system of any kind among it, follows."""
+        """The fields alone: another process makes of them whatever else is kept, a system of any kind among it."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property

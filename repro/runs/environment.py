@@ -111,7 +111,7 @@ def processor_flags() -> frozenset[str]:
 
 @cache
 def processor_facts() -> Mapping[str, str]:
-    """What the system first says of a processor, by names in small letters, such as ``model name``; empty where it says nothing."""
+    """The first value that the system tells of a processor, by names in small letters, such as ``model name``; empty where it tells none."""
     info = Path("/proc/cpuinfo")
     found: dict[str, str] = {}
     for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []:

@@ -83,7 +83,7 @@ class Entry(NamedTuple):
     where: str
     """The system as module:NAME, or the method that ``made_by`` makes one of."""
     says: str
-    """What it is, in a clause."""
+    """Its description, in a clause."""
     made_by: str | None = None
     """A class of systems as module:NAME; None where ``where`` is a system."""
     look: tuple[str, str] | None = None

@@ -33,12 +33,12 @@ class DllmPart(Checked):
     """Defaults of diffusion-LLM systems, and the protocol of the paper's runs; a cell's knobs override these by name."""
 
     system: ClassVar[str] = "dllm-serve"
-    """Where none is named."""
+    """The system where none is named."""
     model: str
     """'tiny', or a full-size shape (engines.models.checkpoint.PUBLISHED_CONFIGS)."""
     memory_bytes: Memory
     device: str = "cuda"
-    """What a measured run is on."""
+    """The device of a measured run."""
     dtype: Dtype = "bfloat16"
     """Dtype of a measured run's weights."""
     gen_length: Tokens = 256
@@ -70,7 +70,7 @@ class BlockPart(Checked):
     """Defaults of block-diffusion systems on a card; a cell's knobs override these by name."""
 
     system: ClassVar[str] = "block-diffusion"
-    """Where none is named."""
+    """The system where none is named."""
     model: str
     """A shape by name (engines.models.block_config)."""
     memory_limit: Memory
@@ -98,13 +98,13 @@ class ArPart(Checked):
     """Defaults of autoregressive systems on a cluster; a cell's knobs override these by name."""
 
     system: ClassVar[str] = "ampd"
-    """Where none is named."""
+    """The system where none is named."""
     model: str
     """A shape by name (engines.models.shape)."""
     num_gpus: Count
     """All of the platform; a trace's card says how many of them its runs take."""
     trace: str = "dureader"
-    """Where no data set is named."""
+    """The data set where none is named."""
     constants: str
     """A reading of the cost model (engines.cluster.cost)."""
     rates: tuple[float, ...]
@@ -124,7 +124,7 @@ class PrefillPart(Checked):
     model: str
     """A shape by name (engines.models.shape), or of a measured instance (repro.systems.cluster.instance)."""
     dataset: str = "lmsys-chat-1m"
-    """Where no data set is named."""
+    """The data set where none is named."""
     clients: Requests
     """Clients of a closed loop, where neither a rate nor a number of clients is given."""
     num_turns: Requests
@@ -142,7 +142,7 @@ class PrefillPart(Checked):
 
 
 SECTIONS: Mapping[str, type[Any]] = {"dllm": DllmPart, "ampd": ArPart, "laps": PrefillPart, "block": BlockPart}
-"""What a file says of each family."""
+"""The defaults that a file may state, by family."""
 _FIELDS: Mapping[str, Mapping[str, str]] = {
     "dllm": {"memory_limit": "memory_bytes", "num_prompts": "num_requests"},
     "ampd": {"num_prompts": "num_sessions"},
@@ -225,7 +225,7 @@ def _rates(name: str, value: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry(Checked):
-    """What ``platforms.yaml`` says of a platform besides its families."""
+    """A platform of ``platforms.yaml`` without its families."""
 
     title: str
     executor: Literal["roofline", "torch", "http"] = "roofline"

@@ -19,7 +19,7 @@ from engines.user_file import read_text
 
 SECONDS, MODEL, NAME = "seconds", "model", "name"
 TOTALS = ("query_rows", "attention_pairs", "logit_rows", "kv_read_rows", "kv_written_rows", "num_sequences")
-"""What the cost of every step rests on."""
+"""Columns that the cost of every step rests on."""
 WORK = (
     *TOTALS,
     *("logit_chunks", "extra_linear_flops", "extra_weight_bytes", "extra_attention_flops", "extra_cache_bytes"),

@@ -96,7 +96,7 @@ EMBEDDED_TASKS = ("mini-gsm", "mini-code")
 """What it was trained on."""
 
 _IN_BLOCKS = Needs(autoregressive=False)
-"""What one token at a time leaves nothing to decide of."""
+"""Marks a setting of blocks: one token at a time leaves nothing to decide."""
 _HAS_THRESHOLD = Only(rule=tuple(name for name, rule in RULES.items() if "threshold" in rule.__dataclass_fields__))
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
 
@@ -297,7 +297,7 @@ def resolve(cell: Cell) -> Settings:
 
 
 def _usual(where: Platform, executor: str) -> dict[str, Any]:
-    """What a platform says; a checkpoint's own settings are those of a CPU."""
+    """A platform's defaults, by name; a CPU has none beside those of the fields."""
     if where.gpu is None:
         require(
             executor == "torch",

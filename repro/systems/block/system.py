@@ -458,7 +458,7 @@ def cost_on(settings: Settings, card: str | Gpu) -> StepPrice:
 
 
 def charged_text(settings: Settings, card: str | Gpu) -> str:
-    """What steps are charged by, in one sentence."""
+    """One sentence on what steps are charged by."""
     knobs, calibration = settings.knobs, load_calibration(card)
     if knobs.charged.framework is None:
         return describe_calibration(calibration)

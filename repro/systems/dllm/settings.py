@@ -1,4 +1,4 @@
-"""What a cell of a diffusion LLM asks, on its platform: the fields of the settings here and of the engine's own inside of them."""
+"""The settings of a cell of a diffusion LLM on its platform: the fields here, and those of the engine's settings inside of them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def resolve(cell: Cell, method: Method) -> Settings:
 
 
 def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
-    """What a platform says of a cell; a file's lengths are its own, and so is how many it has."""
+    """A platform's defaults for a cell, by name; a file's lengths are its own, and so is how many it has."""
     is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
     names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
     found = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}

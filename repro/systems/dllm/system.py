@@ -61,7 +61,7 @@ class DllmSystem:
 
     @property
     def free(self) -> tuple[Free, ...]:
-        """What no source prints of it."""
+        """Its settings that no source prints."""
         return _BASELINE if self.has_readings else (_PLACES,)
 
     @property

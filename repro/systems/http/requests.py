@@ -33,7 +33,7 @@ from repro.workloads.workload import Workload, WorkloadConfig, build_workload, t
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096
-"""Where nothing else is asked for."""
+"""Tokens of the longest prompt, where nothing else is asked for."""
 MOST_LIMIT_MS = 1e9
 """The longest limit of a good request; twelve days."""
 _ONE = "each request is answered once, as a stream, whose pieces are timed: leave it out"
@@ -48,7 +48,7 @@ _NOT_EXTRA: Mapping[str, str] = {
     "truncate_prompt_tokens": "prompts are sent whole: use --knob max_prompt_len, or --input-len",
     f"{EXTRA_HEADERS} extra_query extra_body": "it is no field of a request: leave it out, and give the fields themselves",
 }
-"""What the benchmark itself decides of a request, or is read off it, and what to use instead."""
+"""Fields of a request that the benchmark itself decides, or that are read off it, and what to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
