@@ -127,6 +127,20 @@ def test_flips_from_and_to_undecided_are_listed_and_so_is_what_is_no_longer_judg
     assert (found["block-sglang-8"].default_value, found["block-sglang-8"].changed_value) == ("1923", "")
 
 
+def test_a_claim_that_is_judged_on_neither_side_is_no_flip():
+    """By default no finding answers it; under the change one does that cannot be compared."""
+    (source,) = sized(PAPERS["block"], {**SIZES["block"], "num_runs": 1})
+    whole = source.figure.findings
+
+    def findings(runs, view):
+        slow = [each for each in whole(runs, view) if each.claim == "block-sglang-8" and each.value < 1000]
+        return [replace(each, comparable=False) for each in slow]
+
+    source = replace(source, figure=replace(source.figure, findings=findings))
+    drawn, halved = [(source, of_sglang(source.cells))], [Change(setting=(("shared_len", 0),))]
+    assert not list(flips(load_claims("block"), drawn, halved, of_sglang))
+
+
 def test_assumed_lengths_are_changed_and_published_ones_are_not():
     cells = [cell for each in chosen("block") for cell in each.cells]
     short = next(cell for cell in cells if cell.knob_values.get("shared_len") == 832)
@@ -222,7 +236,7 @@ def test_claims_that_a_choice_turns_are_as_listed(paper, tmp_path):
 @pytest.mark.parametrize("paper", SIZES)
 def test_committed_flips_are_of_the_choices_there_are(paper):
     found = [each for own in read_flips(paper).values() for each in own]
-    assert {each.change for each in found} <= {each.text for each in tried(paper)}
+    assert {(each.kind, each.change) for each in found} <= {(each.kind, each.text) for each in tried(paper)}
     assert {each.claim for each in found} <= {claim.id for claim in load_claims(paper)}
 
 
