@@ -1,9 +1,11 @@
-"""What this machine has."""
+"""The memory of this machine, and how this process keeps it."""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 SETTLED = "REPRO_SETTLED"
 """The variable that lists those of the environment which we set and no user."""
@@ -22,6 +24,23 @@ def machine_memory_bytes() -> int | None:
     if "SC_PAGE_SIZE" not in names or "SC_PHYS_PAGES" not in names:
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Put off collecting garbage in this process.
+
+    Only a caller that finds the collector on turns it off, and on again: callers within each other, and those of several threads, leave
+    it as it was before the first.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def keep_freed_memory() -> bool:

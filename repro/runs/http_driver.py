@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from engines.runtime.machine import without_collection
 from repro.runs.step_driver import DriveProgress, OnProgress
 
 Clock = Callable[[], float]
@@ -132,7 +132,8 @@ async def drive_http(
     """
     ordered = sorted(conversations, key=lambda conversation: conversation.arrival_s)
     tasks = set()
-    with _without_collection():
+    gc.collect()  # which stops the clockwork for tens of milliseconds
+    with without_collection():
         driver = _Driver(ordered, send, max_concurrency, on_progress)
         try:
             for conversation in ordered:
@@ -228,16 +229,3 @@ class _Driver:
                     num_closed=num_closed,
                 )
             )
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A collection of garbage stops the clockwork for tens of milliseconds."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -21,11 +21,9 @@ Files are CSV, JSON lines, one JSON array, all of which may be gzipped, or parqu
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,6 +32,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from engines.errors import UserError, require
+from engines.runtime.machine import without_collection
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
 from repro.workloads.columns import NAMES, PER_SECOND, Columns, columns_of
@@ -125,20 +124,9 @@ class Trace:
         return sum(len(each.rounds) for each in self.sessions)
 
 
-@contextmanager
-def _all_kept() -> Iterator[None]:
-    """Puts off collecting garbage while rows are read: all are kept, and a collector would go through them again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
+# All rows are kept, and a collector would go through them again and again.
 @kept(maxsize=8)
-@_all_kept()
+@without_collection()
 def read_trace(file: TraceFile) -> Trace:
     """Raises UserError for a file that is no table of requests or sessions, or whose times cannot be in the unit that they are read in."""
     path = Path(file.where)
@@ -191,7 +179,7 @@ def read_trace(file: TraceFile) -> Trace:
     )
 
 
-@_all_kept()
+@without_collection()
 def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession, ...]:
     """Reads each row of a data set's file as a request, in the file's order; the answers' lengths are left out.
 

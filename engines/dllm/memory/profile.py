@@ -25,6 +25,7 @@ from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.protocol import DiffusionModel
+from engines.runtime.machine import without_collection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +95,8 @@ def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: G
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Largest number of bytes ``run`` held at once, beyond what was allocated when it began."""
     # Whether garbage is collected in the middle of a run hangs on what ran before: none is, and a peak is the same each time.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collection():
         return _cuda_peak(run, device) if device.type == "cuda" else _cpu_peak(run)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
