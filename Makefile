@@ -14,7 +14,7 @@ TORCH ?=
 # Its triton is the one among the test tools (pyproject.toml).
 TORCH_RELEASE := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# Of two cores a third worker uses the time in which tests wait.
+
 TEST_JOBS ?= 2
 BUDGET ?= 520
 GPU_PLATFORM ?=
