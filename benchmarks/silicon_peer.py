@@ -34,7 +34,7 @@ from engines.cost.tables import FRAMEWORKS
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.step import Chunk
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 ESTIMATES = Path(__file__).with_name("silicon_peer.csv")

@@ -23,7 +23,7 @@ from engines.cost.roofline import Calibration, Roofline, StepWork
 from engines.cost.tables import FRAMEWORKS
 from engines.models.shape import LLADA_8B, ModelShape, model_shape
 from engines.policies.step import Chunk
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 
 CARDS = ("rtx4090", "l40s", "a100", "h100", "h200", "b200", "h20")
 REFRESHES = (512, 1024, 2048)

@@ -8,7 +8,7 @@ from typing import Any
 from paper_figures.common.runs import Runs
 from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 from repro.systems.platforms import Platform
 from repro.workloads.dataset import load_card
 

@@ -18,7 +18,7 @@ from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.laps import PrefillDeployment, PrefillSystemEntry
 from repro.systems.cluster.laps_record import PREFILL, busy_share, counted
-from repro.systems.cluster.turns import PrefillWorkload
+from repro.systems.cluster.laps_settings import PrefillWorkload
 from repro.workloads.card import Provenance
 
 

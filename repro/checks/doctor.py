@@ -15,8 +15,7 @@ from engines.models.checkpoint import EMBEDDED
 from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
 from repro import paths
 from repro.runs.provenance import Timing, collect, utc_now, version_of
-from repro.systems.calibration import describe_calibration, load_calibration
-from repro.systems.cost import CostKnobs
+from repro.systems.cost import CostKnobs, describe_calibration, load_calibration
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support

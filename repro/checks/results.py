@@ -27,7 +27,7 @@ from repro.reports.predictions import medians, read_report, report_path
 from repro.reports.run_table import RunTable, read_table, tables_in
 from repro.runs.seal import is_whole
 from repro.runs.store import StoredRun
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 from repro.systems.platforms import platform
 
 OTHER_FOLDERS = ("paper", "calibration", "local", "figures")

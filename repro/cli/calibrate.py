@@ -62,7 +62,7 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     from repro.reports.fitting import PROTOCOLS, protocol_of
     from repro.reports.predictions import report, write_report
     from repro.systems import platforms
-    from repro.systems.calibration import load_calibration, save_calibration
+    from repro.systems.cost import load_calibration, save_calibration
 
     is_file = platforms.CARD_FILE.fullmatch(asked.platform) is not None
     check_asked(asked, is_file and asked.silicon is None)
@@ -177,7 +177,7 @@ def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -
     from repro.gpu_suite.adoption import constants, read_fit, report
     from repro.paths import CALIBRATION, IS_INSTALLED
     from repro.reports.predictions import medians_sentence, write_report
-    from repro.systems.calibration import load_calibration, save_calibration
+    from repro.systems.cost import load_calibration, save_calibration
 
     require(not (write and dry_run), "dry_run and write: give one of them")
     require(write or dry_run, _unasked(card))

@@ -24,8 +24,8 @@ def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bo
     from engines.cost.fit import fit_steps
     from repro.cli.data_file import check_regular
     from repro.files import replace_text, writable_file, writable_folder
-    from repro.systems.calibration import save_calibration
     from repro.systems.card_file import card_of
+    from repro.systems.cost import save_calibration
     from repro.systems.timed_steps import read_steps
 
     card, model = card_of(where)

@@ -5,17 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from engines.cost.cards import L40S
 from engines.cost.fit import TimedStep
-from engines.cost.roofline import StepWork
+from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.dllm.engine import Engine
+from engines.dllm.executor.replay import ReplayingExecutor
+from engines.dllm.executor.roofline import RooflineExecutor, StepNotes
+from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape
 from engines.user_file import read_text
+from repro.systems.dllm.record import STEPS
+from repro.systems.dllm.replay import Recorded, measured_run
+from repro.systems.dllm.system import dllm_system
 
 SECONDS, MODEL, NAME = "seconds", "model", "name"
 TOTALS = ("query_rows", "attention_pairs", "logit_rows", "kv_read_rows", "kv_written_rows", "num_sequences")
@@ -28,7 +38,7 @@ WORK = (
 REQUIRED = (*TOTALS, SECONDS)
 COLUMNS = (*WORK, SECONDS, MODEL, NAME)
 RUN_SUFFIX = ".jsonl.gz"
-TIMED_RUN = "repro.systems.dllm.timed_run"
+TIMED_RUN = "repro.systems.timed_steps"
 MOST_ROWS = 100
 """Each is left out once, and all others are fitted again."""
 
@@ -97,3 +107,75 @@ def _seconds(text: str) -> float:
         seconds = math.nan
     require(0 < seconds < math.inf, f"{SECONDS}={text!r} must be a number above 0")
     return seconds
+
+
+class _Counting(DelegatingExecutor):
+    """Notes what each step computes; what it is charged is of no account."""
+
+    def __init__(self, executor: RooflineExecutor) -> None:
+        super().__init__(executor)
+        self.counted, self._meter, self._notes = list[StepWork](), executor, StepNotes()
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        work = self._meter.work(plan)
+        self.counted.append(self._notes.noted(plan, work))
+        return self._meter.charged(plan, work)
+
+
+def steps_of_run(path: Path, most: int) -> list[TimedStep]:
+    """The run's schedule is gone through again, by the policies that made it. Steps that computed the same are one, with the median of
+    their times; of more than ``most`` kinds those that lie evenly among all, by their rows."""
+    recorded = measured_run(str(path))
+    run = recorded.run
+    system = dllm_system(run.cell.system)
+    settings = system.settings(recorded.cell)
+    works = _works(recorded)
+    table = run.table(STEPS)
+    require(
+        [work.query_rows for work in works] == table["query_tokens"],
+        f"measured={str(path)!r} ran other steps than its requests make where nothing takes time: give a run whose requests came all "
+        f"at once (--request-rate inf), in packed steps",
+    )
+    seconds: dict[StepWork, list[float]] = {}
+    for work, taken in zip(works, table["duration_s"], strict=True):
+        seconds.setdefault(work, []).append(taken)
+    kinds = sorted(seconds)
+    chosen = kinds if len(kinds) <= most else [kinds[place * (len(kinds) - 1) // (most - 1)] for place in range(most)]
+    return [
+        TimedStep(
+            name=f"{work.query_rows} rows x {len(seconds[work])}",
+            shape=settings.shape,
+            work=work,
+            seconds=median(seconds[work]),
+        )
+        for work in chosen
+    ]
+
+
+def _works(recorded: Recorded) -> Sequence[StepWork]:
+    run = recorded.run
+    system, cell = dllm_system(run.cell.system), recorded.cell
+    settings = system.settings(cell)
+    requests = recorded.workload(cell, settings.generation).requests
+    deployment = system.deployment(settings, [request.total_len for request in requests])
+    require(
+        deployment.batching.kind == "packed",
+        f"measured={recorded.file!r} ran static batches: give a run of packed steps",
+    )
+    facts = run.facts
+    deployment = replace(deployment, kv_rows=int(facts.get("kv_rows", deployment.kv_rows)))
+    counting = _Counting(
+        deployment.method.packed_roofline(
+            Roofline(settings.shape, L40S, Calibration.datasheet(L40S)), deployment.config, deployment.sampler
+        )
+    )
+    scheduler = deployment.scheduler()
+    engine = Engine(scheduler, counting)
+    if any(map(engine.is_open_ended, requests)):
+        replayed = recorded.replayed(requests, cell.seed, is_drawn=False)
+        deployment = deployment.following(replayed)
+        engine = Engine(deployment.scheduler(), ReplayingExecutor(counting, replayed))
+    for request in requests:
+        engine.submit(request)
+    engine.run()
+    return counting.counted

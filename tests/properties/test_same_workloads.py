@@ -28,7 +28,7 @@ from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.tokenizer import load_tokenizer
 from repro.runs.experiment import prepare
-from repro.systems.cluster.turns import PrefillWorkloadConfig, Stream, draw_workload
+from repro.systems.cluster.laps_settings import PrefillWorkloadConfig, Stream, draw_workload
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.requests import HttpKnobs
 from repro.systems.http.requests import workload_of as http_workload

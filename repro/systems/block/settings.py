@@ -41,10 +41,9 @@ from engines.models.block_config import (
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
 from engines.models.shape import BLOCK_DIFFUSION, ModelShape
 from repro.runs.cell import Cell
-from repro.systems.calibration import load_calibration
-from repro.systems.cost import CostKnobs
+from repro.systems.cost import CostKnobs, load_calibration
 from repro.systems.platforms import BlockPart, Platform, platform
-from repro.systems.resolve import resolve as resolve_knobs
+from repro.systems.platforms import resolve as resolve_knobs
 from repro.tasks.registry import TASKS
 from repro.workloads.knobs import TraceKnobs
 

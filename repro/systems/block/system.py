@@ -33,7 +33,7 @@ from repro.runs.metrics import Metric, column
 from repro.runs.record import REQUESTS, Column, Obtained, RunRecord, Table
 from repro.runs.step_driver import OnProgress, RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, Settings, resolve
-from repro.systems.calibration import describe_calibration, load_calibration
+from repro.systems.cost import describe_calibration, load_calibration
 from repro.systems.dllm.record import DLLM_METRICS, graded
 from repro.systems.dllm.record import REQUEST_COLUMNS as DLLM_COLUMNS
 from repro.tasks.registry import TASKS, TaskOptions, load_task

@@ -22,11 +22,10 @@ from engines.policies.own import Plugin
 from engines.policies.task import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.systems.calibration import fit_of, fitted_to
 from repro.systems.cluster.system import autoregressive_shape
-from repro.systems.cost import CostKnobs
+from repro.systems.cost import CostKnobs, fit_of, fitted_to
 from repro.systems.platforms import ArPart, Platform, platform
-from repro.systems.resolve import resolve as resolve_knobs
+from repro.systems.platforms import resolve as resolve_knobs
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.own import trace_asked

@@ -32,9 +32,16 @@ from repro.runs.family import Family
 from repro.runs.free import Free
 from repro.runs.record import RunRecord
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
-from repro.systems.cluster.laps_settings import SIMULATED, InstanceKnobs, Settings, in_tokens, resolve
+from repro.systems.cluster.laps_settings import (
+    SIMULATED,
+    InstanceKnobs,
+    PrefillWorkload,
+    Settings,
+    draw_workload,
+    in_tokens,
+    resolve,
+)
 from repro.systems.cluster.system import PolicyDeployment, PolicySystem
-from repro.systems.cluster.turns import PrefillWorkload, draw_workload
 from repro.systems.platforms import Platform, PrefillPart
 from repro.workloads.card import remarked
 

@@ -41,7 +41,7 @@ from engines.knobs import given_to
 from engines.named import asked
 from repro.runs.record import Obtained, RunRecord
 from repro.runs.step_driver import OnProgress, VirtualClock, WallClock
-from repro.systems.calibration import describe_calibration, fit_of, load_calibration
+from repro.systems.cost import describe_calibration, fit_of, load_calibration
 from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
 from repro.systems.dllm.record import drive_engine, step_requests
 from repro.systems.dllm.requests import grade_run

@@ -20,11 +20,10 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, chec
 from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
-from repro.systems.calibration import load_calibration
-from repro.systems.cost import CostKnobs
+from repro.systems.cost import CostKnobs, load_calibration
 from repro.systems.dllm.knobs import SIMULATED_READING, BaselineKnobs, Device, ModelKnobs, ReplayKnobs, WorkloadKnobs
 from repro.systems.platforms import DllmPart, Platform, platform
-from repro.systems.resolve import resolve as resolve_settings
+from repro.systems.platforms import resolve as resolve_settings
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
 

@@ -21,7 +21,7 @@ from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.http_driver import Ask, Reply
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
-from repro.systems.resolve import resolve as resolve_knobs
+from repro.systems.platforms import resolve as resolve_knobs
 from repro.tasks.registry import TASKS
 from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, RequestKnobs, length_scale_for

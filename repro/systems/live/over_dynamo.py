@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import engines
 from baselines.servers.checkpoint import write_tiny
@@ -23,13 +23,15 @@ from engines.cluster.sessions import Session
 from engines.errors import RunError
 from repro.runs.http_driver import Exchange
 from repro.systems.http.endpoint import Endpoint, require_client
-from repro.systems.live.front import GIVEN_UP_S, Served
 from repro.systems.live.http_client import Driving, HttpClient
 from repro.systems.servers import log_folder
 
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
+    from engines.ampd.live.record import Mark
     from engines.ar.torch.run import Prompts
+    from repro.systems.live.http_client import HttpClient
+
 
 logger = logging.getLogger(__name__)
 
@@ -116,3 +118,64 @@ class OverDynamo:
 def _lag(exchange: Exchange) -> float:
     assert exchange.sent_s is not None
     return max(exchange.sent_s - exchange.due_s, 0.0)
+
+
+GIVEN_UP_S = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    began: float
+    """On the store's clock."""
+    end_s: float
+    mark: Mark
+    """What the store held before."""
+    lags_s: list[float]
+    """How much later than due each session's first round was asked for."""
+    client: HttpClient | None = None
+    """None where rounds are timed in the store alone."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Front(Protocol):
+    @property
+    def basis(self) -> str:
+        """What it consists of besides this repository's code."""
+        ...
+
+    @property
+    def modules(self) -> tuple[str, ...]: ...
+
+    def check_machine(self) -> None: ...
+
+    def serve(
+        self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
+    ) -> Served: ...
+
+
+class Direct:
+    """The coordinator in this process, asked by call."""
+
+    basis = ""
+    modules: tuple[str, ...] = ()
+
+    def check_machine(self) -> None:
+        pass
+
+    def serve(
+        self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
+    ) -> Served:
+        from engines.ampd.live.coordinator import serve
+        from engines.ampd.live.record import Mark
+
+        coordinator = deciding.coordinator(store)
+        mark = Mark.of(store, fleet.worker_ids)
+        began = serve(coordinator, sessions, prompts, until_s=GIVEN_UP_S, on_turn=lambda ended: fleet.check())
+        end_s = store.clock.now() - began
+        arrived = [float(store.fields("session", each.session_id)["arrived_s"]) - began for each in sessions]
+        return Served(
+            began=began,
+            end_s=end_s,
+            mark=mark,
+            lags_s=[max(at - session.arrival_s, 0.0) for at, session in zip(arrived, sessions, strict=True)],
+        )

@@ -23,7 +23,7 @@ from repro.systems.cluster.ampd import OwnPolicies, own_policies
 from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.cluster.deployments import parse_deployment
 from repro.systems.platforms import platform
-from repro.systems.resolve import resolve as resolve_knobs
+from repro.systems.platforms import resolve as resolve_knobs
 from repro.workloads.sessions import SessionWorkloadConfig
 
 TINY = "tiny"

@@ -29,7 +29,7 @@ from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
 from repro.systems.cluster.ampd_record import round_ttft_s as ttft_of
 from repro.systems.cluster.ampd_settings import DEFAULT_READING
-from repro.systems.live.front import Direct, Front
+from repro.systems.live.over_dynamo import Direct, Front
 from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, Settings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
 

@@ -12,7 +12,7 @@ from engines.cost.cards import H200, L40S, RTX4090
 from engines.cost.roofline import LOGIT_PASSES, Calibration, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B
-from repro.systems.calibration import save_calibration
+from repro.systems.cost import save_calibration
 
 CARDS = (RTX4090, L40S, H200)
 BLOCK = 32

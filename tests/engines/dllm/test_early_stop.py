@@ -44,7 +44,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.metrics import served_per_second
 from repro.runs.step_driver import WallClock
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 from repro.systems.dllm.record import DLLM, drive_engine
 from repro.systems.dllm.system import method
 from repro.tasks.mini import GENERATORS

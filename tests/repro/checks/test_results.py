@@ -28,7 +28,7 @@ from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.run_table import read_table
 from repro.runs.seal import sealed
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 
 COPIED = (
     *(f"h20-llada2-mini/sglang-h20-llada2-mini.{ending}" for ending in ("csv", "txt", "runs.csv")),

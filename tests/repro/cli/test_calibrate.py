@@ -12,7 +12,7 @@ from repro import paths
 from repro.cli.main import main
 from repro.gpu_suite.calibration import Calibrating, Fitted
 from repro.reports import sensitivity
-from repro.systems.calibration import describe_calibration, load_calibration
+from repro.systems.cost import describe_calibration, load_calibration
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -50,7 +50,7 @@ def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, capsys, tmp_path
     assert isinstance(fitted, Fitted)
     stored = tmp_path / "stored"
     monkeypatch.setattr(paths, "CALIBRATION", stored)
-    monkeypatch.setattr("repro.systems.calibration.CALIBRATION", stored)
+    monkeypatch.setattr("repro.systems.cost.CALIBRATION", stored)
     asked = ("calibrate", "--platform", "h200", "--result-dir", str(tmp_path / "suite"))
     try:
         assert call(monkeypatch, *asked, "--dry-run") == 0

@@ -15,7 +15,7 @@ from engines.errors import UserError
 from repro.gpu_suite.adoption import constants, read_fit, report
 from repro.gpu_suite.calibration import CALIBRATION, Calibrating, Fitted, card_with, fit, fitted_rows
 from repro.reports import predictions
-from repro.systems.calibration import save_calibration
+from repro.systems.cost import save_calibration
 
 SIZES = (1, 16, 64, 256)
 

@@ -21,7 +21,7 @@ from repro.files import forget
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.systems.calibration import load_calibration, save_calibration
+from repro.systems.cost import load_calibration, save_calibration
 from repro.systems.platforms import DllmPart, Platform, platform
 
 FAMILIES = {

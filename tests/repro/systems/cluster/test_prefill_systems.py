@@ -14,7 +14,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.cluster.laps_record import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
-from repro.systems.cluster.turns import LANES, open_turns
+from repro.systems.cluster.laps_settings import LANES, open_turns
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.draws import ArrivalConfig
 

@@ -32,7 +32,7 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
-from repro.systems.calibration import load_calibration
+from repro.systems.cost import load_calibration
 from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs

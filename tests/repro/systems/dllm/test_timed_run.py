@@ -11,9 +11,9 @@ import repro
 from engines.cost.roofline import CardCalibration
 from repro.files import forget
 from repro.paths import REPO
-from repro.systems.calibration import save_calibration
+from repro.systems.cost import save_calibration
 from repro.systems.dllm.record import BLOCKS, STEPS
-from repro.systems.dllm.timed_run import steps_of_run
+from repro.systems.timed_steps import steps_of_run
 
 CARD = """\
 name: this-cpu

@@ -39,9 +39,8 @@ from engines.policies.routing import LeastKvMemory
 from engines.policies.task import PrefillQueue, Slo
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
-from repro.systems.live.front import Direct
 from repro.systems.live.http_client import body_of
-from repro.systems.live.over_dynamo import OverDynamo
+from repro.systems.live.over_dynamo import Direct, OverDynamo
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 
