@@ -368,6 +368,27 @@ def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who
         knobs[name].check(value)
 
 
+def resolve(
+    kind: type[Settings],
+    given: Mapping[str, Any],
+    *others: type | Mapping[str, Knob],
+    system: str,
+    usual: Mapping[str, Any] | None = None,
+    beside: Mapping[str, object] | None = None,
+    **fixed: object,
+) -> Settings:
+    """Settings of a ``kind``, the one way to make them of a cell's knobs: their defaults, over them the ``usual`` values of platform and
+    system, and over these what is ``given``.
+
+    Values go by the names of fields, wherever inside of the settings a field stands. ``fixed`` are fields of the outermost settings that
+    no name reaches, ``beside`` what else decides whether a field has an effect. Raises UserError for a name that neither the settings
+    nor ``others`` (the system's own knobs, those of a user's policies and workload) have, and for a value that a field may not have or
+    that has no effect; it blames the ``system``, a name.
+    """
+    check_given(given, kind, *others, who=f"system={system!r}")
+    return given_to(made(kind, usual or {}, **fixed), given, **(beside or {}))
+
+
 def helps_of(kind: type) -> Mapping[str, str]:
     """The text below each field, of settings inside of settings too, on one line."""
     return _over_bases(kind, _texts_of)

@@ -11,24 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from engines.cost.cards import Gpu, gpu
 from engines.errors import UserError, require
-from engines.knobs import (
-    Checked,
-    Count,
-    Knob,
-    Memory,
-    Range,
-    Tokens,
-    check_given,
-    check_value,
-    given_to,
-    knobs_of,
-    made,
-)
+from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
 from engines.named import load_named, where_of
 from repro.files import read_yaml
 from repro.registry import Registry
 from repro.runs.sizes import size_of
-from repro.workloads.own import workload_knobs
 
 MIB = 2**20
 STORED = Path(__file__).with_name("platforms.yaml")
@@ -318,27 +305,3 @@ def card(name: str) -> Gpu:
     where = platform(name).gpu if CARD_FILE.fullmatch(name) else name
     assert where is not None, "a file is of a card"
     return gpu(where)
-
-
-Settings = TypeVar("Settings")
-Others = type | Mapping[str, Knob]
-
-
-def resolve(
-    kind: type[Settings],
-    given: Mapping[str, Any],
-    *others: Others,
-    who: str,
-    usual: Mapping[str, Any] | None = None,
-    beside: Mapping[str, object] | None = None,
-    **fixed: object,
-) -> Settings:
-    """Settings of a ``kind``: their defaults, over them the ``usual`` values of platform and system, and over these what is ``given``.
-
-    Values go by the names of fields, wherever inside of the settings a field stands. ``fixed`` are fields of the outermost settings that
-    no name reaches, ``beside`` what else decides whether a field has an effect. Raises UserError for a name that neither the settings
-    nor ``others`` (the system's own knobs, those of a user's policies) have, and for a value that a field may not have or that has no
-    effect; ``who`` is blamed for it.
-    """
-    check_given(given, kind, *others, workload_knobs(given), who=f"system={who!r}")
-    return given_to(made(kind, usual or {}, **fixed), given, **(beside or {}))

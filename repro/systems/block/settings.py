@@ -29,6 +29,7 @@ from engines.cost.cards import gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import require
 from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
+from engines.knobs import resolve as resolve_knobs
 from engines.models.block_config import (
     BLOCK_SHAPES,
     FAST_DLLM_V2_7B,
@@ -43,9 +44,9 @@ from engines.models.shape import BLOCK_DIFFUSION, ModelShape
 from repro.runs.cell import Cell
 from repro.systems.cost import CostKnobs, load_calibration
 from repro.systems.platforms import BlockPart, Platform, platform
-from repro.systems.platforms import resolve as resolve_knobs
 from repro.tasks.registry import TASKS
 from repro.workloads.knobs import TraceKnobs
+from repro.workloads.own import workload_knobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
     "low-confidence": LowConfidence,
@@ -257,7 +258,12 @@ def resolve(cell: Cell) -> Settings:
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
     knobs = resolve_knobs(
-        BlockKnobs, cell.asked, who=NAME, usual=_usual(where, cell.executor), beside={"executor": cell.executor}
+        BlockKnobs,
+        cell.asked,
+        workload_knobs(cell.asked),
+        system=NAME,
+        usual=_usual(where, cell.executor),
+        beside={"executor": cell.executor},
     )
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")

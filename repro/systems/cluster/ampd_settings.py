@@ -17,6 +17,7 @@ from engines.cost.cards import Gpu, gpu
 from engines.cost.kernels import check_kernels
 from engines.errors import UserError, require
 from engines.knobs import Checked, Only, Range, Seconds, given_to
+from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import model_shape
 from engines.policies.own import Plugin
 from engines.policies.task import NO_OBJECTIVE_S, Slo
@@ -25,10 +26,9 @@ from repro.runs.cell import Cell
 from repro.systems.cluster.system import autoregressive_shape
 from repro.systems.cost import CostKnobs, fit_of, fitted_to
 from repro.systems.platforms import ArPart, Platform, platform
-from repro.systems.platforms import resolve as resolve_knobs
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
-from repro.workloads.own import trace_asked
+from repro.workloads.own import trace_asked, workload_knobs
 from repro.workloads.sessions import (
     Lengths,
     SessionWorkload,
@@ -219,7 +219,9 @@ def resolve(
     usual = {"model": part.model, "constants": part.constants}
     beside = {"executor": cell.executor}
     plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
-    knobs = resolve_knobs(ClusterKnobs, cell.asked, own, plugged, who=system, usual=usual, beside=beside)
+    knobs = resolve_knobs(
+        ClusterKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, usual=usual, beside=beside
+    )
     asked = {name: value for name, value in cell.asked.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)

@@ -17,6 +17,7 @@ from engines.cost.kernels import check_kernels
 from engines.cost.tables import Framework
 from engines.errors import require
 from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, given_to, knobs_of, made
+from engines.knobs import resolve as resolve_knobs
 from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, Turn
 from engines.laps.cost import PrefillConstants, PrefillCost, cost_of
 from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
@@ -29,7 +30,6 @@ from repro.runs.cell import Cell
 from repro.systems.cluster.system import autoregressive_shape
 from repro.systems.cost import CostKnobs, fit_of, fitted_to
 from repro.systems.platforms import Platform, PrefillPart, platform
-from repro.systems.platforms import resolve as resolve_knobs
 from repro.workloads.conversations import (
     LONG,
     ConversationConfig,
@@ -40,7 +40,7 @@ from repro.workloads.conversations import (
 )
 from repro.workloads.draws import ArrivalConfig, arrival_times, arrivals_asked, derive_seed
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers
-from repro.workloads.own import trace_asked
+from repro.workloads.own import trace_asked, workload_knobs
 from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
@@ -251,7 +251,9 @@ def resolve(
     )
     beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
     plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
-    knobs = resolve_knobs(InstanceKnobs, cell.asked, own, plugged, who=system, beside=beside)
+    knobs = resolve_knobs(
+        InstanceKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, beside=beside
+    )
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
     model = _model(knobs, part, system)

@@ -16,6 +16,7 @@ from engines.dllm.method import Method
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, given_to, knobs_of
+from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.models.shape import ModelShape
 from engines.parallel.division import check_division
@@ -23,9 +24,9 @@ from repro.runs.cell import NOTES, Cell
 from repro.systems.cost import CostKnobs, load_calibration
 from repro.systems.dllm.knobs import SIMULATED_READING, BaselineKnobs, Device, ModelKnobs, ReplayKnobs, WorkloadKnobs
 from repro.systems.platforms import DllmPart, Platform, platform
-from repro.systems.platforms import resolve as resolve_settings
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
+from repro.workloads.own import workload_knobs
 
 Executor = Literal["torch", "roofline"]
 REPLAY = "repro.systems.dllm.replay"
@@ -106,12 +107,13 @@ def resolve(cell: Cell, method: Method) -> Settings:
         own, baseline = (*own, BaselineKnobs), given_to(baseline, given)
         beside = {"reading": baseline.reading}
     scheduler = knobs_of(scheduler_of(str(given.get("scheduler", "phase"))).knobs)
-    settings = resolve_settings(
+    settings = resolve_knobs(
         Settings,
         given,
         *own,
         scheduler,
-        who=method.name,
+        workload_knobs(given),
+        system=method.name,
         usual=_usual(cell, part),
         beside={"executor": cell.executor, **beside},
         platform=where,

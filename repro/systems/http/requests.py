@@ -14,6 +14,7 @@ from engines.cluster.sessions import Session
 from engines.dllm.config import AnswerTokens, GenerationConfig, Level
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Tokens
+from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from engines.strict_json import json_object
@@ -21,11 +22,10 @@ from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.http_driver import Ask, Reply
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
-from repro.systems.platforms import resolve as resolve_knobs
 from repro.tasks.registry import TASKS
 from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, RequestKnobs, length_scale_for
-from repro.workloads.own import Traced, trace_asked
+from repro.workloads.own import Traced, trace_asked, workload_knobs
 from repro.workloads.rows import MOST_TOKENS
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.text import more_text
@@ -135,7 +135,7 @@ class HttpKnobs(RequestKnobs, Checked):
 
 def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
     require("url" in given, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
-    return resolve_knobs(HttpKnobs, given, who=system, endpoint=Endpoint(url=given["url"]))
+    return resolve_knobs(HttpKnobs, given, workload_knobs(given), system=system, endpoint=Endpoint(url=given["url"]))
 
 
 # -- workloads --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from engines.ampd.system import AmpdConfig
 from engines.cluster.hardware import Deployment
 from engines.errors import require
 from engines.knobs import Checked, Range, given_to
+from engines.knobs import resolve as resolve_knobs
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.own import Plugin
 from engines.policies.task import Slo
@@ -23,7 +24,7 @@ from repro.systems.cluster.ampd import OwnPolicies, own_policies
 from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.cluster.deployments import parse_deployment
 from repro.systems.platforms import platform
-from repro.systems.platforms import resolve as resolve_knobs
+from repro.workloads.own import workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig
 
 TINY = "tiny"
@@ -116,7 +117,7 @@ def resolve(cell: Cell, system: str) -> Settings:
     )
     own = own_policies(cell.asked)
     plugged = (each.knobs for each in own.values())
-    knobs = resolve_knobs(LiveKnobs, cell.asked, AmpdConfig, *plugged, who=system)
+    knobs = resolve_knobs(LiveKnobs, cell.asked, AmpdConfig, *plugged, workload_knobs(cell.asked), system=system)
     policies = given_to(AmpdConfig(), cell.asked)
     told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
     for each in own.values():
