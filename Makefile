@@ -19,7 +19,7 @@ TEST_JOBS ?= 2
 BUDGET ?= 520
 GPU_PLATFORM ?=
 TESTS ?=
-MUTATE ?= engines/laps/controller.py
+MUTATE ?= engines/laps/system.py
 MUTATE_TESTS ?= tests/engines/laps
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings tuned baselines accuracy growth frontier

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.measured import CPU_TIME
-from engines.cost.cards import Gpu
 from engines.cost.peaks import datasheet_gpu, measured_gpu
+from engines.cost.roofline import Gpu
 from engines.errors import UserError
 from engines.models.checkpoint import PUBLISHED_CONFIGS
 from engines.models.loader import check_device, load_model, parse_dtype

@@ -28,8 +28,8 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import GraphForward, graph_key, metadata_size
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.phase import DelayedCache
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.kernels.rmsnorm import rms_norm_reference
 from engines.kernels.rotary import rotate_reference
 from engines.kernels.swiglu import swiglu_reference

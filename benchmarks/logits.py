@@ -19,9 +19,8 @@ import torch
 from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 from torch import Tensor
 
-from engines.cost.cards import Gpu
 from engines.cost.peaks import seconds_of
-from engines.cost.roofline import Roofline, StepWork
+from engines.cost.roofline import Gpu, Roofline, StepWork
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, Reduction, reduce_in_chunks
 from engines.dllm.executor.kernel_choice import KernelChoice

@@ -39,7 +39,7 @@ from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import require
 from engines.models.decoder import CausalModel
 from engines.models.protocol import Attend, Rotary
-from engines.policies.step import Bucket, Rung
+from engines.policies.views import Bucket, Rung
 from repro.systems.cluster.instance import Setting, executor_of, setting_of
 
 PARTS = ("kappa", "times", "graphs", "host")

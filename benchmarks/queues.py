@@ -38,9 +38,9 @@ from common import Rows, add_counts, parser_of, run, shown, table, write_csv
 
 from engines.errors import require
 from engines.laps.cluster import OpenTurns, Turn
+from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig
-from engines.laps.step_model import StepModel
-from engines.policies.step import StepTimes
+from engines.policies.views import StepTimes
 from paper_figures.laps.contenders import LARGE, LMSYS, MIDDLE, SMALL, rate_of
 from repro.cores import usable_cores
 from repro.runs.cell import Cell, Scalar

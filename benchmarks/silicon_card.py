@@ -18,8 +18,8 @@ from typing import Any
 
 from common import Rows, parser_of, run, shown, table, write_csv
 
-from engines.cost.cards import gpu
-from engines.cost.tables import FRAMEWORKS
+from engines.cost.kernels import FRAMEWORKS
+from engines.cost.roofline import gpu
 from engines.errors import UserError
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import BLOCK, title_of

@@ -24,16 +24,13 @@ from typing import Any, NamedTuple
 
 from common import Rows, parser_of, run, shown, table
 
-from engines.cluster.cost import PHYSICAL, WorkerCost
-from engines.cluster.hardware import DEGREES
-from engines.cost.cards import gpu
-from engines.cost.composed import Composed, kernels_of
+from engines.cluster.hardware import DEGREES, PHYSICAL, WorkerCost
 from engines.cost.extract import LICENCE, SYSTEMS
-from engines.cost.roofline import Roofline, StepWork
-from engines.cost.tables import FRAMEWORKS
+from engines.cost.kernels import FRAMEWORKS, Composed, kernels_of
+from engines.cost.roofline import Roofline, StepWork, gpu
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 from repro.systems.cost import load_calibration
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"

@@ -14,15 +14,11 @@ from statistics import median
 
 from common import Rows, parser_of, run, shown, table
 
-from engines.cluster.cost import PHYSICAL, WorkerCost
-from engines.cluster.hardware import Hardware
-from engines.cost.cards import gpu
-from engines.cost.composed import Composed
-from engines.cost.kernels import Kernels
-from engines.cost.roofline import Calibration, Roofline, StepWork
-from engines.cost.tables import FRAMEWORKS
+from engines.cluster.hardware import PHYSICAL, Hardware, WorkerCost
+from engines.cost.kernels import FRAMEWORKS, Composed, Kernels
+from engines.cost.roofline import Calibration, Roofline, StepWork, gpu
 from engines.models.shape import LLADA_8B, ModelShape, model_shape
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 from repro.systems.cost import load_calibration
 
 CARDS = ("rtx4090", "l40s", "a100", "h100", "h200", "b200", "h20")

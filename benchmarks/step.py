@@ -27,14 +27,13 @@ from time import perf_counter
 import numpy as np
 from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 
-from engines.cost.cards import Gpu
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import Phase
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes

@@ -13,13 +13,12 @@ from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import UserError, require
 from engines.knobs import given_to, made
+from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig, ReserveConfig, share_for
-from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, laps, on_time, reserve
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, PrefillFirst
-from engines.policies.step import Batching, Bucket, Chunk
-from engines.policies.task import OpenQueue, PrefillQueue
+from engines.policies.views import Batching, Bucket, Chunk, OpenQueue, PrefillQueue
 from engines.server.ar import AtMost
 from engines.server.ar_settings import own_batcher
 from repro.systems.cluster.instance import CARD, TINY, MeasuredInstance, Setting

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
+from engines.data import read_text
 from engines.errors import UserError, require
-from engines.user_file import read_text
 
 _MOST_YAML_BYTES = 16 << 20
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from engines.data import RepeatedKeyError, unique
+from engines.data import read_text as read_file
 from engines.errors import UserError, require
 from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_template
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, is_base
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
-from engines.strict_json import RepeatedKeyError, unique
-from engines.user_file import read_text as read_file
 
 
 @dataclass(frozen=True, kw_only=True)

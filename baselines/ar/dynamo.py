@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from engines.cluster.cluster import Cluster, HistoryRead, Policies
 from engines.cluster.hardware import Deployment, Hardware
+from engines.cluster.simulation import Cluster, HistoryRead, Policies
 from engines.errors import require
 from engines.knobs import Checked, Fixed, Only, Range
 from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly, Router
-from engines.policies.task import PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import DecodeView, PrefillTask, PrefillView
 
 _BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
 _Affinity = Literal["prefix", "cost", "none"]

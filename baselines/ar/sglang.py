@@ -14,13 +14,11 @@ from typing import Annotated, Literal
 
 from engines.errors import require
 from engines.knobs import Checked, Range, Tokens, check_value
-from engines.laps.graphs import Graphs, WithGraphs, graph_choice
-from engines.laps.step_model import StepModel
-from engines.laps.system import PrefillSystem
+from engines.laps.batching import Graphs, WithGraphs, graph_choice
+from engines.laps.latency import StepModel
+from engines.laps.system import InstanceRouter, InstanceView, LeastRequests, LeastTokens, PrefillSystem, RoundRobin
 from engines.policies.batching import CHUNK_TOKENS, Chunked
-from engines.policies.instances import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
-from engines.policies.step import FALLBACK, IDLE, Chunk, Rung, Situation, StepMode, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.views import FALLBACK, IDLE, Chunk, PrefillTask, Rung, Situation, StepMode, StepPlan
 
 Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
 CHUNKED_PREFILL_SIZE = 8192

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.cluster.cluster import Cluster, Policies
 from engines.cluster.hardware import Deployment, Hardware
+from engines.cluster.simulation import Cluster, Policies
 from engines.errors import require
 from engines.knobs import Checked, Seconds, Tokens
 from engines.policies.batching import CHUNK_TOKENS, Chunked, PrefillFirst
 from engines.policies.routing import Binder, FewestSessions, LeastKvMemory, RoundRobin
-from engines.policies.step import Batching
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.views import Batching, PrefillQueue, PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
 _Balance = Literal["memory", "sessions", "round-robin"]

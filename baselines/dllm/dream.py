@@ -6,7 +6,7 @@ from baselines.dllm.options import RANKINGS, Algorithm, DreamOptions, Ranking
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import Confidence, DecodeConfig, FirstStep
 from engines.dllm.method import Options, Sampler
-from engines.dllm.scheduling.phase import NoCache
+from engines.dllm.phase import NoCache
 from engines.errors import require
 
 

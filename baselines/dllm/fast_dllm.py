@@ -9,7 +9,7 @@ from baselines.dllm.options import RANKINGS, FastDllmOptions
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, GenerationConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
+from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.errors import require
 
 THRESHOLD = 0.9

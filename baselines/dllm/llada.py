@@ -6,7 +6,7 @@ from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.scheduling.phase import NoCache
+from engines.dllm.phase import NoCache
 
 
 class Llada(PublishedMethod):

@@ -7,7 +7,7 @@ from baselines.dllm.options import SparseOptions
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.scheduling.phase import DelayedCache
+from engines.dllm.phase import DelayedCache
 from engines.errors import require
 
 

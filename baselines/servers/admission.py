@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
+from engines.data import json_object
 from engines.knobs import Checked, Fixed, Range, Tokens, check_given
 from engines.laps.batching import TemporalConfig, WaitConfig
+from engines.laps.latency import StepModel
 from engines.laps.ours import ReserveConfig
-from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
-from engines.policies.step import Situation, StepPlan
-from engines.policies.task import OpenQueue, PrefillTask
-from engines.strict_json import json_object
+from engines.policies.views import OpenQueue, PrefillTask, Situation, StepPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from engines.cluster.hardware import GPUS_PER_SERVER, Hardware, Link
 from engines.errors import require
 from engines.least_squares import least_squares
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,8 +18,7 @@ from engines.ampd.performance import PerformanceModel
 from engines.errors import require
 from engines.knobs import Checked, Range
 from engines.policies.routing import Decision
-from engines.policies.task import PrefillQueue, PrefillTask, Slo
-from engines.policies.views import DecodeView, PrefillView, QueueView
+from engines.policies.views import DecodeView, PrefillQueue, PrefillTask, PrefillView, QueueView, Slo
 
 RouteOrder = Literal["random", "load"]
 WindowSignal = Literal["done", "age", "backlog"]

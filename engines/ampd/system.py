@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import MAX_LOOKAHEAD, AdaptiveRouter, ReorderingQueue, RoutingConfig
-from engines.cluster.cluster import Cluster, Policies
 from engines.cluster.hardware import Deployment, Hardware
-from engines.cluster.memory import WINDOW_S
+from engines.cluster.simulation import Cluster, Policies
+from engines.cluster.worker import WINDOW_S
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
 from engines.policies.on_time import LateShare, OnTimeQueue
 from engines.policies.routing import Dispatch, RemoteOnly, Router
-from engines.policies.task import PrefillQueue, Slo
+from engines.policies.views import PrefillQueue, Slo
 
 QueueOrder = Literal["window", "on-time"]
 

@@ -17,12 +17,10 @@ from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import ClassVar, NamedTuple, Unpack
 
-from engines.cluster.memory import WINDOW_S, KvPool, TokenRun, TokenWindow
 from engines.cluster.record import Stay, TokenLog, WorkerRow
-from engines.cluster.worker import Hub, Live, Parts, Worker
+from engines.cluster.worker import WINDOW_S, Hub, KvPool, Live, Parts, TokenRun, TokenWindow, Worker
 from engines.cost.roofline import DecodeLine
-from engines.policies.step import IDLE, Share, Situation, StepPlan
-from engines.policies.task import PrefillTask
+from engines.policies.views import IDLE, PrefillTask, Share, Situation, StepPlan
 
 
 class Run(NamedTuple):

@@ -1,19 +1,206 @@
 """The workers of a cluster and what they run on: replicas and tensor-parallel degrees of each phase, the servers they stand on, the
 K/V that fits beside the weights, and the links between them.
+
+What a step of a worker costs: the ground truth of the simulated cluster.
+
+On a roofline a step's work is spread over the GPUs of a tensor-parallel group, and two all-reduces per layer are
+added. On either price come the overheads of ``CostConstants``.
+
+Its constants, which no datasheet gives and no paper states, are named readings. ``physical`` is what a well-built engine reaches on
+this hardware; the others lower or raise single constants until one printed figure is met, and say which. None of them meets all
+figures at once (``repro reproduce ampd/readings``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Protocol
 
-from engines.cluster.cost import CostConstants, StepCost, WorkerCost, link_bytes_per_s
-from engines.cost.cards import Gpu
-from engines.errors import require
-from engines.knobs import Checked, Count, Range
+from engines.cost.kernels import Composed, kernels_of
+from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
+from engines.errors import UserError, require
+from engines.knobs import Checked, Count, Proportion, Range, Seconds
 from engines.models.shape import ModelShape
+from engines.policies.views import Chunk
+
+Role = Literal["assumed", "fitted", "implied"]
+"""assumed: chosen beforehand, from common experience. fitted: the best of a search against printed results, which
+are then no prediction. implied: follows from one printed figure, named in the note."""
+
+_INTER_SERVER_GB_S = 25.0
+"""Per GPU: the paper prints 200 GB/s per server of 8 GPUs (AMPD §7.1), which is one 200 Gb/s port each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostConstants(Checked):
+    name: str
+    role: Role
+    note: str
+    matmul_efficiency: Proportion
+    """Share of the datasheet's matrix peak."""
+    attention_efficiency: Proportion
+    """Share of the same peak that attention over a prompt reaches."""
+    bandwidth_efficiency: Proportion
+    """Share of the datasheet's memory bandwidth. Values below 0.6 stand in for engine overhead, not for hardware."""
+    layer_launch_s: Seconds = 0.0
+    """Least time of a layer in any step: a step is launch-bound below ``n_layers`` times this."""
+    step_overhead_s: Seconds = 2e-3
+    """Scheduling, sampling and detokenising of every step."""
+    prefill_overhead_s: Seconds = 0.0
+    """Added for every prefill, wherever it runs."""
+    remote_prefill_overhead_s: Seconds = 0.0
+    """Added for a prefill away from its decode worker: handshake, block allocation, registration."""
+    tensor_parallel_loss: Annotated[float, Range(least=0)] = 0.0
+    """A degree of n does the work of n / (1 + loss log2 n) GPUs, besides its communication."""
+    all_reduce_latency_s: Seconds = 12e-6
+    """Latency of each of the two all-reduces per layer."""
+    nvlink_efficiency: Proportion = 0.7
+    inter_server_gb_s: Annotated[float, Range(above=0)] = _INTER_SERVER_GB_S
+    """Per GPU, one direction."""
+    inter_server_efficiency: Proportion = 0.8
+    transfer_latency_s: Seconds = 1e-3
+    """The alpha of a KV transfer (AMPD App. A.1, Hockney's model)."""
+    memory_share: Proportion = 0.85
+    """Share of a GPU's memory for weights and KV; the rest holds activations, graphs and the runtime."""
+
+
+PHYSICAL = CostConstants(
+    name="physical",
+    role="assumed",
+    note="Shares of peak a tuned engine reaches, 2 ms a step, no other overhead.",
+    matmul_efficiency=0.6,
+    attention_efficiency=0.6,
+    bandwidth_efficiency=0.8,
+)
+TRIAL_R2 = replace(
+    PHYSICAL,
+    name="trial-r2",
+    role="fitted",
+    note="One of the best of about 110 sets against Figure 4: slower decode and dearer remote prefill than hardware explains.",
+    matmul_efficiency=0.5,
+    attention_efficiency=0.5,
+    bandwidth_efficiency=0.35,
+    layer_launch_s=0.1e-3,
+    remote_prefill_overhead_s=10e-3,
+)
+_LAUNCH_BOUND = replace(
+    PHYSICAL,
+    name="launch-bound",
+    role="implied",
+    note="Decode steps of 21 to 30 ms, as the axes of Figure 8 ask: 0.3 ms a layer.",
+    layer_launch_s=0.3e-3,
+)
+_COSTLY_REQUEST = replace(
+    PHYSICAL,
+    name="costly-request",
+    role="implied",
+    note="50 ms a prefill, as ToolBench's 13.9 % local prefills ask (Figure 5).",
+    prefill_overhead_s=50e-3,
+    layer_launch_s=0.1e-3,
+)
+_COSTLY_REMOTE = replace(
+    PHYSICAL,
+    name="costly-remote",
+    role="implied",
+    note="80 ms for a remote prefill, with which co-location beats disaggregation on GAIA (Figure 4).",
+    prefill_overhead_s=20e-3,
+    remote_prefill_overhead_s=80e-3,
+    layer_launch_s=0.2e-3,
+)
+
+CONSTANTS: tuple[CostConstants, ...] = (PHYSICAL, TRIAL_R2, _LAUNCH_BOUND, _COSTLY_REQUEST, _COSTLY_REMOTE)
+
+
+def cost_constants(name: str) -> CostConstants:
+    for constants in CONSTANTS:
+        if constants.name == name.lower():
+            return constants
+    raise UserError(f"constants={name!r} are unknown: use one of {', '.join(each.name for each in CONSTANTS)}")
+
+
+class StepCost(Protocol):
+    """What the cluster asks about a worker's speed. A measured table or a stub will do as well."""
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        """One step that prefills ``chunks`` and advances ``decoding`` sequences of ``context`` tokens in all.
+
+        ``mode`` is what the batching policy asked for (``StepPlan.mode``), where a worker has several ways.
+        """
+        ...
+
+    def decode_line(self, decoding: int) -> DecodeLine: ...
+
+
+class WorkerCost:
+    """A tensor-parallel group of ``degree`` GPUs, by a roofline, or composed of a framework's ``kernels``.
+
+    Composed, of the constants the overheads count: launches, the step's own, a prefill's, a remote one's. Shares of a peak,
+    and how a group exchanges activations, are in the tables.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        gpu: Gpu,
+        degree: int,
+        constants: CostConstants,
+        *,
+        kernels: str | None = None,
+        is_remote: bool = False,
+    ) -> None:
+        """``is_remote`` charges prefills as on a worker that does not decode them."""
+        require(degree >= 1, f"degree={degree}: a worker has at least one GPU")
+        require(
+            shape.n_heads % degree == 0,
+            f"degree={degree} does not divide the {shape.n_heads} heads of {shape.name}: use a power of two",
+        )
+        self._launch_s = shape.n_layers * constants.layer_launch_s
+        self._fixed_s = constants.step_overhead_s
+        self._prefill_overhead_s = constants.prefill_overhead_s
+        if is_remote:
+            self._prefill_overhead_s += constants.remote_prefill_overhead_s
+        self._row_s = 0.0
+        self.price: StepPrice
+        if kernels is not None:
+            self.price = Composed(kernels_of(shape.on_rank(degree), gpu, kernels, degree))
+        else:
+            gpus = degree / (1 + constants.tensor_parallel_loss * math.log2(degree))
+            self.price = Roofline(shape, gpu, shares=constants, gpus=gpus)
+            if degree > 1:
+                self._fixed_s += 2 * shape.n_layers * constants.all_reduce_latency_s
+                # A ring moves 2 (n - 1) / n of the activations over each GPU's link, in one direction.
+                moved = 2 * (degree - 1) / degree * 2 * shape.n_layers * shape.d_model * shape.dtype_bytes
+                self._row_s = moved / (link_bytes_per_s(gpu) * constants.nvlink_efficiency)
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        if mode is not None:
+            raise UserError(f"mode={mode!r}: this cost model knows one way to run a step")
+        work = StepWork(prompts=chunks, decoding=decoding, context=context)
+        linear_s, attention_s, logits_s = self.price.parts(work)
+        busy_s = max(linear_s + attention_s + logits_s, self._launch_s)
+        rows = decoding + sum([tokens for _, tokens in chunks]) if self._row_s else 0
+        return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        else_s = besides_attention_s(self.price, decoding)
+        attention, fixed_s = self.price.decode_line(decoding), self._fixed_s + decoding * self._row_s
+        floor_s = max(else_s + attention.floor_s, self._launch_s)
+        return DecodeLine(else_s + attention.base_s + fixed_s, attention.slope_s, floor_s + fixed_s)
+
+
+def besides_attention_s(price: StepPrice, rows: int) -> float:
+    """Layers' matrices and LM head of a step of so many rows, each with logits."""
+    linear_s, _, logits_s = price.parts(StepWork(query_rows=rows, logit_rows=rows))
+    return linear_s + logits_s
+
+
+def link_bytes_per_s(gpu: Gpu) -> float:
+    """One direction between GPUs of a server: NVLink, or PCIe where there is none."""
+    both_gb_s = gpu.pcie_gb_s if gpu.nvlink_gb_s is None else gpu.nvlink_gb_s
+    return both_gb_s * 1e9 / 2
+
 
 DEGREES = (1, 2, 4, 8)
 """T of AMPD §5."""

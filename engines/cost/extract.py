@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engines.cost.cards import Gpu, gpu
-from engines.cost.tables import (
+from engines.cost.kernels import (
     BLOCK_FOLDER,
     FOLDER,
     FRAMEWORKS,
@@ -35,6 +34,7 @@ from engines.cost.tables import (
     heads_of,
     layer_products,
 )
+from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
 from engines.models.shape import BLOCK_DIFFUSION, SHAPES, ModelShape
 

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.cost.cards import Gpu
-from engines.cost.roofline import Calibration, CardCalibration, Roofline, StepWork
+from engines.cost.roofline import Calibration, CardCalibration, Gpu, Roofline, StepWork
 from engines.errors import UserError, require
 from engines.least_squares import Floats, nonnegative_fit, reduced
 from engines.models.shape import ModelShape

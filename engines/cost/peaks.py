@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from engines.cost.cards import Gpu, gpu_of_device
+from engines.cost.roofline import Gpu, gpu_of_device
 from engines.models.product import product_of
 
 REPEATS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from engines.dllm.scheduling.settling import Settling
+from engines.dllm.phase import Settling
 from engines.errors import require
 from engines.knobs import Checked, Except, Fixed, Names, Needs, Only, Proportion, Range, Seed, Tokens
 

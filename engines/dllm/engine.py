@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
 
+from engines.dllm.phase import Phase, SeeingRule
 from engines.dllm.plan import (
     Completion,
     Executor,
@@ -23,8 +24,7 @@ from engines.dllm.plan import (
     StepPlan,
     StepRecord,
 )
-from engines.dllm.scheduling.phase import Phase, SeeingRule
-from engines.dllm.scheduling.scheduler import Scheduler, booked, due_fields, plan_item
+from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together, is_open_ended
 from engines.errors import RunError
 from engines.named import asked

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.scheduling.phase import Phase
+from engines.dllm.phase import Phase
 from engines.errors import RunError, require
 from engines.runtime.step_timer import StepTimes
 

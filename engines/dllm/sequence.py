@@ -8,9 +8,8 @@ from itertools import pairwise
 
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
+from engines.dllm.phase import Phase, RefreshRule, SeeingRule, Seen, Settling, Window, check_phase
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import Phase, RefreshRule, SeeingRule, Seen, Window, check_phase
-from engines.dllm.scheduling.settling import Settling
 from engines.errors import require
 
 

@@ -20,8 +20,7 @@ from typing import Annotated, Protocol
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
 from engines.policies.on_time import LateShare, Split, by_arrival, whole_steps_s, work_by
-from engines.policies.step import IDLE, Share, Situation, StepPlan
-from engines.policies.task import OpenQueue, PrefillTask
+from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation, StepPlan
 
 
 class WorkModel(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engines import user_file
+from engines import data
 from engines.errors import UserError
 from engines.models.dream_config import DREAM_7B, DreamConfig
 from engines.models.llada_config import LLADA_8B, LLaDAConfig
@@ -86,7 +86,7 @@ def is_base(model: str) -> bool:
 def read_text(path: Path) -> str:
     """A text file of a checkpoint, which must exist."""
     try:
-        return user_file.read_text("file", path, most=_MOST_TEXT_BYTES)
+        return data.read_text("file", path, most=_MOST_TEXT_BYTES)
     except UserError as error:
         raise UserError(f"{error}, or restore the file") from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from engines.knobs import Checked, Needs, Range
-from engines.policies.task import OpenQueue, PrefillTask
+from engines.policies.views import OpenQueue, PrefillTask
 
 
 @dataclass(frozen=True, kw_only=True)

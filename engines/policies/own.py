@@ -16,7 +16,7 @@ from typing import Any
 from engines.errors import UserError, require
 from engines.knobs import Knob, given_to, usual_knobs_of
 from engines.named import asked, load_named
-from engines.policies.task import OpenQueue, PrefillQueue
+from engines.policies.views import OpenQueue, PrefillQueue
 
 _NUMBERS = ("no", "one", "two", "three", "four")
 
@@ -37,7 +37,7 @@ class Kind:
     def needed(self) -> str:
         what = f"an object with {self.method}({', '.join(self.arguments)})"
         if self.of is not object:
-            what = f"an engines.policies.task.{self.of.__name__}"
+            what = f"an engines.policies.views.{self.of.__name__}"
         offered = " and ".join(filter(None, (", ".join(self.offered[:-1]), *self.offered[-1:])))
         return f"name a class, or a function, that called {f'with {offered} ' if offered else ''}gives {what}"
 

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from engines.errors import require
 from engines.knobs import check_value
-from engines.policies.task import PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import DecodeView, PrefillTask, PrefillView
 
 Dispatch = Literal["shortest", "round-robin", "random", "shared"]
 """shortest: least estimated time of running and queued prefills (join the shortest queue). shared: one queue, from

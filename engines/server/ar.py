@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from engines.ar.sampling import Logprobs, SamplingParams, check_vocabulary
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError, require
-from engines.policies.step import Batching, Situation, StepPlan
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.views import Batching, PrefillQueue, PrefillTask, Situation, StepPlan
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, PromptScored, Submission, Tokens
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
 from engines.ar.sampling import MOST_LOGPROBS
+from engines.data import RepeatedKeyError, unique
 from engines.models.chat import PromptForm
 from engines.server.errors import ApiError, refused
 from engines.server.protocol import Kind
-from engines.strict_json import RepeatedKeyError, unique
 
 MOST_CHOICES = 128
 """Answers to one request: ``n`` for each prompt."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.dllm.engine import Engine
 from engines.dllm.plan import PlanItem, Request, StepRecord
-from engines.dllm.scheduling.scheduler import plan_item
+from engines.dllm.scheduling import plan_item
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
 
 if TYPE_CHECKING:

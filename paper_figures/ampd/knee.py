@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from baselines.ar.dynamo import DynamoConfig
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Floats, Means, tabulate
 from paper_figures.ampd.contenders import CONTENDERS
 from paper_figures.ampd.layout import DEFAULT, SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of

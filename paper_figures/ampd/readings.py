@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from engines.cluster.cost import CONSTANTS
-from engines.cluster.metrics import READINGS
+from engines.cluster.hardware import CONSTANTS
+from engines.cluster.record import READINGS
 from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, grid
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engines.cost.cards import GB
+from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory
 from engines.dllm.sequence import cache_rows

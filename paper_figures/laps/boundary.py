@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.cost.cards import gpu
-from engines.laps.cost import PrefillCost
+from engines.cost.roofline import gpu
+from engines.laps.cluster import PrefillCost
 from engines.laps.latency import PaperForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.models.shape import model_shape
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.laps.contenders import MODELS

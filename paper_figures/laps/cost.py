@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from engines.laps.graphs import BATCHES, GRAPH_MB, GRID, LENGTHS, graph_bytes, shapes_of
+from engines.laps.batching import BATCHES, GRAPH_MB, GRID, LENGTHS, graph_bytes, shapes_of
 from engines.models.shape import model_shape
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 
-from engines.laps.controller import ControllerConfig, PressureController, Signals
+from engines.laps.system import ControllerConfig, PressureController, Signals
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Layer, Mark, Panel
 from paper_figures.common.runs import Runs

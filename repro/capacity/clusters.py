@@ -15,13 +15,11 @@ from math import fsum
 
 import numpy as np
 
-from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
-from engines.cluster.cluster import Cluster
+from engines.ampd.planner import PlanningWorkload, coefficients
 from engines.cluster.hardware import Deployment, replications, splits
-from engines.cluster.metrics import Floats, observe
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import ClusterRun, Floats, observe
 from engines.cluster.sessions import OpenLoop, Session
-from engines.cluster.simulation import StopRule
+from engines.cluster.simulation import Cluster, StopRule
 from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
 from repro.capacity.objectives import Objective, Sample, Times

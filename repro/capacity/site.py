@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from engines.cluster.sessions import Session
 from engines.errors import UserError
 from engines.models.shape import ModelShape
-from engines.policies.step import Chunk, StepTimes
+from engines.policies.views import Chunk, StepTimes
 from repro.capacity.objectives import Objective, Sample
 from repro.runs.cell import Cell, Scalar
 from repro.runs.record import Obtained

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engines.dllm.serve import PRESETS
+from engines.dllm.method import PRESETS
 from engines.errors import require
 from repro.cli.output import number, ratio
 from repro.cli.study import Row, Runs, Study, difference, difference_text, paired_notes

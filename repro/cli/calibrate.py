@@ -105,7 +105,7 @@ def _extract(asked: Asked, card: str, *, json: bool) -> None:
     """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
     from engines.cluster.hardware import DEGREES
     from engines.cost.extract import extracts
-    from engines.cost.tables import FOLDER, cards, digest_of, encoded, load_tables, write_tables
+    from engines.cost.kernels import FOLDER, cards, digest_of, encoded, load_tables, write_tables
     from repro.files import writable_folder
     from repro.paths import IS_INSTALLED
 

@@ -15,8 +15,8 @@ from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from engines.cost.fit import Fit, TimedStep
+    from engines.cost.kernels import Card
     from engines.cost.roofline import Calibration
-    from engines.cost.tables import Card
 
 
 def calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:

@@ -113,7 +113,7 @@ def _over_kernels(
     paper: Paper, stated: Sequence[Claim], judged: Sequence[Judged], store: Store
 ) -> dict[str, tuple[float, float]]:
     """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
-    from engines.cost.tables import FRAMEWORKS
+    from engines.cost.kernels import FRAMEWORKS
     from repro.reports.claims import judge_all
     from repro.reports.evidence import stored_findings
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines.data import open_file
 from engines.errors import UserError
-from engines.user_file import open_file
 
 if TYPE_CHECKING:
     from repro.runs.experiment import Experiment

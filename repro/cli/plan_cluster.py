@@ -17,10 +17,10 @@ from repro.systems.cost import CostKnobs
 
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
-    from engines.ampd.planner.planner import Plan
-    from engines.cost.cards import Gpu
+    from engines.ampd.planner import Plan
+    from engines.cost.roofline import Gpu
     from engines.models.shape import ModelShape
-    from engines.policies.task import Slo
+    from engines.policies.views import Slo
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_SEED = 10**6
@@ -78,7 +78,7 @@ class Sample(Checked):
     """Sessions of the sample [default: 99, more for more GPUs]."""
 
     def slo(self, model: str, trace: str) -> Slo:
-        from engines.policies.task import Slo
+        from engines.policies.views import Slo
         from repro.systems.platforms import paper_objectives
 
         printed = paper_objectives().get((model, trace))
@@ -181,8 +181,7 @@ def plan_cluster(*, asked: Asked, sample: Sample, solved: Solved, json: opt.Json
 def _planned(
     asked: Asked, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
 ) -> Planned:
-    from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
-    from engines.ampd.planner.planner import PlannerConfig, solve
+    from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
     from repro.cli.data_file import readable
     from repro.systems.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engines.cost.cards import gpu_of_device
-from engines.cost.roofline import Calibration
+from engines.cost.roofline import Calibration, gpu_of_device
 from engines.errors import UserError, require
 from repro.gpu_suite.calibration import CALIBRATION, SCHEMA_VERSION
 from repro.reports import predictions

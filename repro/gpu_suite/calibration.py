@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engines.cost.cards import Gpu, gpu
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork, gpu
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from repro.files import replace_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from engines.cost.cards import GPUS, gpu_of_device
+from engines.cost.roofline import GPUS, gpu_of_device
 from engines.errors import UserError
 from repro.checks.doctor import FoundGpu
 from repro.systems.platforms import MIB, PLATFORMS, platform

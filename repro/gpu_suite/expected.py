@@ -9,8 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from engines.cost.cards import gpu
-from engines.cost.roofline import Calibration
+from engines.cost.roofline import Calibration, gpu
 from repro.files import replace_text
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engines.cost.cards import GB
+from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
 from engines.knobs import knobs_of

@@ -16,8 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from engines.cost.cards import gpu
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.roofline import Calibration, Roofline, StepWork, gpu
 from engines.dllm.executor.roofline import RooflineExecutor, copying
 from engines.dllm.plan import StepOutcome, StepPlan
 from repro.files import replace_text

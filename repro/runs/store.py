@@ -25,8 +25,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from engines.data import read_bytes
 from engines.errors import RunError, require
-from engines.user_file import read_bytes
 from repro.files import replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.clean import cleaned

@@ -97,7 +97,7 @@ _SERVERS = "repro.systems.servers"
 
 ENTRIES: Mapping[str, Entry] = {
     "dllm-serve": Entry(
-        "engines.dllm.serve:DLLM_SERVE",
+        "engines.dllm.method:DLLM_SERVE",
         "continuous batching by phase, logit decomposition, head-centric sparse KV cache",
         made_by=_DLLM,
         look=("#0072B2", "o"),

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from engines.cluster.cost import cost_constants
-from engines.cluster.hardware import Hardware
-from engines.cost.cards import GB, GPUS, L40S, Gpu
-from engines.cost.roofline import CardCalibration
-from engines.cost.tables import Card, load_folder
+from engines.cluster.hardware import Hardware, cost_constants
+from engines.cost.kernels import Card, load_folder
+from engines.cost.roofline import GB, GPUS, L40S, CardCalibration, Gpu
 from engines.dllm.config import EngineConfig
 from engines.dllm.memory.budget import divide_memory
 from engines.errors import UserError, require

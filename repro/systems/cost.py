@@ -8,10 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from engines.cost.cards import Gpu, gpu
-from engines.cost.kernels import has_tables, tables_of
-from engines.cost.roofline import Calibration
-from engines.cost.tables import Card, Framework
+from engines.cost.kernels import Card, Framework, has_tables, tables_of
+from engines.cost.roofline import Calibration, Gpu, gpu
 from engines.knobs import Checked, Only
 from engines.models.shape import ModelShape
 from repro.files import replace_text

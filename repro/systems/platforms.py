@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from engines.cost.cards import Gpu, gpu
+from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
 from engines.named import load_named, where_of
@@ -106,7 +106,7 @@ class ArPart(Checked):
     trace: str = "dureader"
     """The data set where none is named."""
     constants: str
-    """A reading of the cost model (engines.cluster.cost)."""
+    """A reading of the cost model (engines.cluster.hardware)."""
     rates: tuple[float, ...]
     """Arrival rates of Figure 4, sessions/s."""
     num_sessions: Requests

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engines.cost.cards import L40S
 from engines.cost.fit import TimedStep
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.roofline import L40S, Calibration, Roofline, StepWork
+from engines.data import read_text
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import ReplayingExecutor
 from engines.dllm.executor.roofline import RooflineExecutor, StepNotes
@@ -22,7 +22,6 @@ from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape
-from engines.user_file import read_text
 from repro.systems.dllm.record import STEPS
 from repro.systems.dllm.replay import Recorded, measured_run
 from repro.systems.dllm.system import dllm_system

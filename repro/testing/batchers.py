@@ -9,8 +9,7 @@ from typing import Any
 
 from engines.errors import RunError, UserError
 from engines.policies.own import taken
-from engines.policies.step import Batching
-from engines.policies.task import OpenQueue, PrefillQueue
+from engines.policies.views import Batching, OpenQueue, PrefillQueue
 from repro.testing.examples import Source
 from repro.testing.prefills import (
     SLO,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from engines.policies.task import OpenQueue, PrefillQueue
+from engines.policies.views import OpenQueue, PrefillQueue
 from repro.testing.batchers import BATCHER, BatchingPolicy
 from repro.testing.properties import EXAMPLES, Bound, Kind, check_all, verdict
 from repro.testing.routers import ROUTER, Routing

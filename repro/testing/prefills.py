@@ -14,13 +14,11 @@ from engines.cluster.simulation import DecodeSimulation
 from engines.cluster.worker import Parts, PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
-from engines.laps.step_model import StepModel
-from engines.laps.system import PrefillSystem, Spatial
+from engines.laps.latency import StepModel
+from engines.laps.system import PrefillSystem, RoundRobin, Spatial
 from engines.policies.batching import ONE_BY_ONE
-from engines.policies.instances import RoundRobin
 from engines.policies.routing import Binder, LeastKvMemory, Local, Router
-from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan
-from engines.policies.task import PrefillQueue, Slo
+from engines.policies.views import Batching, Chunk, PrefillQueue, Share, Situation, Slo, StepPlan
 from repro.testing.examples import Source
 from repro.testing.properties import Stay
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from engines.errors import RunError, UserError
-from engines.policies.task import Slo
+from engines.policies.views import Slo
 from repro.testing.examples import Source
 from repro.testing.prefills import (
     SLO,

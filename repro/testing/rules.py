@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.phase import Phase, RefreshRule, check_rule
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import Phase, RefreshRule, check_rule
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.dllm.sequence import cache_rows
 from engines.errors import RunError, UserError

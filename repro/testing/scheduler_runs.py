@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engines.cost.cards import L40S
-from engines.cost.roofline import Calibration, Roofline
+from engines.cost.roofline import L40S, Calibration, Roofline
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
+from engines.dllm.phase import RefreshRule
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import RefreshRule
-from engines.dllm.scheduling.scheduler import KvPool, Scheduler
+from engines.dllm.scheduling import KvPool, Scheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.errors import RunError, UserError
 from engines.models.shape import LLADA_8B

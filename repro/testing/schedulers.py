@@ -9,9 +9,9 @@ from typing import Any
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.executor.roofline import check_simulated
+from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.plan import Request, StepPlan
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
-from engines.dllm.scheduling.scheduler import KvPool, Scheduler
+from engines.dllm.scheduling import KvPool, Scheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import RunError, UserError
 from engines.named import asked

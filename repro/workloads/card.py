@@ -11,9 +11,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from engines.data import open_file
 from engines.errors import UserError, require
 from engines.knobs import Checked, check_value
-from engines.user_file import open_file
 from repro.files import one_line, read_yaml, unreadable_yaml
 
 Role = Literal["stated", "inferred", "assumed", "by construction"]

@@ -17,9 +17,9 @@ from math import isclose
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from engines.data import DECODER
 from engines.errors import UserError, require
 from engines.knobs import Range
-from engines.strict_json import DECODER
 from repro.paths import DATASETS
 from repro.workloads.card import Card, Local, LocalFile, Origin, Section, find_local, known_cards, load, local_file
 from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_statistics

@@ -17,9 +17,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeGuard
 
+from engines.data import DECODER, RepeatedKeyError, open_file
 from engines.errors import UserError
-from engines.strict_json import DECODER, RepeatedKeyError
-from engines.user_file import open_file
 
 UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
 """What reading a file that is not text, or a damaged .gz, raises."""

@@ -25,14 +25,13 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.cost.cards import L40S, RTX4090
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline, StepWork
 from engines.dllm.config import DecodeConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.phase import NoCache
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import NoCache
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
 from engines.models.decoder import DreamModel
 from engines.models.dream_config import DreamConfig

@@ -26,13 +26,12 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.cost.cards import L40S
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import L40S, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.phase import NoCache
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import NoCache
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
 from engines.models.shape import LLADA_8B
 from repro.systems.dllm.system import method

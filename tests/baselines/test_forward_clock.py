@@ -15,7 +15,7 @@ from engines.dllm.executor.commit import Commit
 from engines.dllm.executor.layout import Layouts
 from engines.dllm.executor.state import RequestState
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
 from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.runtime import step_timer as timer
 from repro.systems.dllm.system import method

@@ -16,7 +16,7 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from engines.kernels import probe
 from engines.kernels.host import Runs
 from repro.systems.dllm.system import method

@@ -11,9 +11,9 @@ from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from repro.systems.dllm.system import method
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)

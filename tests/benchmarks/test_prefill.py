@@ -8,7 +8,7 @@ import pytest
 from prefill import Shape, interval, mixes, penalties, step_shapes, step_times
 from support.refusals import refuses
 
-from engines.policies.step import Bucket
+from engines.policies.views import Bucket
 
 FLOOR_S, TOKEN_S = 5e-3, 1e-4
 

@@ -11,7 +11,7 @@ import silicon_peer
 from silicon_peer import ESTIMATES, MODELS, VERSION, Point, Ratio
 
 from engines.cost.extract import SYSTEMS
-from engines.cost.tables import FRAMEWORKS
+from engines.cost.kernels import FRAMEWORKS
 from engines.errors import UserError
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
 

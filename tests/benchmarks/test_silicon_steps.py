@@ -6,8 +6,8 @@ import pytest
 import silicon_steps
 from silicon_steps import causal_steps, mixings, refreshes
 
-from engines.cost.cards import H200, L40S
 from engines.cost.kernels import Kernels
+from engines.cost.roofline import H200, L40S
 from engines.models.shape import LLADA_8B, QWEN2_5_7B
 
 

@@ -10,15 +10,14 @@ from common import table
 from step import KINDS, StepBatch, run_round, time_steps
 from support.tiny_models import GQA, network
 
-from engines.cost.cards import L40S
-from engines.cost.roofline import Roofline, StepWork
+from engines.cost.roofline import L40S, Roofline, StepWork
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import FusedReduction
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import step_work
+from engines.dllm.phase import DelayedCache, Phase
 from engines.dllm.plan import StepPlan
-from engines.dllm.scheduling.phase import DelayedCache, Phase
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.kernels.choice import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS

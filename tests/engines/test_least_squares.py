@@ -16,10 +16,10 @@ FITTED = """
 from engines.ampd.performance import SimulatedProfile
 from engines.ampd.performance import profile
 from engines.cluster.hardware import Hardware
-from engines.cluster.cost import PHYSICAL
-from engines.cost.cards import H20, H200
-from engines.laps.cost import PrefillCost
-from engines.laps.step_model import StepModel
+from engines.cluster.hardware import PHYSICAL
+from engines.cost.roofline import H20, H200
+from engines.laps.cluster import PrefillCost
+from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B, QWEN3_32B
 hardware = Hardware(shape=QWEN3_32B, gpu=H20, constants=PHYSICAL)
 made = [profile(SimulatedProfile(hardware=hardware, link=hardware.links.intra), (4,)),

@@ -31,9 +31,9 @@ from engines.dllm.decode.vocabulary import vocabulary_reduction
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor, follow
+from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError
 from engines.kernels.importance import ContextRows, attended, importance
 from engines.models.checkpoint import TINY_DIR, config_of

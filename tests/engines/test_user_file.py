@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
+from engines.data import open_file, read_bytes, read_text
 from engines.errors import UserError
-from engines.user_file import open_file, read_bytes, read_text
 
 
 def test_what_is_in_a_file_is_read_as_it_is(tmp_path):

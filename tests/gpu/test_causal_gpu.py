@@ -13,7 +13,7 @@ from engines.ar.torch.rows import StepWork
 from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.step import Bucket, Rung
+from engines.policies.views import Bucket, Rung
 
 pytestmark = pytest.mark.gpu
 

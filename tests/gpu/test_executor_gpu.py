@@ -22,9 +22,9 @@ from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request, StepRecord
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.models.llada import LLaDAModelLM
 from engines.runtime.graphs import capture_stream
 from engines.runtime.step_timer import STEP_PARTS, CudaTimer

@@ -13,27 +13,22 @@ from support.prefill import LINEAR_MODEL
 from baselines.ar.dynamo import DynamoConfig
 from baselines.ar.sglang import CacheAware
 from baselines.ar.vllm import ContinuumConfig, VllmConfig
-from engines.ampd.planner.coefficients import PlanningWorkload
-from engines.ampd.planner.planner import PlannerConfig
+from engines.ampd.planner import PlannerConfig, PlanningWorkload
 from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue, RoutingConfig
 from engines.ar.sampling import SamplingParams
-from engines.cluster.cost import PHYSICAL
-from engines.cluster.metrics import Reading
+from engines.cluster.hardware import PHYSICAL
+from engines.cluster.record import Reading
 from engines.cluster.sessions import ClosedLoop, Round, Session
 from engines.cluster.simulation import StopRule
 from engines.errors import UserError
-from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig
-from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
-from engines.laps.controller import ControllerConfig
-from engines.laps.cost import PrefillConstants
-from engines.laps.graphs import shapes_of
-from engines.laps.latency import TwoClasses, fit_floor_form, fit_paper_totals
+from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig, shapes_of
+from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillConstants, Turn
+from engines.laps.latency import StepModel, TwoClasses, fit_floor_form, fit_paper_totals
 from engines.laps.ours import Reserve, ReserveConfig
-from engines.laps.step_model import StepModel
-from engines.laps.system import LapsConfig, Spatial, laps
+from engines.laps.system import ControllerConfig, LapsConfig, Spatial, laps
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.routing import RemoteOnly
-from engines.policies.task import Slo
+from engines.policies.views import Slo
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 QUEUE = partial(TwoClasses, rate=1.0, short_share=0.5, short_s=0.1, long_s=0.2)

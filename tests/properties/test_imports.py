@@ -29,7 +29,7 @@ LEAVES = {
 
 POLICIES = (
     *("engines.dllm.config", "engines.dllm.plan", "engines.dllm.sequence"),
-    *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.serve", "engines.dllm.scheduling"),
+    *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.engine", "engines.dllm.scheduling"),
     *("engines.dllm.memory.budget", "engines.dllm.executor.roofline"),
     *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.dllm.static.scheduler", "repro.runs.system"),
@@ -186,7 +186,7 @@ def test_policies_load_no_torch(policy):
     assert direct == set()
 
 
-ARITHMETIC = "engines.models.shape, engines.cost.cards, engines.cost.roofline, engines.dllm.memory.budget"
+ARITHMETIC = "engines.models.shape, engines.cost.roofline, engines.cost.roofline, engines.dllm.memory.budget"
 HARNESS = "repro.registry, repro.runs.step_driver, repro.runs.progress, repro.runs.sweep, repro.runs.family"
 SIMULATION = (
     "from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"

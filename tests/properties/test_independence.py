@@ -19,9 +19,9 @@ from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
+from engines.dllm.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError
 from engines.runtime.noise import gumbel_argmax, row_keys, uniform
 from repro.systems.dllm.system import method

@@ -14,16 +14,13 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from engines.cluster.cost import PHYSICAL, TRIAL_R2
-from engines.cluster.hardware import Hardware
-from engines.cost.cards import gpu
-from engines.cost.composed import Composed
-from engines.cost.kernels import Kernels
-from engines.cost.roofline import DecodeLine, Roofline, StepWork
+from engines.cluster.hardware import PHYSICAL, TRIAL_R2, Hardware
+from engines.cost.kernels import Composed, Kernels
+from engines.cost.roofline import DecodeLine, Roofline, StepWork, gpu
 from engines.dllm.executor.roofline import copying
-from engines.laps.cost import PrefillConstants, cost_of
+from engines.laps.cluster import PrefillConstants, cost_of
 from engines.models.shape import LLADA2_MINI, LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_14B, QWEN3_32B
-from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
+from engines.policies.views import FALLBACK, Bucket, Chunk, Rung
 from repro.systems.cost import load_calibration
 
 STORED = Path(__file__).with_name("prices.json")

@@ -25,10 +25,9 @@ from support.clusters import profiled, session
 from support.prefill import h200_14b
 from support.virtual_time import run_virtually
 
-from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
+from engines.ampd.planner import PlanningWorkload, coefficients
 from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
-from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
-from engines.policies.task import Slo
+from engines.policies.views import FALLBACK, Bucket, Chunk, Rung, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.http_driver import Clock, Reply, drive_http

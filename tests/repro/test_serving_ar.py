@@ -28,12 +28,12 @@ from engines.ar.torch.engine import Engine
 from engines.ar.torch.measured import MeasuredSteps
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import UserError
+from engines.laps.latency import StepModel
 from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig
-from engines.laps.step_model import StepModel
 from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
-from engines.policies.task import OpenQueue
+from engines.policies.views import OpenQueue
 from engines.server.ar import AtMost, ServedAr
 from engines.server.ar_settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone

@@ -8,15 +8,14 @@ from types import FrameType, MappingProxyType
 from typing import ClassVar
 
 from engines.dllm.config import EngineConfig
+from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, Request, StepPlan
-from engines.dllm.scheduling.phase import Phase
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
-from engines.policies import step
 from engines.policies.batching import Chunked, OneByOne
 from engines.policies.routing import Decision
-from engines.policies.step import Share, Situation
-from engines.policies.task import OpenQueue, PrefillTask
+from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation
+from engines.policies.views import StepPlan as WorkerPlan
 from repro.testing.properties import Ahead, in_order
 
 
@@ -225,7 +224,7 @@ class ByNameRemote:
 
 
 class Loses:
-    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+    def next_step(self, at: Situation, now: float) -> WorkerPlan:
         if len(at.queue) > 1:
             at.queue.take(now)
         return OneByOne().next_step(at, now)
@@ -235,7 +234,7 @@ class Overfills:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.inner = Chunked(max_num_batched_tokens=2 * max_num_batched_tokens)
 
-    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+    def next_step(self, at: Situation, now: float) -> WorkerPlan:
         return self.inner.next_step(at, now)
 
 
@@ -243,23 +242,23 @@ class Overcrowds:
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self.inner = Chunked(max_num_batched_tokens=max_num_batched_tokens)
 
-    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+    def next_step(self, at: Situation, now: float) -> WorkerPlan:
         return self.inner.next_step(at, now)
 
 
 class Overadmits:
-    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+    def next_step(self, at: Situation, now: float) -> WorkerPlan:
         return Chunked().next_step(at._replace(room=10**9), now)
 
 
 class Lifo:
-    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+    def next_step(self, at: Situation, now: float) -> WorkerPlan:
         assert isinstance(at.queue, OpenQueue)
         last = self.last(at)
         if last is None or at.need_of(last) > at.room:
-            return step.IDLE
+            return IDLE
         at.queue.pull(last)
-        return step.StepPlan([Share(last, last.tokens)])
+        return WorkerPlan([Share(last, last.tokens)])
 
     def last(self, at: Situation) -> PrefillTask | None:
         return max(at.queue, key=lambda task: task.order, default=None)
@@ -287,7 +286,7 @@ class Budgeted:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.inner = Chunked(max_num_batched_tokens=max_num_batched_tokens)
 
-    def next_step(self, at: Situation, now: float) -> step.StepPlan:
+    def next_step(self, at: Situation, now: float) -> WorkerPlan:
         return self.inner.next_step(at, now)
 
     def longest_wait(self, ahead: Ahead) -> float:

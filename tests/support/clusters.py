@@ -9,21 +9,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.cluster.cost import PHYSICAL, CostConstants, WorkerCost
 from engines.cluster.decode import DecodeWorker
-from engines.cluster.hardware import Hardware, KvLinks, Link
+from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, KvLinks, Link, WorkerCost
 from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import NEVER, DecodeSimulation, StopRule
 from engines.cluster.worker import CachingPrefillWorker, Parts, PrefillWorker
-from engines.cost.cards import H20
-from engines.cost.roofline import DecodeLine
+from engines.cost.roofline import H20, DecodeLine
 from engines.models.shape import LLAMA_3_1_70B, ModelShape
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Decision, Estimator, LeastKvMemory, Router
-from engines.policies.step import Batching, Chunk
-from engines.policies.task import PrefillQueue, PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import Batching, Chunk, DecodeView, PrefillQueue, PrefillTask, PrefillView
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from support.command import Result, commands, repro
 
-from engines.cost.cards import GPUS
+from engines.cost.roofline import GPUS
 from engines.knobs import knobs_of
 from repro.paths import REPO
 from repro.reports.figures import figure

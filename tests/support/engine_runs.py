@@ -11,10 +11,9 @@ from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
+from engines.dllm.phase import DelayedCache, RefreshRule, Window
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, RefreshRule, Window
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import SCHEDULERS, KvPool
 from engines.dllm.sequence import cache_rows
 
 Ids = tuple[int, ...]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.laps.step_model import StepModel
-from engines.policies.step import Bucket, Chunk
+from engines.laps.latency import StepModel
+from engines.policies.views import Bucket, Chunk
 from repro.systems.cluster.instance import TINY, Setting
 from repro.systems.cluster.laps_settings import MEASURED_GRID
 

@@ -2,7 +2,7 @@
 
 import math
 
-from engines.ampd.planner.coefficients import erlang_c
+from engines.ampd.planner import erlang_c
 
 
 def mean_wait(servers: int, load: float, cv2: float) -> float:

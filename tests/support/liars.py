@@ -5,15 +5,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from engines.dllm import plan
+from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, PlanItem, Request
-from engines.dllm.scheduling.phase import Phase
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision
-from engines.policies.step import IDLE, Share, Situation, StepPlan
-from engines.policies.task import PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import IDLE, DecodeView, PrefillTask, PrefillView, Share, Situation, StepPlan
 
 
 class Cheap(PhaseScheduler):

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.policies.routing import Decision
-from engines.policies.step import Share, Situation, StepPlan
-from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask, Slo
+from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, Share, Situation, Slo, StepPlan
 from repro.workloads.rounds import RecordedRound, TracedSession
 
 

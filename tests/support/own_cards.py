@@ -5,9 +5,8 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engines.cost.cards import Gpu
 from engines.cost.fit import TimedStep
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLADA_8B
 from repro.systems.timed_steps import shape_of
 

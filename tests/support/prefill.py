@@ -8,15 +8,12 @@ from functools import cache
 import numpy as np
 
 from engines.cluster.record import Table
-from engines.cost.cards import H200
-from engines.cost.roofline import DecodeLine
-from engines.laps.cluster import OpenTurns, Turn
-from engines.laps.cost import PrefillConstants, PrefillCost
-from engines.laps.graphs import shapes_of
-from engines.laps.step_model import StepModel
+from engines.cost.roofline import H200, DecodeLine
+from engines.laps.batching import shapes_of
+from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, Turn
+from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B
-from engines.policies.step import Batching, Chunk, Situation, StepPlan
-from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
+from engines.policies.views import Batching, Chunk, OpenQueue, PrefillQueue, PrefillTask, Situation, StepPlan
 
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
 """A millisecond a token and nothing else."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engines.laps.record import PrefillRun
+from engines.laps.cluster import PrefillRun
 
 Floats = npt.NDArray[np.float64]
 

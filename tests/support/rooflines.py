@@ -2,8 +2,7 @@
 
 from support.tiny_models import GQA, TinyModel
 
-from engines.cost.cards import L40S
-from engines.cost.roofline import Calibration, Roofline
+from engines.cost.roofline import L40S, Calibration, Roofline
 from engines.models.shape import ModelShape
 
 CALIBRATION = Calibration(

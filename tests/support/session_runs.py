@@ -7,7 +7,7 @@ from typing import Any
 
 from support.stored_runs import calibration_of, charged, told_of
 
-from engines.cluster.metrics import READINGS
+from engines.cluster.record import READINGS
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, Table, empty_table
 from repro.runs.store import StoredRun

@@ -10,8 +10,8 @@ from support.tiny_models import GQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.state import RequestState
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
-from engines.dllm.scheduling.phase import Phase
 from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
 

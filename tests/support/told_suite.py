@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from support.suite_cases import AT
 
-from engines.cost.cards import H200
-from engines.cost.roofline import Calibration, StepWork
+from engines.cost.roofline import H200, Calibration, StepWork
 from engines.models.shape import LLADA_8B
 from repro.gpu_suite.calibration import TimedSteps
 from repro.gpu_suite.stages import FIRST, scale_of, stages, title_of

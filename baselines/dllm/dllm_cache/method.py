@@ -19,9 +19,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.method import BLOCKS, Options, Sampler
+from engines.dllm.phase import NoCache, Phase, Window
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import NoCache, Phase, Window
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from engines.errors import require
 from engines.models.shape import ModelShape
 

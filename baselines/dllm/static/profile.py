@@ -11,9 +11,9 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.memory.profile import peak_bytes
 from engines.dllm.method import Sampler
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Executor, ExecutorError, Request
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from engines.errors import is_out_of_memory
 from engines.models.protocol import DiffusionModel
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import islice
 
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
+from engines.dllm.phase import Phase, RefreshRule
 from engines.dllm.plan import Request, StepPlan
-from engines.dllm.scheduling.phase import Phase, RefreshRule
-from engines.dllm.scheduling.scheduler import KvPool, Scheduler, plan_item
+from engines.dllm.scheduling import KvPool, Scheduler, plan_item
 from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import require
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from engines.ampd.live.decisions import bind_line, route_line
 from engines.ampd.live.store import Store, held, texts
-from engines.cluster.memory import WINDOW_S
 from engines.cluster.sessions import Session
+from engines.cluster.worker import WINDOW_S
 from engines.errors import RunError, UserError, require
 from engines.named import asked
-from engines.policies.owed import checked_decision
+from engines.policies.batching import checked_decision
 from engines.policies.routing import Binder, Estimator, Router
-from engines.policies.task import PrefillTask
+from engines.policies.views import PrefillTask
 
 if TYPE_CHECKING:
     from engines.ar.torch.run import Prompts

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from engines.errors import RunError
 from engines.named import asked
 from engines.policies.routing import Binder, Decision, Router
-from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
-from engines.policies.views import WorkerSnapshot
+from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, WorkerSnapshot
 
 
 class Choice(NamedTuple):

@@ -9,16 +9,14 @@ from engines.ampd.live.profile import LiveProfile
 from engines.ampd.performance import Piecewise
 from engines.cluster.decode import DecodeWorker
 from engines.cluster.hardware import KvLinks, Link
-from engines.cluster.memory import WINDOW_S
 from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import DecodeSimulation
-from engines.cluster.worker import PrefillWorker
+from engines.cluster.worker import WINDOW_S, PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, Estimator, Router
-from engines.policies.step import Chunk
-from engines.policies.task import PrefillQueue
+from engines.policies.views import Chunk, PrefillQueue
 
 HOMES, PREFILLS = 0, 1
 """Servers that tell the two directions apart."""

@@ -20,7 +20,7 @@ from engines.ar.torch.rows import StepWork
 from engines.errors import RunError
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.views import PrefillQueue, PrefillTask
 from engines.runtime.rows import Ints
 
 Role = Literal["prefill", "decode"]

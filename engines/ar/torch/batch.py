@@ -9,7 +9,7 @@ import numpy as np
 from engines.ar.sampling import GREEDY, Logprobs, SamplingParams
 from engines.ar.torch.rows import StepWork
 from engines.cluster.sessions import Session
-from engines.policies.task import PrefillTask
+from engines.policies.views import PrefillTask
 
 
 @dataclass(slots=True, eq=False)

@@ -22,11 +22,10 @@ from engines.ar.torch.batch import Sequence
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import EngineRound, EngineRun, Prompts, StepRow, random_prompts
 from engines.ar.torch.worker import Worker
-from engines.cluster.cost import StepCost
+from engines.cluster.hardware import StepCost
 from engines.cluster.record import table_of
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
-from engines.policies.step import Batching, Chunk, StepPlan
-from engines.policies.task import PrefillQueue, PrefillTask, TaskKind
+from engines.policies.views import Batching, Chunk, PrefillQueue, PrefillTask, StepPlan, TaskKind
 from engines.runtime.rows import Ints
 
 

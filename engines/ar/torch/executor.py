@@ -25,7 +25,7 @@ from engines.kernels import host
 from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
-from engines.policies.step import Bucket, Rung
+from engines.policies.views import Bucket, Rung
 from engines.runtime.device import on
 from engines.runtime.graphs import CudaRecorder, Recorder
 from engines.runtime.pool import PoolTensors, Store

@@ -18,7 +18,7 @@ from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.paged import PagedAttention, span_arrays, spans_of
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, rows_in
 from engines.models.decoder import CausalModel
-from engines.policies.step import Bucket
+from engines.policies.views import Bucket
 from engines.runtime.graphs import Graphs, Recorder
 from engines.runtime.pool import PoolTensors
 from engines.runtime.rows import Ints

@@ -17,7 +17,7 @@ from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.cost.roofline import DecodeLine
 from engines.errors import require
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 
 CPU_TIME = process_time
 

@@ -1,6 +1,6 @@
 """K/V of sessions on block tables: held while a sequence runs, idle between its rounds.
 
-The rules are those of the simulated pool (``engines.cluster.memory``), counted in blocks: idle K/V is evicted when room is
+The rules are those of the simulated pool (``engines.cluster.worker``), counted in blocks: idle K/V is evicted when room is
 needed, the least recently used session first and from its tail, so that what is left is a prefix. With blocks of one token
 the two agree to the token.
 

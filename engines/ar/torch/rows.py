@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.ar.torch.blocks import BlockTables
-from engines.policies.step import Bucket, Rung
+from engines.policies.views import Bucket, Rung
 from engines.runtime.rows import Ints, ranks
 
 _RUNG_SEQUENCES = 64

@@ -25,9 +25,18 @@ from engines.ar.torch.rows import StepWork
 from engines.cluster.sessions import Session
 from engines.errors import require
 from engines.named import asked
-from engines.policies.owed import Owed
-from engines.policies.step import IDLE, Batching, Chunk, Share, Situation, StepPlan
-from engines.policies.task import PrefillQueue, PrefillTask, TaskKind
+from engines.policies.batching import Owed
+from engines.policies.views import (
+    IDLE,
+    Batching,
+    Chunk,
+    PrefillQueue,
+    PrefillTask,
+    Share,
+    Situation,
+    StepPlan,
+    TaskKind,
+)
 from engines.runtime.rows import Ints
 
 

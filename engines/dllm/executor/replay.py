@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.dllm.config import GenerationConfig
+from engines.dllm.phase import Phase, RefreshRule, Seen, Window
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import Phase, RefreshRule, Seen, Window
 from engines.errors import UserError, require
 
 LETTERS = {"f": Phase.FULL, "b": Phase.BUILD, "p": Phase.PARTIAL, "r": Phase.REUSE}

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.phase import Phase
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes

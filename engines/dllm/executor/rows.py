@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.dllm.config import SparsityConfig
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem
-from engines.dllm.scheduling.phase import Phase
 from engines.runtime.rows import Ints, ranks
 
 _FIRST = PlanItem._fields.index("total_len")

@@ -25,8 +25,8 @@ from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.layout import Layouts
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head
+from engines.dllm.phase import Phase
 from engines.dllm.plan import ExecutorError, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import Phase
 from engines.errors import is_out_of_memory
 from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import StepTimer, StepTimes

@@ -20,9 +20,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.memory.budget import logit_rows_at_once
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.protocol import DiffusionModel
 from engines.runtime.machine import without_collection

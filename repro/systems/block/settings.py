@@ -25,8 +25,8 @@ from engines.blockdiffusion.rules import (
 from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
 from engines.blockdiffusion.separate import check_batching
 from engines.blockdiffusion.simulated import HostCost
-from engines.cost.cards import gpu
 from engines.cost.kernels import check_kernels
+from engines.cost.roofline import gpu
 from engines.errors import require
 from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
 from engines.knobs import resolve as resolve_knobs

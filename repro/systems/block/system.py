@@ -21,9 +21,8 @@ from engines.blockdiffusion.plan import StepRecord
 from engines.blockdiffusion.request import BlockRequest
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
 from engines.blockdiffusion.tables import SharedTables
-from engines.cost.cards import Gpu, gpu
-from engines.cost.composed import price_on
-from engines.cost.roofline import StepPrice
+from engines.cost.kernels import price_on
+from engines.cost.roofline import Gpu, StepPrice, gpu
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require

@@ -11,15 +11,14 @@ from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.cluster.cluster import Cluster
 from engines.cluster.hardware import Deployment
 from engines.cluster.sessions import OpenLoop
-from engines.cluster.simulation import StopRule
+from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import require
 from engines.knobs import knobs_of
 from engines.policies.on_time import LateShare
 from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_beside, named_in
-from engines.policies.task import NO_OBJECTIVE_S
+from engines.policies.views import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.free import Free

@@ -13,18 +13,23 @@ from typing import Any, get_args
 
 import numpy as np
 
-from engines.cluster.metrics import (
+from engines.cluster.record import (
     READINGS,
+    ClusterRun,
     Floats,
     ItlStat,
     Observed,
+    RoundRow,
+    TaskRow,
+    TransferRow,
+    WorkerRow,
     attainments,
     observe,
     observed,
+    rows_of,
     sessions_of_rounds,
 )
-from engines.cluster.record import ClusterRun, RoundRow, TaskRow, TransferRow, WorkerRow, rows_of
-from engines.policies.task import NO_OBJECTIVE_S, Slo
+from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.runs.family import Family, Shown
 from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
@@ -91,7 +96,7 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
 
 
 def observed_of(record: RunRecord) -> Observed:
-    """As ``engines.cluster.metrics.observe`` of the run behind the record."""
+    """As ``engines.cluster.record.observe`` of the run behind the record."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
         {stat: column(record, _itl_column(stat), table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)

@@ -10,17 +10,16 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.cluster.cost import PHYSICAL, CostConstants, cost_constants
-from engines.cluster.hardware import Hardware
-from engines.cluster.metrics import ItlStat, Reading, Scope, TtftRule
-from engines.cost.cards import Gpu, gpu
+from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, cost_constants
+from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
 from engines.cost.kernels import check_kernels
+from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
 from engines.knobs import Checked, Only, Range, Seconds, given_to
 from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import model_shape
 from engines.policies.own import Plugin
-from engines.policies.task import NO_OBJECTIVE_S, Slo
+from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.cluster.system import autoregressive_shape

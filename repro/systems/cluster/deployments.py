@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engines.ampd.planner.coefficients import PlanningWorkload, coefficients
-from engines.ampd.planner.planner import Plan, PlannerConfig, plan, solve
+from engines.ampd.planner import Plan, PlannerConfig, PlanningWorkload, coefficients, plan, solve
 from engines.cluster.hardware import Deployment, Pool, replications
 from engines.errors import UserError, require
 from repro.files import kept

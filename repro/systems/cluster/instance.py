@@ -12,10 +12,10 @@ import torch
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import require
-from engines.laps.step_model import StepModel
+from engines.laps.latency import StepModel
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
-from engines.policies.step import Bucket, Chunk, Rung
+from engines.policies.views import Bucket, Chunk, Rung
 
 SLO_FLOORS = 20
 """The TTFT objective, in steps of one token."""

@@ -12,21 +12,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
-from engines.cluster.cost import StepCost
-from engines.cost.cards import gpu
+from engines.cluster.hardware import StepCost
+from engines.cost.roofline import gpu
 from engines.errors import require
 from engines.knobs import SOMETHING, Count, Only, Range, knobs_of
-from engines.laps.batching import TemporalConfig, WaitConfig
+from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
 from engines.laps.cluster import Decoding, PrefillCluster
-from engines.laps.controller import ControllerConfig
-from engines.laps.graphs import Graphs, WithGraphs, graph_choice
+from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig, ReserveConfig, StepSize
-from engines.laps.step_model import StepModel
-from engines.laps.system import LapsConfig, Pooling, PrefillSystem, Spatial, laps, on_time, reserve, srpt
+from engines.laps.system import (
+    ControllerConfig,
+    LapsConfig,
+    Pooling,
+    PrefillSystem,
+    Spatial,
+    laps,
+    on_time,
+    reserve,
+    srpt,
+)
 from engines.models.shape import model_shape
 from engines.policies.batching import CHUNK_TOKENS
 from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_beside, named_in
-from engines.policies.task import NO_OBJECTIVE_S, OpenQueue, Slo
+from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.free import Free

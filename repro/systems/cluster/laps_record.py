@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.cluster.record import rows_of
-from engines.laps.record import InstanceRow, MoveRow, PrefillRun, StepRow
+from engines.laps.cluster import InstanceRow, MoveRow, PrefillRun, StepRow
 from repro.runs.family import WAITS, Family, Shown
 from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
-from engines.cost.cards import Gpu, gpu
-from engines.cost.kernels import check_kernels
-from engines.cost.tables import Framework
+from engines.cost.kernels import Framework, check_kernels
+from engines.cost.roofline import Gpu, gpu
 from engines.errors import require
 from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, given_to, knobs_of, made
 from engines.knobs import resolve as resolve_knobs
-from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, Turn
-from engines.laps.cost import PrefillConstants, PrefillCost, cost_of
-from engines.laps.graphs import GRID, Graphs, graph_bytes, shapes_of
-from engines.laps.step_model import StepModel
+from engines.laps.batching import GRID, Graphs, graph_bytes, shapes_of
+from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, PrefillConstants, PrefillCost, Turn, cost_of
+from engines.laps.latency import StepModel
 from engines.models.shape import model_shape
 from engines.policies.own import Plugin
-from engines.policies.step import Bucket, Rung, StepTimes
+from engines.policies.views import Bucket, Rung, StepTimes
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.systems.cluster.system import autoregressive_shape

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from engines.ampd.planner.coefficients import Method, PlanningWorkload, coefficients, default_method
-from engines.ampd.planner.planner import PlannerConfig, solve
+from engines.ampd.planner import Method, PlannerConfig, PlanningWorkload, coefficients, default_method, solve
 from engines.ampd.policies import AdaptiveRouter, best_ordering
 from engines.errors import require
 from engines.knobs import Checked, Range
-from engines.policies.task import PrefillTask
-from engines.policies.views import WorkerSnapshot
+from engines.policies.views import PrefillTask, WorkerSnapshot
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric

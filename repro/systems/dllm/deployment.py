@@ -23,19 +23,17 @@ from typing import Any, NoReturn
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler, check_in_step
 from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_batch
-from engines.cost.cards import Gpu, gpu
-from engines.cost.composed import price_on
-from engines.cost.roofline import Calibration, StepPrice
+from engines.cost.kernels import price_on
+from engines.cost.roofline import Calibration, Gpu, StepPrice, gpu
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import Recording, Replayed, ReplayedRule, ReplayingExecutor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.method import Method, Sampler
+from engines.dllm.phase import SeeingRule
 from engines.dllm.plan import Executor
-from engines.dllm.scheduling.phase import SeeingRule
-from engines.dllm.scheduling.registry import scheduler_of
-from engines.dllm.scheduling.scheduler import KvPool, Scheduler
+from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
 from engines.errors import UserError, require
 from engines.knobs import given_to
 from engines.named import asked

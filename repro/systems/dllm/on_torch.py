@@ -15,9 +15,8 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.profile import static_batch_bytes
 from baselines.dllm.static.search import FoundBatch, base_bytes, largest_batch
 from engines.attention import attention_backend
-from engines.cost.cards import Gpu
 from engines.cost.peaks import datasheet_gpu, measured_gpu
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from engines.dllm.engine import Engine
 from engines.dllm.executor.replay import LETTERS, Recording
+from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
-from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.family import WAITS, Family, Shown, late_submissions

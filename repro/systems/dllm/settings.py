@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
-from engines.cost.cards import gpu
 from engines.cost.kernels import check_kernels
+from engines.cost.roofline import gpu
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
-from engines.dllm.scheduling.registry import scheduler_of
+from engines.dllm.scheduling import scheduler_of
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, given_to, knobs_of
 from engines.knobs import resolve as resolve_knobs

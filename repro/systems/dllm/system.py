@@ -12,8 +12,8 @@ from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
 from engines.dllm.method import Method
-from engines.dllm.scheduling.phase import SeeingRule, check_rule
-from engines.dllm.scheduling.registry import scheduler_of
+from engines.dllm.phase import SeeingRule, check_rule
+from engines.dllm.scheduling import scheduler_of
 from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
 from repro.runs.cell import Cell, Scalar

@@ -21,9 +21,9 @@ from aiohttp import TCPConnector
 from aiohttp.client_proto import ResponseHandler
 
 from baselines.servers.asking import NoPage, ask, redirect, unread
+from engines.data import DECODER
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
-from engines.strict_json import DECODER
 from repro.runs.clean import hidden
 from repro.runs.http_driver import Clock, Reply, Send
 

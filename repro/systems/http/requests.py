@@ -11,13 +11,13 @@ from functools import cached_property, partial
 from typing import Annotated, Any
 
 from engines.cluster.sessions import Session
+from engines.data import json_object
 from engines.dllm.config import AnswerTokens, GenerationConfig, Level
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Tokens
 from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
-from engines.strict_json import json_object
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.http_driver import Ask, Reply

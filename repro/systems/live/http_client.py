@@ -126,7 +126,7 @@ class HttpClient:
     def saw(self, run: ClusterRun, store: Store) -> tuple[ClusterRun, Mapping[str, Any]]:
         """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
         workers made."""
-        from engines.cluster.metrics import observe
+        from engines.cluster.record import observe
 
         replies = []
         for row, key in enumerate(self._keys(run)):

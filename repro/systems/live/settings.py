@@ -17,7 +17,7 @@ from engines.knobs import Checked, Range, given_to
 from engines.knobs import resolve as resolve_knobs
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.own import Plugin
-from engines.policies.task import Slo
+from engines.policies.views import Slo
 from repro.runs.cell import Cell
 from repro.runs.fileless import why_here
 from repro.systems.cluster.ampd import OwnPolicies, own_policies

@@ -21,7 +21,7 @@ from engines.ampd.system import AmpdConfig
 from engines.cluster.record import prefill_load, rows_of
 from engines.errors import UserError, require
 from engines.policies.routing import Binder, LeastKvMemory, Router
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue
 from repro.runs.cell import Cell
 from repro.runs.family import Family, Shown
 from repro.runs.metrics import Metric, distribution, known, metric, window_s
@@ -319,7 +319,7 @@ def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, floa
     """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
     import numpy as np
 
-    from engines.cluster.metrics import observe
+    from engines.cluster.record import observe
 
     found = {}
     pair = [observe(each) for each in (run, simulated)]

@@ -18,11 +18,10 @@ from baselines.ar.sglang import (
     vllm_pd,
 )
 from engines.errors import UserError
-from engines.laps.graphs import LADDER
-from engines.laps.step_model import StepModel
-from engines.policies.instances import LengthClass
-from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, Situation, StepPlan
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.laps.batching import LADDER
+from engines.laps.latency import StepModel
+from engines.laps.system import LengthClass
+from engines.policies.views import FALLBACK, Bucket, Chunk, PrefillQueue, PrefillTask, Rung, Situation, StepPlan
 
 _, MODEL = h200_14b()
 

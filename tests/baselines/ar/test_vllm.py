@@ -7,7 +7,7 @@ from baselines.ar.vllm import InFlightFirst, VllmConfig, continuum, vllm
 from engines.cluster.hardware import Deployment
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue
 
 PLAN = Deployment.colocated(4, 2)
 

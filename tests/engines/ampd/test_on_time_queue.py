@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.policies.on_time import LateShare, OnTimeQueue
-from engines.policies.task import PrefillTask
+from engines.policies.views import PrefillTask
 
 TTFT_S = 1.0
 

@@ -15,10 +15,10 @@ from engines.ampd.performance import (
     profile,
     profile_hardware,
 )
-from engines.cluster.cost import CONSTANTS, PHYSICAL
+from engines.cluster.hardware import CONSTANTS, PHYSICAL
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 
 
 @settings(max_examples=20)

@@ -15,32 +15,30 @@ from support.clusters import hardware, profiled, session
 from support.lee_longton import mean_wait
 from support.refusals import refuses
 
-from engines.ampd.planner.coefficients import (
+from engines.ampd.planner import (
+    TIE,
+    Choice,
     ClosedForm,
     Coefficients,
     PhaseLatency,
-    PlanningWorkload,
-    backlog_exceeds,
-    coefficients,
-    default_method,
-    erlang_c,
-    simulate_decode,
-    simulate_prefill,
-)
-from engines.ampd.planner.planner import (
-    TIE,
-    Choice,
     PlannerConfig,
+    PlanningWorkload,
     Program,
+    backlog_exceeds,
     by_enumeration,
     by_highs,
     by_scip,
+    coefficients,
+    default_method,
+    erlang_c,
     plan,
+    simulate_decode,
+    simulate_prefill,
     solve,
 )
 from engines.cluster.sessions import Session
 from engines.errors import UserError
-from engines.policies.task import Slo
+from engines.policies.views import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=16)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.clusters import task
 
 from engines.ampd.policies import ReorderingQueue, best_ordering
-from engines.policies.task import PrefillTask
+from engines.policies.views import PrefillTask
 
 windows = st.lists(
     st.builds(

@@ -9,8 +9,7 @@ from support.clusters import task
 
 from engines.ampd.policies import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
 from engines.policies.routing import Decision
-from engines.policies.task import Slo
-from engines.policies.views import WorkerSnapshot
+from engines.policies.views import Slo, WorkerSnapshot
 
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
 CONFIG = RoutingConfig()

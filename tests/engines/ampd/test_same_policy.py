@@ -10,12 +10,11 @@ from support.clusters import hardware, profiled, session
 
 from engines.ampd.policies import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.cluster.cluster import Cluster
 from engines.cluster.hardware import Deployment
 from engines.cluster.sessions import OpenLoop
+from engines.cluster.simulation import Cluster
 from engines.policies.routing import Decision, Router
-from engines.policies.task import PrefillTask, Slo
-from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
+from engines.policies.views import DecodeView, PrefillTask, PrefillView, Slo, WorkerSnapshot
 from repro.paths import REPO
 
 PLATFORM = hardware()
@@ -24,7 +23,7 @@ SLO = Slo(ttft_s=1.0, itl_s=0.05)
 POLICY_FILES = (
     "engines/ampd/policies.py",
     "engines/ampd/performance.py",
-    "engines/cluster/memory.py",
+    "engines/cluster/worker.py",
     *(str(path.relative_to(REPO)) for path in sorted((REPO / "engines" / "policies").glob("*.py"))),
     "baselines/ar/dynamo.py",
     "baselines/ar/vllm.py",

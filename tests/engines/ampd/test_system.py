@@ -16,7 +16,7 @@ from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from engines.knobs import given_to
-from engines.policies.task import Slo
+from engines.policies.views import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)

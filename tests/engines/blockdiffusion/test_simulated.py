@@ -19,11 +19,9 @@ from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence,
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, step_work
 from engines.blockdiffusion.tables import SharedTables
-from engines.cluster.cost import PHYSICAL, WorkerCost
-from engines.cost.cards import H20, H200
-from engines.cost.composed import price_on
-from engines.cost.roofline import Calibration, Roofline
-from engines.cost.tables import FRAMEWORKS
+from engines.cluster.hardware import PHYSICAL, WorkerCost
+from engines.cost.kernels import FRAMEWORKS, price_on
+from engines.cost.roofline import H20, H200, Calibration, Roofline
 from engines.models.block_config import LLADA2_MINI, SDAR_8B
 from engines.models.experts import Router
 from engines.models.shape import LLADA2_FLASH, ModelShape

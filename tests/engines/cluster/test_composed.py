@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from engines.cluster.cost import PHYSICAL, CostConstants, WorkerCost
-from engines.cluster.hardware import Hardware
-from engines.cost.cards import H200
+from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, WorkerCost
 from engines.cost.kernels import Kernels
+from engines.cost.roofline import H200
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 
 KERNELS = Kernels(LLAMA_3_1_70B.on_rank(4), H200, "sglang", 4)
 

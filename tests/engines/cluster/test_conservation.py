@@ -19,15 +19,12 @@ from support.clusters import (
     simulation,
 )
 
-from engines.cluster.metrics import observe
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import ClusterRun, observe
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import DecodeSimulation
 from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
 from engines.policies.routing import Decision, RoundRobin
-from engines.policies.step import Batching
-from engines.policies.task import PrefillQueue, PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import Batching, DecodeView, PrefillQueue, PrefillTask, PrefillView
 
 COST = LinearCost(token_s=1e-4, decode_s=5e-3, slope_s=2e-6, floor_s=6e-3)
 BATCHINGS: tuple[Batching, ...] = (
@@ -223,7 +220,7 @@ def test_simulated_systems_are_deterministic_too():
     """The same through ``Cluster``, with a random router."""
     from engines.ampd.system import ampd
     from engines.cluster.hardware import Deployment
-    from engines.policies.task import Slo
+    from engines.policies.views import Slo
 
     platform = hardware()
     cluster = ampd(platform, Deployment.disaggregated(2, 2, 4, 1), Slo(ttft_s=0.5, itl_s=0.05), profiled(num_gpus=8))

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from support.clusters import TimedCost, hardware
 from support.refusals import refuses
 
-from engines.cluster.cost import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
-from engines.cost.cards import H20, H200, Gpu
-from engines.cost.roofline import Calibration, Roofline, StepWork
+from engines.cluster.hardware import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
+from engines.cost.roofline import H20, H200, Calibration, Gpu, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
-from engines.policies.step import Chunk
+from engines.policies.views import Chunk
 
 BARE = replace(PHYSICAL, step_overhead_s=0.0)
 SHAPES = (QWEN2_5_7B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)

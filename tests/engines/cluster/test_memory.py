@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.cluster.memory import KvPool, TokenRun, TokenWindow, Window
+from engines.cluster.worker import KvPool, TokenRun, TokenWindow, Window
 
 
 def parked(pool: KvPool, **tokens: int) -> None:

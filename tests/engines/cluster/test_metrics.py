@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import serve, session, simulation
 
-from engines.cluster.metrics import grouped_stats, observe
+from engines.cluster.record import grouped_stats, observe
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(1e-4, 1.0), st.integers(1, 50)), max_size=60))

@@ -19,8 +19,7 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision, LeastKvMemory
-from engines.policies.step import Share, StepPlan
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue, Share, StepPlan
 
 SESSIONS = [Session(i, 0.1 * i, (Round(100, 3), Round(20, 2))) for i in range(3)]
 REMOTE = Decision(1, False, "there")

@@ -14,17 +14,16 @@ from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
 from waits import deterministic, markov, sampled
 
-from engines.ampd.planner.coefficients import erlang_c
+from engines.ampd.planner import erlang_c
 from engines.cluster.decode import DecodeWorker, Sink
 from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import EventLoop, OpenLoop, Session
 from engines.cluster.simulation import DecodeSimulation
 from engines.cluster.worker import PrefillWorker
 from engines.errors import UserError
-from engines.policies.batching import ONE_BY_ONE
-from engines.policies.owed import Owed
+from engines.policies.batching import ONE_BY_ONE, Owed
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.views import PrefillQueue, PrefillTask
 
 MICRO = LinearCost(token_s=1e-6)
 """A service time of 1 s is a prompt of a million tokens: whole tokens round it by less than one in a million."""

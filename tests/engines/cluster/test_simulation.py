@@ -8,15 +8,13 @@ import pytest
 from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 from support.refusals import refuses
 
-from engines.cluster.cluster import Cluster, Policies
 from engines.cluster.decode import Sink
 from engines.cluster.hardware import Deployment, Pool, place, replications, splits
 from engines.cluster.sessions import ClosedLoop, OpenLoop
-from engines.cluster.simulation import DecodeSimulation, StopRule
+from engines.cluster.simulation import Cluster, DecodeSimulation, Policies, StopRule
 from engines.errors import UserError
 from engines.policies.routing import Decision, FewestSessions, LeastKvMemory, RemoteOnly, RoundRobin
-from engines.policies.task import PrefillTask
-from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
+from engines.policies.views import DecodeView, PrefillTask, PrefillView, WorkerSnapshot
 
 
 def test_closed_loop_keeps_its_clients_busy():

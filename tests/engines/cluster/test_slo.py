@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, serve, session, session_lists, simulation
 
-from engines.cluster.metrics import READINGS, Reading, attainment, attainments, observe
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import READINGS, ClusterRun, Reading, attainment, attainments, observe
 from engines.cluster.simulation import StopRule
-from engines.policies.task import Slo
+from engines.policies.views import Slo
 
 STATS = {
     "mean": np.mean,

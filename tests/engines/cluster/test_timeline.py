@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, Scripted, TokenEstimator, links, serve, session, simulation
 
-from engines.cluster.metrics import observe
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import ClusterRun, observe
 from engines.policies.batching import Chunked, PrefillFirst
 
 

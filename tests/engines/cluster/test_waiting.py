@@ -9,8 +9,7 @@ from support.clusters import FIRST_PREFILL, LinearCost, serve, session, simulati
 from engines.cluster.sessions import ClosedLoop
 from engines.cluster.simulation import DecodeSimulation
 from engines.policies.routing import Local
-from engines.policies.step import IDLE, Share, Situation, StepPlan
-from engines.policies.task import PrefillQueue, PrefillTask
+from engines.policies.views import IDLE, PrefillQueue, PrefillTask, Share, Situation, StepPlan
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 import pytest
 from support.refusals import refuses
 
-from engines.cost.cards import A100, B200, GPUS, H20, H100, H200, L40S, RTX4090, gpu, gpu_of_device
+from engines.cost.roofline import A100, B200, GPUS, H20, H100, H200, L40S, RTX4090, gpu, gpu_of_device
 from engines.errors import UserError
 
 
@@ -32,9 +32,9 @@ def test_unknown_gpu_lists_the_known_ones():
 
 
 def test_a_card_of_one_s_own_is_named_by_its_place():
-    assert gpu("engines.cost.cards:L40S") is L40S
-    with refuses("gpu='engines.cost.cards:GB'"):
-        gpu("engines.cost.cards:GB")
+    assert gpu("engines.cost.roofline:L40S") is L40S
+    with refuses("gpu='engines.cost.roofline:GB'"):
+        gpu("engines.cost.roofline:GB")
 
 
 def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():

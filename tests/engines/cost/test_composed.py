@@ -2,11 +2,8 @@
 
 import pytest
 
-from engines.cost.cards import H200, L40S
-from engines.cost.composed import Composed
-from engines.cost.kernels import ELEMENTWISE_SHARE, Kernels
-from engines.cost.roofline import Calibration, Roofline, StepWork
-from engines.cost.tables import load_tables
+from engines.cost.kernels import ELEMENTWISE_SHARE, Composed, Kernels, load_tables
+from engines.cost.roofline import H200, L40S, Calibration, Roofline, StepWork
 from engines.models.shape import LLADA_8B, QWEN3_32B
 
 CALIBRATION = Calibration(

@@ -8,9 +8,8 @@ import pytest
 from support.own_cards import PLANTED, WORKS, timed_steps
 
 from engines.cost import fit
-from engines.cost.cards import H200, L40S, Gpu
 from engines.cost.fit import TimedStep, fit_steps
-from engines.cost.roofline import Calibration, CardCalibration, Roofline, StepWork
+from engines.cost.roofline import H200, L40S, Calibration, CardCalibration, Gpu, Roofline, StepWork
 from engines.errors import UserError
 from engines.least_squares import nonnegative_fit
 

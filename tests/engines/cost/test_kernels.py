@@ -6,9 +6,18 @@ import pickle
 import pytest
 from support.refusals import refuses
 
-from engines.cost.cards import A100, B200, H20, H100, H200, L40S, RTX4090
-from engines.cost.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE, Kernels, _at_batch, has_tables, tables_of
-from engines.cost.tables import BLOCK_FOLDER, FRAMEWORKS, load_tables
+from engines.cost.kernels import (
+    BLOCK_FOLDER,
+    ELEMENTWISE_S,
+    ELEMENTWISE_SHARE,
+    FRAMEWORKS,
+    Kernels,
+    _at_batch,
+    has_tables,
+    load_tables,
+    tables_of,
+)
+from engines.cost.roofline import A100, B200, H20, H100, H200, L40S, RTX4090
 from engines.errors import UserError
 from engines.models.shape import (
     LLADA2_FLASH,

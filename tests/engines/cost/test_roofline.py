@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refuses
 
-from engines.cost.cards import H200, L40S, RTX4090
-from engines.cost.roofline import LOGIT_PASSES, Calibration, Roofline, StepWork
+from engines.cost.roofline import H200, L40S, LOGIT_PASSES, RTX4090, Calibration, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B
 from repro.systems.cost import save_calibration

@@ -5,7 +5,7 @@ import gzip
 import pytest
 from support.refusals import refuses
 
-from engines.cost.tables import FOLDER, FRAMEWORKS, KEYS, cards, digest_of, encoded, load_tables, write_tables
+from engines.cost.kernels import FOLDER, FRAMEWORKS, KEYS, cards, digest_of, encoded, load_tables, write_tables
 from engines.errors import UserError
 
 

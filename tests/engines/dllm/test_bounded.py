@@ -14,16 +14,15 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.cost.cards import H200
 from engines.cost.peaks import REPEATS, measured_peaks, seconds_of
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import H200, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor, step_work
+from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
-from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.experiment import prepare
 from repro.systems.dllm import on_torch

@@ -22,18 +22,16 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.cost.cards import gpu
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import Roofline, gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.method import Sampler
+from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Request, StepOutcome, StepPlan, StepRecord
-from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as LiveSequence
 from engines.errors import UserError
 from engines.models.chat import stop_token_ids

@@ -18,11 +18,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule, Settling
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool, Scheduler
-from engines.dllm.scheduling.settling import Settling
+from engines.dllm.scheduling import SCHEDULERS, KvPool, Scheduler
 from engines.errors import UserError
 
 MAX_TOTAL = 40

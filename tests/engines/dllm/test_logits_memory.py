@@ -16,9 +16,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.memory.profile import peak_bytes
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.runtime.noise import row_keys
 
 # A vocabulary so wide and a model so narrow that next to logits nothing weighs anything.

@@ -16,11 +16,9 @@ from support.tiny_models import GQA, network, request_on
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request, StepPlan, StepRecord
-from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.scheduling import SCHEDULERS, CommittedDemand, KvPool, LookaheadScheduler, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.errors import UserError
 from repro.runs.experiment import prepare

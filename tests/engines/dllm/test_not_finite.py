@@ -14,9 +14,8 @@ from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Candidates, Head
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.phase import DelayedCache
+from engines.dllm.scheduling import SCHEDULERS, KvPool
 from repro.runs.step_driver import WallClock
 from repro.systems.dllm.record import DLLM, drive_engine
 

@@ -17,8 +17,8 @@ from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
+from engines.dllm.phase import Phase
 from engines.dllm.plan import StepPlan
-from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.kernels.importance import QUERY_ROWS, ContextRows, attended
 from engines.runtime.pool import PoolTensors

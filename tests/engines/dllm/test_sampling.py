@@ -23,7 +23,7 @@ from engines.dllm.decode.denoise import Reduction, Sampling, choose
 from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request
-from engines.dllm.scheduling.scheduler import KvPool
+from engines.dllm.scheduling import KvPool
 from engines.runtime.noise import row_keys
 from repro.systems.dllm.system import method
 

@@ -13,10 +13,9 @@ from support.refusals import refuses
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.phase import DelayedCache, NoCache, Phase
 from engines.dllm.plan import Request, StepPlan
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler, Scheduler
 from engines.errors import UserError
 
 MAX_TOTAL = 60

@@ -10,10 +10,9 @@ from engines.attention import varlen_attention
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
+from engines.dllm.phase import DelayedCache, Phase, RefreshRule, Seen
 from engines.dllm.plan import Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.lookahead import LookaheadScheduler
-from engines.dllm.scheduling.phase import DelayedCache, Phase, RefreshRule, Seen
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, LookaheadScheduler, PhaseScheduler
 from engines.dllm.sequence import Sequence
 from engines.errors import RunError, UserError
 from engines.models.loader import load_model

@@ -9,8 +9,8 @@ from support.engine_runs import rows_of
 
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
+from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.sequence import Sequence, steps_per_block
 from engines.errors import UserError
 from repro.systems.dllm.system import method

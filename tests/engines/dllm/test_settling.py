@@ -21,12 +21,11 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import graph_key, reuse_keys
 from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.method import DLLM_SERVE
+from engines.dllm.phase import DelayedCache, Phase, RefreshRule, Settling, check_settling
 from engines.dllm.plan import PlanItem, Request
-from engines.dllm.scheduling.phase import DelayedCache, Phase, RefreshRule
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
-from engines.dllm.scheduling.settling import Settling, check_settling
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
-from engines.dllm.serve import DLLM_SERVE
 from engines.errors import UserError
 from engines.models.loader import load_model
 from repro.systems.dllm.requests import encode_prompts

@@ -17,9 +17,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request, StepRecord
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler
 
 CONFIG = EngineConfig(
     max_num_batched_tokens=400, max_num_logits=64, max_num_seqs=6, max_model_len=100, attention_backend="sdpa-padded"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dllm.executor.rows import BlockRows, BuildRows, ItemTable, PackedRows, Places
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem
-from engines.dllm.scheduling.phase import Phase
 
 WIDTH = 41
 

@@ -16,12 +16,19 @@ from baselines.ar.sglang import SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.batching import WaitConfig
-from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
-from engines.laps.controller import ControllerConfig
-from engines.laps.record import PrefillRun
-from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
-from engines.policies.instances import InstanceView, LeastTokens, LeastTokensInPool
-from engines.policies.task import PrefillTask
+from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillRun, Turn
+from engines.laps.system import (
+    ControllerConfig,
+    InstanceView,
+    LapsConfig,
+    LeastTokens,
+    LeastTokensInPool,
+    PrefillSystem,
+    Spatial,
+    laps,
+    reserve,
+)
+from engines.policies.views import PrefillTask
 
 COST, MODEL = h200_14b()
 SPATIAL = LapsConfig(spatial=Spatial(num_short=1, controller=ControllerConfig(cooldown_s=1.0)))

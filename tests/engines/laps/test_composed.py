@@ -2,12 +2,12 @@
 
 import pytest
 
-from engines.cost.cards import H200
 from engines.cost.kernels import Kernels
+from engines.cost.roofline import H200
 from engines.errors import UserError
-from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.cluster import PrefillConstants, PrefillCost
 from engines.models.shape import QWEN2_5_14B
-from engines.policies.step import Bucket, Chunk, Fallback, Rung
+from engines.policies.views import Bucket, Chunk, Fallback, Rung
 
 KERNELS = Kernels(QWEN2_5_14B, H200, "sglang")
 CONSTANTS = PrefillConstants()

@@ -11,10 +11,8 @@ from support.refusals import refuses
 
 from engines.errors import UserError
 from engines.laps.batching import WaitConfig
-from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
-from engines.laps.controller import ControllerConfig, PressureController, Signals
-from engines.laps.record import PrefillRun
-from engines.laps.system import LapsConfig, Pooling, Spatial, laps
+from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillRun, Turn
+from engines.laps.system import ControllerConfig, LapsConfig, Pooling, PressureController, Signals, Spatial, laps
 
 COST, MODEL = h200_14b()
 N = 8

@@ -3,13 +3,13 @@
 import pytest
 from support.prefill import LINEAR_MODEL, h200_14b
 
-from engines.cost.cards import H200, RTX4090
+from engines.cost.roofline import H200, RTX4090
 from engines.errors import UserError
-from engines.laps.cost import PrefillConstants, PrefillCost
-from engines.laps.graphs import GRID, LADDER
-from engines.laps.step_model import StepModel
+from engines.laps.batching import GRID, LADDER
+from engines.laps.cluster import PrefillConstants, PrefillCost
+from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B
-from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
+from engines.policies.views import FALLBACK, Bucket, Chunk, Rung
 
 COST, MODEL = h200_14b()
 MS = 1e-3

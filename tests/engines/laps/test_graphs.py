@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.prefill import ask, h200_14b, task
 
-from engines.laps.graphs import GRID, LADDER, Ladder, Nearest, WithGraphs, graph_bytes, graph_choice, shapes_of
+from engines.laps.batching import GRID, LADDER, Ladder, Nearest, WithGraphs, graph_bytes, graph_choice, shapes_of
 from engines.policies.batching import Chunked
-from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, StepMode, padded_tokens
-from engines.policies.task import PrefillQueue
+from engines.policies.views import FALLBACK, Bucket, Chunk, PrefillQueue, Rung, StepMode, padded_tokens
 
 _, MODEL = h200_14b()
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=70)

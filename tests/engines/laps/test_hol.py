@@ -6,9 +6,8 @@ from support.prefill import TokenCost, turns
 
 from engines.errors import UserError
 from engines.laps.batching import AdaptiveWait, ClassQueue, TemporalConfig, TemporalDisaggregation, WaitConfig
-from engines.laps.cluster import PrefillCluster
+from engines.laps.cluster import PrefillCluster, PrefillRun
 from engines.laps.latency import TwoClasses, waits_s
-from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem
 from engines.policies.batching import ONE_BY_ONE
 from paper_figures.laps import boundary

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.cost.cards import H200, Gpu
+from engines.cost.roofline import H200, Gpu
 from engines.errors import UserError
 from engines.laps.latency import FloorForm, PaperForm, fit_floor_form, fit_paper_form, fit_paper_totals, nonnegative_fit
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, ModelShape

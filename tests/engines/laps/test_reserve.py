@@ -10,10 +10,10 @@ from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
+from engines.laps.latency import StepModel
 from engines.laps.ours import Reserve, ReserveConfig, longest_wait_s, share_for
-from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
-from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
+from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask
 
 MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
 

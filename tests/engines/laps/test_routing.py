@@ -6,14 +6,7 @@ from dataclasses import dataclass
 import pytest
 from support.prefill import task
 
-from engines.policies.instances import (
-    InstanceRouter,
-    LeastRequests,
-    LeastTokens,
-    LeastTokensInPool,
-    LengthClass,
-    RoundRobin,
-)
+from engines.laps.system import InstanceRouter, LeastRequests, LeastTokens, LeastTokensInPool, LengthClass, RoundRobin
 
 
 @dataclass(frozen=True)

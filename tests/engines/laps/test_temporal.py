@@ -11,8 +11,7 @@ from engines.errors import UserError
 from engines.laps.batching import AdaptiveWait, ClassQueue, TemporalConfig, TemporalDisaggregation, WaitConfig, WaitRule
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import LapsConfig, PrefillSystem, laps
-from engines.policies.step import StepPlan
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue, StepPlan
 
 BOUNDARY = 256
 _, MODEL = h200_14b()

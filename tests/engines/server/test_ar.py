@@ -15,8 +15,7 @@ from engines.cluster.sessions import ClosedLoop, Round, Session
 from engines.errors import RunError, UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.step import IDLE, Batching, Situation, StepPlan
-from engines.policies.task import OpenQueue
+from engines.policies.views import IDLE, Batching, OpenQueue, Situation, StepPlan
 from engines.server.ar import ArGeneration, AtMost, ServedAr
 from engines.server.protocol import Admitted, Event, Failed, Finished, Submission, Tokens
 

@@ -6,7 +6,7 @@ from support.tiny_models import GQA, prompt_of
 
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import DelegatingExecutor, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling import SCHEDULERS
 from engines.server.dllm import FORGET_EVERY, ServedDllm
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
 

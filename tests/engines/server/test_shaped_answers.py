@@ -13,7 +13,7 @@ from engines.ar.sampling import Logprobs
 from engines.errors import UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked
-from engines.policies.task import OpenQueue
+from engines.policies.views import OpenQueue
 from engines.server.ar import ArGeneration, ServedAr
 from engines.server.protocol import Failed, Finished, PromptScored, Submission, Tokens
 

@@ -10,7 +10,7 @@ from support.forks import repro_in_a_process
 SLOW = """
 from collections import deque
 
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 
 
 class Own(PhaseScheduler):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 
-from engines.dllm.serve import DLLM_SERVE
+from engines.dllm.method import DLLM_SERVE
 from repro.cli.evaluate import _cache
 from repro.runs.store import read_run
 from repro.workbench.accuracy import axis_of

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_rows, timed, told_suite
 
-from engines.cost.cards import H200
-from engines.cost.roofline import Calibration
+from engines.cost.roofline import H200, Calibration
 from engines.errors import UserError
 from repro.gpu_suite.adoption import constants, read_fit, report
 from repro.gpu_suite.calibration import CALIBRATION, Calibrating, Fitted, card_with, fit, fitted_rows

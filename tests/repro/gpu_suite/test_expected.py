@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from support.cells import a_cell
 
-from engines.cost.cards import gpu
-from engines.cost.roofline import Calibration
+from engines.cost.roofline import Calibration, gpu
 from repro.gpu_suite import expected as expecting
 from repro.gpu_suite.expected import PREPARATION_S, expected, simulated
 from repro.runs.cell import Cell

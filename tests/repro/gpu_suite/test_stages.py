@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.cost.cards import GB, gpu
+from engines.cost.roofline import GB, gpu
 from engines.models.shape import model_shape
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.expected import PREPARATION_S

@@ -17,8 +17,8 @@ from support.figure_runs import block_run
 from support.stored_runs import stored
 
 from baselines.ar.dynamo import DynamoConfig
-from engines.cluster.cluster import HistoryRead
-from engines.cluster.metrics import ItlStat, Scope, TtftRule
+from engines.cluster.record import ItlStat, Scope, TtftRule
+from engines.cluster.simulation import HistoryRead
 from engines.laps.batching import Joins, LongDispatch
 from repro.reports.claims import Finding, Flip, judge_all
 from repro.reports.claims_file import flips_csv, flips_path, read_flips

@@ -2,7 +2,7 @@
 
 from support.platforms import L40S, RTX4090
 
-from engines.cost.cards import GB
+from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig
 from engines.models.shape import LLADA_8B
 from repro.reports.memory import PlanCase, compare_logit_budgets

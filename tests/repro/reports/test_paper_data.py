@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from engines.cost.cards import L40S, RTX4090
+from engines.cost.roofline import L40S, RTX4090
 from engines.errors import UserError
 from engines.models.shape import LLADA_8B
 from repro.paths import PAPER

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cells import a_cell
 
-from engines.cost.cards import gpu
-from engines.cost.roofline import Calibration
+from engines.cost.roofline import Calibration, gpu
 from repro.paths import CALIBRATION
 from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values

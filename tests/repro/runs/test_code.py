@@ -159,7 +159,7 @@ def cell(system: str, executor: str, platform: str = "l40s") -> Cell:
 def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method():
     modules = prepare(cell("dllm-serve", "roofline")).code.modules
     assert {
-        "engines.dllm.scheduling.scheduler",
+        "engines.dllm.scheduling",
         "engines.cost.roofline",
         "repro.workloads.workload",
         "repro.runs.metrics",
@@ -190,7 +190,7 @@ def test_a_scheduler_that_is_not_there_is_refused():
 
 
 def test_a_schedulers_module_is_among_them(tmp_path, monkeypatch):
-    text = "from engines.dllm.scheduling.scheduler import PhaseScheduler\n\n\nclass Own(PhaseScheduler):\n    pass\n"
+    text = "from engines.dllm.scheduling import PhaseScheduler\n\n\nclass Own(PhaseScheduler):\n    pass\n"
     (tmp_path / "plug_scheduler.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     plain = cell("dllm-serve", "roofline")
@@ -252,7 +252,7 @@ def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not
     assert "other code" not in reused
     edit(scheduler, "        return sequence.query_tokens\n", "        return 16 * sequence.query_tokens\n")
     why, accepted, again = bench(checkout, "--dry-run", "--accept-other-code", "")
-    assert "code changed: engines.dllm.scheduling.scheduler" in " ".join(why.split())
+    assert "code changed: engines.dllm.scheduling" in " ".join(why.split())
     assert "0 runs done, 1 reused" in accepted
     assert "other code" in accepted
     assert "1 run done, 0 reused" in again

@@ -17,7 +17,7 @@ from support.cells import a_cell
 from support.refusals import refuses
 
 import repro
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 from engines.errors import UserError
 from engines.named import name_of
 from repro.paths import REPO
@@ -27,7 +27,7 @@ from repro.runs.ray_pool import RayPool
 
 CELL = """
 from collections import deque
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 
 SIGN = 1
 
@@ -103,7 +103,7 @@ def test_other_processes_are_refused_in_a_sentence(notebook, tmp_path):
 
 def test_live_workers_are_processes_too(notebook):
     module, run = notebook
-    run("from engines.policies.task import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
+    run("from engines.policies.views import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
     live = a_cell("ampd-live", "toolbench", rate=1.0, queue=module.Mine)
     with refuses("queue='cells_of_mine:Mine'"):
         prepare(live)
@@ -123,7 +123,7 @@ def test_what_has_no_source_is_refused_in_a_sentence(notebook):
 
 
 def test_a_class_of_a_file_is_named_and_one_inside_a_function_refused():
-    assert name_of(PhaseScheduler) == "engines.dllm.scheduling.scheduler:PhaseScheduler"
+    assert name_of(PhaseScheduler) == "engines.dllm.phase:PhaseScheduler"
     assert cell(scheduler=PhaseScheduler) == cell(scheduler=name_of(PhaseScheduler))
 
     class Inside(PhaseScheduler):
@@ -171,7 +171,7 @@ import sys
 from collections import deque
 
 import repro
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 {above}
 if __name__ == "__main__":
 {within}
@@ -225,10 +225,7 @@ def test_a_script_is_none_of_a_cluster(tmp_path, monkeypatch):
     main = ModuleType("__main__")
     main.__file__ = str(script(tmp_path, is_guarded=False))
     monkeypatch.setitem(sys.modules, "__main__", main)
-    exec(
-        f"from collections import deque\nfrom engines.dllm.scheduling.scheduler import PhaseScheduler\n{SHORTEST}",
-        vars(main),
-    )
+    exec(f"from collections import deque\nfrom engines.dllm.scheduling import PhaseScheduler\n{SHORTEST}", vars(main))
     monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
     monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
     said = (

@@ -230,7 +230,7 @@ def test_what_was_read_before_anybody_looked_is_not_known(folder, monkeypatch):
 
 def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(folder, monkeypatch):
     script = types.ModuleType("__main__")
-    exec("from engines.dllm.scheduling.scheduler import PhaseScheduler\nclass Own(PhaseScheduler): pass", vars(script))
+    exec("from engines.dllm.scheduling import PhaseScheduler\nclass Own(PhaseScheduler): pass", vars(script))
     monkeypatch.setitem(sys.modules, "__main__", script)
     bench = (*BENCH, "--scheduler", "__main__:Own", "--result-dir", folder / "runs", "--dry-run")
     refused(repro(*bench), "'__main__:Own' is in no file, and its source cannot be read: put it into a file")
@@ -267,7 +267,7 @@ import json
 from importlib import import_module
 from pathlib import Path
 
-from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.scheduling import PhaseScheduler
 
 is_plugged = True
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.cluster.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of
-from engines.laps.record import InstanceRow, StepRow
+from engines.laps.cluster import InstanceRow, StepRow
 from repro.runs.family import Family, plain_table
 from repro.runs.record import REQUEST_COLUMNS, Column, RunRecord, columns_of, empty_table
 

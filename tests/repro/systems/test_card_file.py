@@ -11,9 +11,8 @@ from support.command import refused, repro
 from support.own_cards import CARD, PLANTED, write_card
 from support.refusals import refuses
 
-from engines.cost.cards import L40S, Gpu, gpu
-from engines.cost.roofline import Calibration, Roofline, StepWork
-from engines.cost.tables import FOLDER, Card
+from engines.cost.kernels import FOLDER, Card
+from engines.cost.roofline import L40S, Calibration, Gpu, Roofline, StepWork, gpu
 from engines.errors import UserError
 from engines.models.shape import LLADA_8B
 from repro import api
@@ -107,7 +106,7 @@ def test_its_numbers_are_those_of_a_python_platform_of_the_same_card(own_folder)
     write_card(own_folder)
     module(
         own_folder,
-        "from engines.cost.cards import GB, Gpu",
+        "from engines.cost.roofline import GB, Gpu",
         "L4 = Gpu(name='l4', bf16_tflops=121, memory_bandwidth_gb_s=300, memory_bytes=24 * GB, nvlink_gb_s=None, pcie_gb_s=64, source='')",
         "parts = [replace(part, gpu='pythons:L4') if hasattr(part, 'gpu') else part for part in HERE.parts]",
         "ON_NAME = replace(HERE, name='l4', gpu='pythons:L4', parts=tuple(parts), digest='')",

@@ -65,4 +65,4 @@ def test_every_module_that_a_deployment_names_is_there(system, platform, executo
 
 def test_only_systems_that_plan_rest_on_the_planner():
     assert "repro.systems.cluster.planning" not in modules_of("ampd")
-    assert "engines.ampd.planner.planner" in modules_of("ampd")
+    assert "engines.ampd.planner" in modules_of("ampd")

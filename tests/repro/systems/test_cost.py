@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 from support.refusals import refuses
 
-import engines.cost.tables as tables
+import engines.cost.kernels as tables
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS

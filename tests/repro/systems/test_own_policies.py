@@ -12,7 +12,7 @@ from support.own import Gather, Stay
 from support.refusals import refuses
 
 from engines.dllm.config import EngineConfig
-from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling import SCHEDULERS
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.named import installed
@@ -107,7 +107,7 @@ def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
         ({"queue": "support.own:Newest"}, "queue='support.own:Newest' has no effect without batcher"),
         (
             {"batcher": "support.own:Gather", "queue": "support.own:plain"},
-            "makes PrefillQueue: name a class, or a function, that called with slo gives an engines.policies.task.OpenQueue",
+            "makes PrefillQueue: name a class, or a function, that called with slo gives an engines.policies.views.OpenQueue",
         ),
         ({"router": "support.own:Second"}, "has no effect with num_instances=1"),
         (
@@ -190,9 +190,9 @@ def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "shelf.py").write_text(
         "from dataclasses import dataclass, replace\n"
-        "from engines.dllm.scheduling.phase import Phase\n"
-        "from engines.dllm.scheduling.scheduler import PhaseScheduler\n"
-        "from engines.cost.cards import GPUS\n"
+        "from engines.dllm.scheduling import Phase\n"
+        "from engines.dllm.scheduling import PhaseScheduler\n"
+        "from engines.cost.roofline import GPUS\n"
         "from repro.runs.system import SYSTEMS\n"
         "from repro.systems.platforms import PLATFORMS\n\n\n"
         "class Shelf(PhaseScheduler):\n    pass\n\n\n"
@@ -245,7 +245,7 @@ def test_systems_platforms_and_cards_have_names_too():
     own = platform("shelf-card")
     assert (own.name, own.title) == ("shelf:CARD", "a shelf")
     assert platform(own.name) == own
-    from engines.cost.cards import gpu
+    from engines.cost.roofline import gpu
 
     assert gpu("shelf-gpu").name == "shelf-gpu"
     cell = Cell(system="thick", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0)

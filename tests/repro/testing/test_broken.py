@@ -10,7 +10,7 @@ import pytest
 from support import broken, liars
 from support.judged import judged
 
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
 from engines.errors import UserError
 from repro.testing import Ahead, check_batcher, check_refresh_rule, check_router, check_scheduler, examples
 from repro.testing.properties import verdicts

@@ -12,16 +12,16 @@ from baselines.ar.sglang import CacheAware, TokenBudget, graphs_only
 from baselines.ar.vllm import InFlightFirst
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
-from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig
-from engines.laps.graphs import shapes_of
+from engines.dllm.phase import DelayedCache, NoCache
+from engines.dllm.scheduling import SCHEDULERS
+from engines.laps import system
+from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig, shapes_of
 from engines.laps.ours import OnTimeConfig, ReserveConfig, longest_on_time_s, longest_wait_s, share_for
 from engines.laps.system import LapsConfig, laps, on_time, reserve, srpt
-from engines.policies import instances, routing
+from engines.policies import routing
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.on_time import LateShare, OnTimeQueue
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue
 from repro import testing
 from repro.runs.system import ENTRIES
 from repro.systems.dllm.system import method as method_of
@@ -89,10 +89,10 @@ def test_refresh_rules_of_methods(name):
 @pytest.mark.parametrize(
     "make",
     [
-        instances.RoundRobin,
-        instances.LeastRequests,
-        instances.LeastTokens,
-        instances.LeastTokensInPool(boundary=256),
+        system.RoundRobin,
+        system.LeastRequests,
+        system.LeastTokens,
+        system.LeastTokensInPool(boundary=256),
         CacheAware,
         CacheAware(balance_abs_threshold=0),
         routing.Local,

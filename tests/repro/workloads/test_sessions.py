@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.cluster.cost import PHYSICAL, WorkerCost
-from engines.cost.cards import H20
+from engines.cluster.hardware import PHYSICAL, WorkerCost
+from engines.cost.roofline import H20
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.draws import ArrivalConfig

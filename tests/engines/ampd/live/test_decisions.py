@@ -15,7 +15,7 @@ from engines.ampd.live.decisions import choose
 from engines.ampd.policies import ReorderingQueue
 from engines.errors import RunError
 from engines.policies.on_time import LateShare, OnTimeQueue
-from engines.policies.task import OpenQueue, PrefillQueue, PrefillTask
+from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask
 
 
 def task(task_id: int, estimate_s: float = 0.1, ready_s: float = 0.0) -> PrefillTask:

@@ -17,7 +17,7 @@ from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue
 from repro.paths import REPO
 
 pytestmark = needs_redis

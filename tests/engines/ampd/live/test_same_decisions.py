@@ -34,8 +34,7 @@ from engines.policies.batching import ONE_BY_ONE
 from engines.policies.on_time import LateShare
 from engines.policies.own import BINDER, QUEUE, Plugin
 from engines.policies.routing import Binder, Decision, LeastKvMemory, RemoteOnly, Router
-from engines.policies.task import PrefillQueue, PrefillTask, Slo
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import DecodeView, PrefillQueue, PrefillTask, PrefillView, Slo
 
 pytestmark = needs_store
 

@@ -9,11 +9,10 @@ from support.clusters import LinearCost, TokenEstimator, links, serve, session, 
 
 from engines.ampd.live.profile import LiveProfile, _fitted
 from engines.ampd.live.twin import simulate_live
-from engines.cluster.metrics import observe
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import ClusterRun, observe
 from engines.cluster.sessions import Session
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue
 
 COST = LinearCost(token_s=1e-3, decode_s=10e-3, slope_s=1e-5)
 KV = links(2e-5, latency_s=3e-3)

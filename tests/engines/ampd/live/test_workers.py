@@ -30,7 +30,7 @@ from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import LeastKvMemory, RemoteOnly
-from engines.policies.task import PrefillQueue
+from engines.policies.views import PrefillQueue
 from repro.systems.live.system import compared
 
 pytestmark = needs_redis

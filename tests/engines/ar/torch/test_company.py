@@ -10,7 +10,7 @@ from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.step import Bucket, Rung
+from engines.policies.views import Bucket, Rung
 
 TOLERANCE = 4e-6
 """Largest difference of K and V (up to 4, float32, two layers) that the order of a sum explains: measured 2.3e-6."""

@@ -14,7 +14,7 @@ from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.step import IDLE, Situation, StepPlan
+from engines.policies.views import IDLE, Situation, StepPlan
 
 SESSIONS = [
     Session(7, 0.0, (Round(20, 6, 0.001), Round(9, 5), Round(30, 1))),

@@ -11,7 +11,7 @@ from support.refusals import refuses
 
 from engines.ar.torch.measured import CPU_TIME, MeasuredSteps, dealt
 from engines.errors import UserError
-from engines.policies.step import Bucket, Chunk, Rung
+from engines.policies.views import Bucket, Chunk, Rung
 
 
 def ticking(step: float) -> Iterator[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from engines.ar.torch.executor import grid
 from engines.ar.torch.paged import ReferenceKernel, Served, fault, kernels, probe
 from engines.attention.kernels import KernelSpans
-from engines.policies.step import Bucket, Rung
+from engines.policies.views import Bucket, Rung
 
 REFERENCE = ReferenceKernel()
 

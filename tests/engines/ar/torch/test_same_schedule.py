@@ -21,15 +21,14 @@ from engines.ar.torch.run import EngineRun
 from engines.cluster.sessions import Arrivals, ClosedLoop, OpenLoop, Round, Session
 from engines.cost.roofline import DecodeLine
 from engines.laps.batching import WaitConfig
+from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig, ReserveConfig
-from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, laps, on_time, reserve
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.on_time import LateShare, OnTimeQueue
-from engines.policies.step import Batching, Bucket, Chunk, Situation, StepPlan
-from engines.policies.task import PrefillQueue
+from engines.policies.views import Batching, Bucket, Chunk, PrefillQueue, Situation, StepPlan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.step import EagerRows
-from engines.dllm.scheduling.phase import Phase
+from engines.dllm.phase import Phase
 from engines.runtime.pool import PoolTensors, store_by_index
 from engines.runtime.step_timer import StepTimer
 

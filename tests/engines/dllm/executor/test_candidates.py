@@ -9,7 +9,7 @@ from support.tiny_models import GQA
 from engines.dllm.executor.candidates import CandidateChoice
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, Candidates, StepLayout
-from engines.dllm.scheduling.phase import Phase
+from engines.dllm.phase import Phase
 from engines.runtime.noise import row_keys
 
 

@@ -14,8 +14,8 @@ from engines.dllm.executor.candidates import CandidateChoice
 from engines.dllm.executor.commit import Commit, Committed, forwarded_span
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, StepLayout
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
-from engines.dllm.scheduling.phase import Phase
 
 TOKEN = 3
 

@@ -11,8 +11,8 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.executor.step import EagerRows, StepRows
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem
-from engines.dllm.scheduling.phase import Phase
 from engines.models.protocol import Attend
 from engines.runtime.step_timer import StepTimer
 

@@ -18,8 +18,7 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.cost.cards import L40S
-from engines.cost.roofline import Roofline
+from engines.cost.roofline import L40S, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor import compose
@@ -27,9 +26,9 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor
 from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Executor, Request
-from engines.dllm.scheduling.phase import DelayedCache, NoCache
-from engines.dllm.scheduling.scheduler import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
 from engines.models.shape import ModelShape
 from engines.parallel.group import TensorParallel
 from engines.runtime.device import on

@@ -11,8 +11,8 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.executor.commit import Committed
 from engines.dllm.executor.step import Block, BlockTokens, Candidates, Forwarded, StepLayout
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.phase import Phase
 from engines.dllm.plan import ExecutorError, StepPlan
-from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.runtime.step_timer import StepTimer
 

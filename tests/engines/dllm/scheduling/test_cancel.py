@@ -7,11 +7,9 @@ from support.engine_runs import free_runs
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.lookahead import LookaheadScheduler
-from engines.dllm.scheduling.phase import DelayedCache
-from engines.dllm.scheduling.registry import SCHEDULERS
-from engines.dllm.scheduling.scheduler import KvPool, Scheduler
+from engines.dllm.scheduling import SCHEDULERS, KvPool, LookaheadScheduler, Scheduler
 from engines.errors import UserError
 
 GENERATION = GenerationConfig(gen_length=12, block_length=4, steps=12)

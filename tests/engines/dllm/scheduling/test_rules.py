@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, check_rule
+from engines.dllm.phase import DelayedCache, NoCache, Phase, check_rule
 from engines.errors import RunError, UserError
 
 

@@ -12,7 +12,7 @@ from support.cells import a_cell
 from support.run_files import lines
 
 from engines.cluster.hardware import Deployment
-from engines.cluster.metrics import READINGS, attainments, observe
+from engines.cluster.record import READINGS, attainments, observe
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from repro.paths import PAPER

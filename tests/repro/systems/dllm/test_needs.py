@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from support.cells import a_cell
 
-from engines.dllm.method import Options, Sampler
+from engines.dllm.method import DllmServe, Options, Sampler
+from engines.dllm.phase import DelayedCache, Phase, Window
 from engines.dllm.plan import Request
-from engines.dllm.scheduling.phase import DelayedCache, Phase, Window
-from engines.dllm.scheduling.scheduler import PhaseScheduler
-from engines.dllm.serve import DllmServe
+from engines.dllm.scheduling import PhaseScheduler
 from engines.errors import RunError, UserError
 from repro.runs.cell import Cell
 from repro.systems.dllm.record import DLLM

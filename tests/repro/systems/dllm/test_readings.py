@@ -18,12 +18,11 @@ from support.refusals import refuses
 from baselines.dllm.dllm_cache.method import memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.work import PackedFeatureCacheRooflineExecutor, packed_work, step_work
-from engines.cost.cards import L40S, RTX4090
-from engines.cost.roofline import Calibration, Roofline
+from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
-from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.loader import load_model

@@ -8,7 +8,7 @@ from support.cells import a_cell
 from support.platforms import H200, L40S, RTX4090
 from support.refusals import refuses
 
-from engines.dllm.serve import DLLM_SERVE
+from engines.dllm.method import DLLM_SERVE
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.systems.dllm.settings import Settings, resolve

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.cluster.metrics import observe
-from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, table_of
+from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, observe, table_of
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
 from repro.runs.http_driver import Exchange, Reply

@@ -19,7 +19,7 @@ from support.own import Newest
 from engines.ampd.live.profile import FIRST_ID
 from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.task import PrefillTask
+from engines.policies.views import PrefillTask
 from repro.cli.run_table import print_runs
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord

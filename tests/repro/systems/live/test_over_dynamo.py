@@ -30,13 +30,13 @@ from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import AdaptiveRouter
 from engines.ar.torch.run import random_prompts
-from engines.cluster.metrics import observe
+from engines.cluster.record import observe
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import LeastKvMemory
-from engines.policies.task import PrefillQueue, Slo
+from engines.policies.views import PrefillQueue, Slo
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.live.http_client import body_of

@@ -1,1 +1,0 @@
-"""Which requests run in a step, and in which phase (dLLM-Serve §4.4)."""
