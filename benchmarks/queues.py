@@ -49,7 +49,7 @@ from repro.runs.statistics import mean_interval
 from repro.runs.system import free_of
 from repro.runs.workers import worker_processes
 from repro.systems.cluster.laps import PrefillDeployment
-from repro.systems.cluster.laps_settings import Settings
+from repro.systems.cluster.laps_settings import PrefillSettings
 from repro.workloads.card import DATA_DIR_VARIABLE
 
 LOADS = (0.5, 0.7, 0.8, 0.95, 1.05)
@@ -160,7 +160,7 @@ RECORDED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Believing(Settings):
+class Believing(PrefillSettings):
     """The settings of a system whose policies are wrong by a factor."""
 
     belief: float
@@ -323,7 +323,7 @@ def served(traffic: Traffic, load: float, order: str, seed: int, num_prompts: in
     deployment, workload = _prepared(traffic, rate_of(load, traffic.model), order, seed, num_prompts)
     settings = deployment.settings
     if traffic.belief != 1:
-        known = {each.name: getattr(settings, each.name) for each in fields(Settings)}
+        known = {each.name: getattr(settings, each.name) for each in fields(PrefillSettings)}
         settings = Believing(**known, belief=traffic.belief)
     cluster = deployment.cluster(settings)
     if traffic.noise:

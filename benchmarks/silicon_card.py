@@ -27,7 +27,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.metrics import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
-from repro.systems.dllm.deployment import Deployment, sized
+from repro.systems.dllm.deployment import DllmDeployment, sized
 from repro.systems.platforms import PLATFORMS
 
 
@@ -136,7 +136,7 @@ def _again(cell: Cell, facts: dict[str, Any]) -> Any:
     """The record of the simulated cell, with the pool that was measured."""
     experiment = simulated(cell)
     deployment = experiment.deployment
-    assert isinstance(deployment, Deployment)
+    assert isinstance(deployment, DllmDeployment)
     if "kv_rows" in facts:
         deployment = replace(deployment, kv_rows=facts["kv_rows"])
     else:

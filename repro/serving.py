@@ -18,8 +18,8 @@ from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.deployment import Deployment
-from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.deployment import DllmDeployment
+from repro.systems.dllm.settings import DllmSettings
 from repro.systems.dllm.system import DllmSystem, dllm_system
 
 _OF_A_REQUEST = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
@@ -76,7 +76,7 @@ class DllmModel:
         return system
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> DllmSettings:
         return self._system.settings(self.cell)
 
     @property
@@ -143,7 +143,7 @@ class DllmModel:
         has_blocks = self._system.method.has_blocks(config_of(settings.model).family, settings.options)
         return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
 
-    def _check_sampler(self, settings: Settings, given: Mapping[str, Any]) -> None:
+    def _check_sampler(self, settings: DllmSettings, given: Mapping[str, Any]) -> None:
         """Refuse an option that would change more than the one request."""
         method, family = self._system.method, config_of(settings.model).family
         if method.sampler(family, settings.options) != method.sampler(family, self.settings.options):
@@ -181,7 +181,7 @@ class DllmModel:
             yield ServedDllm(engine)
 
     @property
-    def _deployment(self) -> Deployment:
+    def _deployment(self) -> DllmDeployment:
         return self._system.deployment(self.settings, [self.max_model_len])
 
 

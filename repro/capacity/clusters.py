@@ -27,7 +27,7 @@ from repro.capacity.site import Knobs, Plan, Ranked, Site, alone_s
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd import ArSystem, ClusterDeployment
-from repro.systems.cluster.ampd_settings import Settings, resolve, sessions_of
+from repro.systems.cluster.ampd_settings import ClusterSettings, resolve, sessions_of
 from repro.systems.platforms import ArPart
 from repro.workloads.card import Provenance
 
@@ -54,7 +54,7 @@ class ClusterSite(Site):
         return system
 
     @cached_property
-    def _settings(self) -> Settings:
+    def _settings(self) -> ClusterSettings:
         return resolve(self.cell, self.system.name, self.system.own)
 
     @property

@@ -286,8 +286,8 @@ def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
 
 def _context(deployment: Deployment) -> dict[str, Any]:
     """What a step computes the block against."""
-    from repro.systems.block.system import Deployment as BlockDeployment
-    from repro.systems.dllm.deployment import Deployment as DllmDeployment
+    from repro.systems.block.system import BlockDeployment
+    from repro.systems.dllm.deployment import DllmDeployment
 
     if isinstance(deployment, BlockDeployment):
         return {"selection": None, "cache": deployment.context, "retention": None}

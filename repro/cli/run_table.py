@@ -9,7 +9,7 @@ from repro.cli.output import number, percent, print_table
 from repro.cli.said import Lengths, as_json, lengths_of, reading_of
 
 if TYPE_CHECKING:
-    from repro.runs.family import Family, Shown
+    from repro.runs.family import Family, SummaryColumn
     from repro.runs.store import StoredRun
 
 
@@ -142,7 +142,7 @@ def _verdict(runs: Sequence[StoredRun]) -> str:
     return "INVALID" if invalid == len(runs) else f"{invalid} INVALID"
 
 
-def _shown(row: _Row, each: Shown) -> str:
+def _shown(row: _Row, each: SummaryColumn) -> str:
     if each.is_predicted:
         return _predicted(row, each)
 
@@ -158,7 +158,7 @@ def _shown(row: _Row, each: Shown) -> str:
     return row.over(value, scale=each.scale)
 
 
-def _predicted(row: _Row, each: Shown) -> str:
+def _predicted(row: _Row, each: SummaryColumn) -> str:
     """What the simulator said of the run; of the first of repeats."""
     if (found := row.run.facts["simulated"].get(each.metric)) is None:
         return "-"

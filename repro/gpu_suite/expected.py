@@ -16,7 +16,7 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.dllm.system import DllmSystem
 
 SLOWER = 1.2
@@ -52,7 +52,7 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     if calibration is not None:
         knobs += (("cost", "roofline"),)
     experiment = prepare(replace(cell, executor="roofline", knobs=knobs))
-    assert isinstance(experiment.deployment, Deployment)
+    assert isinstance(experiment.deployment, DllmDeployment)
     card = experiment.deployment.settings.platform.gpu
     assert card is not None, "settings refuse the roofline where there is no GPU model"
     given = calibration or Calibration.datasheet(gpu(card))

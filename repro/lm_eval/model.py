@@ -19,7 +19,7 @@ from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.systems.dllm.settings import Settings, WorkloadKnobs
+from repro.systems.dllm.settings import DllmSettings, WorkloadKnobs
 from repro.systems.dllm.system import dllm_system
 from repro.tasks.task import cut_at
 
@@ -153,7 +153,7 @@ class DiffusionLM(LM):
     def _template(self) -> ChatTemplate:
         return load_chat_template(checkpoint_dir(self._model, weights=False), config_of(self._model).family)
 
-    def _settings(self, asked: Query, num_prompts: int) -> Settings:
+    def _settings(self, asked: Query, num_prompts: int) -> DllmSettings:
         given = self._cell.knob_values
         knobs = {**dict(asked.knobs), **given, "num_prompts": num_prompts}
         if "gen_length" in knobs and "steps" not in given:
@@ -174,7 +174,7 @@ class DiffusionLM(LM):
         assert token_ids is not None, "only a simulated executor has no tokens"
         return answer_of(token_ids, self._model, self._tokenizer).text
 
-    def _requests(self, prompts: Sequence[str], settings: Settings) -> list[Request]:
+    def _requests(self, prompts: Sequence[str], settings: DllmSettings) -> list[Request]:
         """A prompt that comes again (lm-eval's repeats) gets the next seed, or it would get the same answer."""
         requests, copies = [], Counter[str]()
         for index, (prompt, ids) in enumerate(zip(prompts, self._tokenizer.encode_batch(prompts), strict=True)):

@@ -18,7 +18,7 @@ from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.metrics import served_per_second
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 from repro.workloads.workload import Workload
 
 SYSTEM = "dllm-serve"
@@ -157,7 +157,7 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
     """Tokens per second of the cell with a calibration that is not stored yet."""
     # Not ``prepare``, which reads the stored calibration: one that cannot be read is fitted again here.
     deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(fitted))
-    assert isinstance(deployment, Deployment)
+    assert isinstance(deployment, DllmDeployment)
     assert isinstance(workload, Workload)
     reached = served_per_second(replace(deployment, calibration=calibration).run(workload), "output_len")
     assert reached is not None, "every request of a simulated cell finishes"

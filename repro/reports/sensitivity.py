@@ -24,7 +24,7 @@ from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol,
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm import knobs
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.platforms import platform
 from repro.workloads.dataset import load_card
 from repro.workloads.workload import Workload
@@ -95,7 +95,7 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
         knobs=(*FITTED, *{"num_prompts": num_requests, **knobs}.items()),
     )
     deployment, workload = SYSTEMS.get(system).prepare(cell)
-    assert isinstance(deployment, Deployment)
+    assert isinstance(deployment, DllmDeployment)
     assert isinstance(workload, Workload)
     name = platform(card).gpu
     assert name is not None

@@ -95,7 +95,7 @@ Check = Callable[[RunRecord], Iterator[str]]
 """Reasons why a run's numbers may not be used, a clause each; none if they may."""
 
 
-class Shown(NamedTuple):
+class SummaryColumn(NamedTuple):
     title: str
     metric: str
     is_share: bool = False
@@ -106,7 +106,10 @@ class Shown(NamedTuple):
     """Whether a measured run shows what the simulator said, and its error, instead of what was measured."""
 
 
-WAITS = (Shown("wait s", "queue_wait_s", stat="mean"), Shown("longest wait s", "queue_wait_s", stat="max"))
+WAITS = (
+    SummaryColumn("wait s", "queue_wait_s", stat="mean"),
+    SummaryColumn("longest wait s", "queue_wait_s", stat="max"),
+)
 """Beside the mean what a policy that starves a request would hide in it."""
 
 
@@ -119,7 +122,7 @@ class Family:
     tables: Mapping[str, tuple[Column, ...]] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
     checks: tuple[Check, ...] = ()
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[SummaryColumn, ...] = ()
     """What tables of runs show besides what every run has."""
     unit: str = "req"
     """What comes at a rate, as the head of a column: req, sessions, turns."""

@@ -23,7 +23,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.systems.dllm import deployment as deployments
 from repro.systems.dllm import on_torch
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 
 Peak = Callable[[int], int]
 SYSTEMS = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
@@ -133,13 +133,13 @@ def cell_of(system: str, platform: str, **knobs: Scalar) -> Cell:
     return a_cell(system, platform=platform, executor="roofline" if simulated else "torch", **knobs)
 
 
-def planned(cell: Cell) -> Deployment:
+def planned(cell: Cell) -> DllmDeployment:
     deployment = prepare(cell).deployment
-    assert isinstance(deployment, Deployment)
+    assert isinstance(deployment, DllmDeployment)
     return deployment
 
 
-def footprint_of(deployment: Deployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
+def footprint_of(deployment: DllmDeployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
     settings, method = deployment.settings, deployment.method
     assert isinstance(method, PublishedMethod)
     return method.footprint(

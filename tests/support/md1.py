@@ -16,7 +16,7 @@ from paper_figures.common import style
 from repro.reports.claims import Finding
 from repro.reports.figures import Paper, Rendered, View
 from repro.runs.cell import Cell
-from repro.runs.family import Family, Shown
+from repro.runs.family import Family, SummaryColumn
 from repro.runs.metrics import Metric, column
 from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
 from repro.runs.step_driver import OnProgress, RequestLog, in_arrival_order
@@ -42,7 +42,7 @@ QUEUE = Family(
     tables={"work": WORK},
     metrics=(Metric("mean_queue", "jobs", "mean of queue_len over jobs", "never", mean_queue),),
     checks=(served_in_turn,),
-    shown=(Shown("queue", "mean_queue"),),
+    shown=(SummaryColumn("queue", "mean_queue"),),
 )
 
 

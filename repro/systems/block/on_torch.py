@@ -13,15 +13,15 @@ from engines.blockdiffusion.request import BlockRequest
 from engines.models.block_config import BlockConfig
 from engines.models.loader import check_device, load_block, parse_dtype
 from engines.models.packed import PackedModel
-from repro.systems.block.settings import MAX_NUM_LOGITS, Settings
+from repro.systems.block.settings import MAX_NUM_LOGITS, BlockSettings
 
 
-def check_machine(settings: Settings) -> None:
+def check_machine(settings: BlockSettings) -> None:
     check_device(settings.knobs.device)
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
+def serving(settings: BlockSettings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
     knobs = settings.knobs
     model = _load(settings.config if settings.directory is None else str(settings.directory), knobs.dtype, knobs.device)
     executor = TorchBlockExecutor(

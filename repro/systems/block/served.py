@@ -18,8 +18,8 @@ from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
-from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, Settings, settings_of_requests
-from repro.systems.block.system import ON_TORCH, Deployment
+from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, BlockSettings, settings_of_requests
+from repro.systems.block.system import ON_TORCH, BlockDeployment
 from repro.systems.block.text import find_text
 
 _OF_A_REQUEST = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps", "sub_block")
@@ -54,7 +54,7 @@ class BlockModel:
         return cls(knobs=tuple(knobs.items()), platform=platform, name=name or settings.model)
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> BlockSettings:
         return settings_of_requests(dict(self.knobs), self.platform)
 
     @property
@@ -110,18 +110,18 @@ class BlockModel:
     def serving(self) -> Iterator[ServedEngine]:
         from engines.server.block import ServedBlocks
 
-        with Deployment(settings=self.settings).serving() as (engine, _):
+        with BlockDeployment(settings=self.settings).serving() as (engine, _):
             yield ServedBlocks(engine)
 
 
 @lru_cache(maxsize=_MOST_SETTINGS)
-def _settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> Settings:
+def _settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> BlockSettings:
     """Requests of one kind are checked once."""
     return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
 
 
 def check_prompt(
-    settings: Settings, prompt_ids: Sequence[int], gen_length: int, *, asked_as: str = "gen_length"
+    settings: BlockSettings, prompt_ids: Sequence[int], gen_length: int, *, asked_as: str = "gen_length"
 ) -> None:
     """Raise UserError for a prompt that the model cannot be asked; ``asked_as`` is what the user calls the length of the answer."""
     block, vocabulary, most = settings.block, settings.config.vocab_size, settings.max_model_len
@@ -136,7 +136,7 @@ def check_prompt(
     require(wrong is None, f"prompt has the id {wrong} and the vocabulary {vocabulary}: use this model's tokenizer")
 
 
-def answer_alone(settings: Settings, prompt_ids: tuple[int, ...], *, seed: int) -> Answer:
+def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> Answer:
     """The answer to one prompt, up to its end token, by an engine with nothing else to do."""
     check_prompt(settings, prompt_ids, settings.knobs.gen_length)
     import_module(ON_TORCH).check_machine(settings)
@@ -148,11 +148,11 @@ def answer_alone(settings: Settings, prompt_ids: tuple[int, ...], *, seed: int) 
         sampling=settings.sampling(seed),
         stop_ids=stop_ids_of(settings),
     )
-    with Deployment(settings=settings).serving() as (engine, _):
+    with BlockDeployment(settings=settings).serving() as (engine, _):
         return engine.run([asked])[0]
 
 
-def stop_ids_of(settings: Settings) -> frozenset[int]:
+def stop_ids_of(settings: BlockSettings) -> frozenset[int]:
     """The end tokens of a checkpoint, else the model's end of text; none where weights are random and any id is as likely."""
     if settings.directory is None:
         return frozenset()

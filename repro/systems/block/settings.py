@@ -168,7 +168,7 @@ class BlockKnobs(TraceKnobs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class BlockSettings:
     platform: Platform
     executor: str
     knobs: BlockKnobs
@@ -250,7 +250,7 @@ def directory_of(model: str) -> Path:
     return EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
 
 
-def resolve(cell: Cell) -> Settings:
+def resolve(cell: Cell) -> BlockSettings:
     """Platform defaults overridden by the cell's knobs; everything a user can get wrong is refused here."""
     where = platform(cell.platform)
     require(
@@ -286,7 +286,7 @@ def resolve(cell: Cell) -> Settings:
     if cell.executor == "roofline":
         knobs, charged_by = _charged(where, knobs, shape_of(config, model))
         basis += charged_by
-    found = Settings(
+    found = BlockSettings(
         platform=where,
         executor=cell.executor,
         knobs=knobs,
@@ -334,7 +334,7 @@ DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache
 """Knobs of an answer that only block diffusion has."""
 
 
-def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> Settings:
+def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> BlockSettings:
     """Where requests are a user's own and no data set's: of ``repro generate`` and ``repro serve``."""
     own = tuple({"model": EMBEDDED, **knobs}.items())
     return resolve(

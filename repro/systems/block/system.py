@@ -27,11 +27,11 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require
 from repro.runs.cell import Cell
-from repro.runs.family import WAITS, Family, Shown, late_submissions
+from repro.runs.family import WAITS, Family, SummaryColumn, late_submissions
 from repro.runs.metrics import Metric, column
 from repro.runs.record import REQUESTS, Column, Obtained, RunRecord, Table
 from repro.runs.step_driver import OnProgress, RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
-from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, Settings, resolve
+from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
 from repro.systems.cost import describe_calibration, load_calibration
 from repro.systems.dllm.record import DLLM_METRICS, graded
 from repro.systems.dllm.record import REQUEST_COLUMNS as DLLM_COLUMNS
@@ -110,7 +110,7 @@ BLOCK = Family(
         *(each for each in DLLM_METRICS if each.name in ("num_steps", "accuracy", "accuracy_strict")),
     ),
     checks=(steps_in_turn, late_submissions),
-    shown=(Shown("tokens/forward", "tokens_per_forward"), *WAITS),
+    shown=(SummaryColumn("tokens/forward", "tokens_per_forward"), *WAITS),
 )
 
 
@@ -125,8 +125,8 @@ class BlockWorkload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
-    settings: Settings
+class BlockDeployment:
+    settings: BlockSettings
     seed: int = 0
     """Decides what a simulation draws."""
     task: Task | None = None
@@ -255,19 +255,19 @@ class BlockDiffusion:
     family: ClassVar[Family] = BLOCK
     knobs: ClassVar[tuple[type, ...]] = (BlockKnobs,)
 
-    def prepare(self, cell: Cell) -> tuple[Deployment, BlockWorkload]:
+    def prepare(self, cell: Cell) -> tuple[BlockDeployment, BlockWorkload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         settings = resolve(cell)
         file = trace_asked(cell.dataset, settings.knobs, cell.asked)
         if file is not None:
             asks_texts = not settings.is_simulated and _has_text(settings)
             workload = _traced(cell, settings, file, asks_texts=asks_texts)
-            return Deployment(settings=settings, seed=cell.seed, asks_texts=asks_texts), workload
+            return BlockDeployment(settings=settings, seed=cell.seed, asks_texts=asks_texts), workload
         task = _task_of(cell, settings)
         if task is None:
-            return Deployment(settings=settings, seed=cell.seed), _requests(cell, settings)
+            return BlockDeployment(settings=settings, seed=cell.seed), _requests(cell, settings)
         workload = _problems(cell, settings, task)
-        return Deployment(settings=settings, seed=cell.seed, task=task, asks_texts=True), workload
+        return BlockDeployment(settings=settings, seed=cell.seed, task=task, asks_texts=True), workload
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
@@ -275,7 +275,7 @@ class BlockDiffusion:
             import_module(ON_TORCH).check_machine(settings)
 
 
-def _task_of(cell: Cell, settings: Settings) -> Task | None:
+def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
     """The task whose problems the cell asks; None for a workload that is only served."""
     entry = TASKS.get(cell.dataset)
     if entry is None:
@@ -300,7 +300,7 @@ def _task_of(cell: Cell, settings: Settings) -> Task | None:
     return load_task(cell.dataset, TaskOptions(num_problems=asked, seed=cell.seed))
 
 
-def _problems(cell: Cell, settings: Settings, task: Task) -> BlockWorkload:
+def _problems(cell: Cell, settings: BlockSettings, task: Task) -> BlockWorkload:
     """One request a problem, in problem order; a prompt that there is no room for is refused."""
     from repro.systems.block.text import text_of
 
@@ -324,7 +324,7 @@ def _problems(cell: Cell, settings: Settings, task: Task) -> BlockWorkload:
     return BlockWorkload(requests=requests, provenance=found.provenance)
 
 
-def _traced(cell: Cell, settings: Settings, file: Traced, *, asks_texts: bool) -> BlockWorkload:
+def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bool) -> BlockWorkload:
     """A request of each row, whose answer is as long as the row's: the last block is cut to it."""
     knobs = settings.knobs
     require(
@@ -348,7 +348,7 @@ def _traced(cell: Cell, settings: Settings, file: Traced, *, asks_texts: bool) -
     )
 
 
-def room_for_prompt(settings: Settings) -> int:
+def room_for_prompt(settings: BlockSettings) -> int:
     """Most prompt tokens of a request whose last block is whole."""
     return settings.max_model_len - settings.knobs.gen_length - settings.block
 
@@ -357,7 +357,9 @@ def _as_long(gen_length: int) -> GenerationConfig:
     return GenerationConfig(gen_length=gen_length, block_length=gen_length, steps=gen_length)
 
 
-def _request(asked: Request, settings: Settings, seed: int, stop_ids: frozenset[int] = frozenset()) -> BlockRequest:
+def _request(
+    asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int] = frozenset()
+) -> BlockRequest:
     """With random ids where it has a length alone."""
     ids = asked.prompt_ids
     return BlockRequest(
@@ -371,7 +373,7 @@ def _request(asked: Request, settings: Settings, seed: int, stop_ids: frozenset[
     )
 
 
-def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
+def _requests(cell: Cell, settings: BlockSettings) -> BlockWorkload:
     knobs, most = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
     require(
         knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= most,
@@ -394,19 +396,19 @@ def _requests(cell: Cell, settings: Settings) -> BlockWorkload:
     return BlockWorkload(requests=requests, provenance=found.provenance)
 
 
-def _has_text(settings: Settings) -> bool:
+def _has_text(settings: BlockSettings) -> bool:
     from repro.systems.block.text import find_text
 
     return find_text(settings) is not None
 
 
-def _encoded(settings: Settings, prompt: str) -> list[int]:
+def _encoded(settings: BlockSettings, prompt: str) -> list[int]:
     from repro.systems.block.text import text_of
 
     return list(text_of(settings).encode(prompt))
 
 
-def _check_shared(settings: Settings, requests: Sequence[Request]) -> None:
+def _check_shared(settings: BlockSettings, requests: Sequence[Request]) -> None:
     shared, shortest = settings.knobs.shared_len, min(each.prompt_len for each in requests)
     require(
         shared == 0 or shared < shortest,
@@ -414,19 +416,19 @@ def _check_shared(settings: Settings, requests: Sequence[Request]) -> None:
     )
 
 
-def _prompt(settings: Settings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
+def _prompt(settings: BlockSettings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
     """Random ids, the first ``shared_len`` of them those of every request."""
     shared = settings.knobs.shared_len
     own = _random_ids(settings, tokens - shared, (seed, request_id))
     return _random_ids(settings, shared, (seed,)) + own
 
 
-def _random_ids(settings: Settings, tokens: int, seed: tuple[int, ...]) -> tuple[int, ...]:
+def _random_ids(settings: BlockSettings, tokens: int, seed: tuple[int, ...]) -> tuple[int, ...]:
     random = np.random.default_rng(seed)
     return tuple(random.integers(settings.config.vocab_size, size=tokens).tolist())
 
 
-def engine_of(settings: Settings, seed: int) -> BlockEngine:
+def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:
     knobs, block = settings.knobs, settings.block
     size = settings.pool_block
     tables = SharedTables(
@@ -452,11 +454,11 @@ def engine_of(settings: Settings, seed: int) -> BlockEngine:
     return BlockEngine(executor, settings.engine)
 
 
-def cost_on(settings: Settings, card: str | Gpu) -> StepPrice:
+def cost_on(settings: BlockSettings, card: str | Gpu) -> StepPrice:
     return price_on(settings.shape, gpu(card), settings.knobs.charged.framework, load_calibration(card))
 
 
-def charged_text(settings: Settings, card: str | Gpu) -> str:
+def charged_text(settings: BlockSettings, card: str | Gpu) -> str:
     """One sentence on what steps are charged by."""
     knobs, calibration = settings.knobs, load_calibration(card)
     if knobs.charged.framework is None:

@@ -9,10 +9,10 @@ from engines.errors import UserError, require
 from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.chat import EMBEDDED_CHAT, cut_at_end
 from repro.prompt import TextAnswer
-from repro.systems.block.settings import EMBEDDED_DIR, Settings
+from repro.systems.block.settings import EMBEDDED_DIR, BlockSettings
 
 
-def find_text(settings: Settings) -> CausalText | None:
+def find_text(settings: BlockSettings) -> CausalText | None:
     """None of random weights, and of a checkpoint without a tokenizer. A conversation with the embedded model is a story, as
     it was trained on."""
     if settings.directory is None:
@@ -24,7 +24,7 @@ def find_text(settings: Settings) -> CausalText | None:
     return replace(found, template=template, mask_id=settings.config.mask_token_id)
 
 
-def text_of(settings: Settings) -> CausalText:
+def text_of(settings: BlockSettings) -> CausalText:
     found = find_text(settings)
     if found is None:
         raise UserError(

@@ -26,7 +26,7 @@ from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
 from repro.runs.tuning import CANDIDATES, Tuned
 from repro.systems.cluster.ampd_record import AR, tables_of
-from repro.systems.cluster.ampd_settings import ClusterKnobs, Ground, Settings, resolve, sessions_of
+from repro.systems.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
 from repro.systems.cluster.deployments import PLANNER, SEARCH, parse_deployment, planned, replicated, splits
 from repro.systems.cluster.system import PolicyDeployment, PolicySystem
 from repro.systems.platforms import ArPart, Platform
@@ -45,7 +45,7 @@ _REPLACED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPolicies:
+class ClusterPolicies:
     router: str | None = None
     """A router of one's own as module:NAME, made for every run, with what it takes of model, slo and seed."""
     binder: str | None = None
@@ -61,13 +61,13 @@ def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -
     return found
 
 
-Build = Callable[[Settings, Deployment], Cluster]
+Build = Callable[[ClusterSettings, Deployment], Cluster]
 _MOST_LIVE_SESSIONS = 20_000
 """More at once mean that arrivals outrun the cluster: the run is given up, and says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterDeployment(PolicyDeployment[Build, Settings]):
+class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
     """The plan itself is made when it runs: it may take simulations of its own, which the seeds of a cell share."""
 
     is_disaggregated: bool
@@ -255,11 +255,11 @@ _CO_LOCATED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmpdKnobs(AmpdConfig, OwnPolicies):
+class AmpdKnobs(AmpdConfig, ClusterPolicies):
     pass
 
 
-def build_ampd(settings: Settings, deployment: Deployment) -> Cluster:
+def build_ampd(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     ground, own = settings.ground, settings.policies
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, settings.own)
     told = {"model": ground.performance, "slo": ground.slo}
@@ -280,18 +280,18 @@ def build_ampd(settings: Settings, deployment: Deployment) -> Cluster:
     return cluster
 
 
-def build_dynamo(settings: Settings, deployment: Deployment) -> Cluster:
+def build_dynamo(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     ground = settings.ground
     cluster = dynamo(ground.hardware, deployment, ground.performance, settings.own)
     cluster.policies.make_router(0)
     return cluster
 
 
-def build_vllm(settings: Settings, deployment: Deployment) -> Cluster:
+def build_vllm(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     return vllm(settings.ground.hardware, deployment, settings.own)
 
 
-def build_continuum(settings: Settings, deployment: Deployment) -> Cluster:
+def build_continuum(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     return continuum(settings.ground.hardware, deployment, settings.own)
 
 

@@ -30,7 +30,7 @@ from engines.cluster.record import (
     sessions_of_rounds,
 )
 from engines.policies.views import NO_OBJECTIVE_S, Slo
-from repro.runs.family import Family, Shown
+from repro.runs.family import Family, SummaryColumn
 from repro.runs.metrics import Metric, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.cluster.system import request_table
@@ -292,9 +292,9 @@ AR = Family(
     score=score,
     score_said="the highest SLO attainment, then the least mean time of a session",
     shown=(
-        Shown("longest TTFT s", "ttft_longest_s"),
-        Shown("attainment", "slo_attainment", is_share=True),
-        Shown("local", "local_share", is_share=True),
-        Shown("load", "prefill_load", is_share=True),
+        SummaryColumn("longest TTFT s", "ttft_longest_s"),
+        SummaryColumn("attainment", "slo_attainment", is_share=True),
+        SummaryColumn("local", "local_share", is_share=True),
+        SummaryColumn("load", "prefill_load", is_share=True),
     ),
 )

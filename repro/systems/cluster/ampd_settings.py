@@ -127,7 +127,7 @@ class Ground:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ClusterSettings:
     """Everything a run needs besides its policies."""
 
     platform: Platform
@@ -204,7 +204,7 @@ def resolve(
     *,
     policies: Mapping[str, Plugin] = MappingProxyType({}),
     most_gpus: int | None = None,
-) -> Settings:
+) -> ClusterSettings:
     """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``policies``
     those that the cell names; ``most_gpus`` takes the place of the platform's own number."""
     where = platform(cell.platform)
@@ -238,7 +238,7 @@ def resolve(
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
     basis += where.digest
-    return Settings(
+    return ClusterSettings(
         platform=where,
         model=shape.name,
         ground=Ground(

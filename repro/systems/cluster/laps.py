@@ -43,8 +43,8 @@ from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.systems.cluster.laps_settings import (
     SIMULATED,
     InstanceKnobs,
+    PrefillSettings,
     PrefillWorkload,
-    Settings,
     draw_workload,
     in_tokens,
     resolve,
@@ -63,16 +63,16 @@ _SLOWEST_TOKEN_S = 0.05
 """The longest that a token of an answer takes, where it is decoded."""
 _ON_TORCH = "repro.systems.cluster.on_torch"
 """The module of measured runs: a simulation loads no torch, nor depends on its code."""
-Build = Callable[[Settings], PrefillSystem]
+Build = Callable[[PrefillSettings], PrefillSystem]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillDeployment(PolicyDeployment[Build, Settings]):
+class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"num_instances": self.settings.num_instances}
 
-    def cluster(self, settings: Settings) -> PrefillCluster:
+    def cluster(self, settings: PrefillSettings) -> PrefillCluster:
         decoding = None
         if settings.decode != "none":
             # Answers are decoded in a simulation alone, whose costs know how long that takes.
@@ -275,7 +275,7 @@ _REPLACED = {"batcher": (*knobs_of(WaitConfig), *knobs_of(TemporalConfig))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPolicies:
+class PrefillPolicies:
     batcher: str | None = None
     """A batching policy of one's own as module:NAME, in place of the two queues and the waiting; made for every instance, with what it
     takes of max_num_batched_tokens, max_num_seqs, model and slo."""
@@ -285,7 +285,9 @@ class OwnPolicies:
     """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
 
 
-def with_own(settings: Settings, model: StepModel, config: LapsConfig, own: Mapping[str, Plugin]) -> PrefillSystem:
+def with_own(
+    settings: PrefillSettings, model: StepModel, config: LapsConfig, own: Mapping[str, Plugin]
+) -> PrefillSystem:
     """LAPS with these in place of its own."""
     system, part = laps(model, config), settings.part
     slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
@@ -343,7 +345,7 @@ class DisaggregationKnobs(PoolKnobs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LapsKnobs(GraphKnobs, DisaggregationKnobs, OwnPolicies):
+class LapsKnobs(GraphKnobs, DisaggregationKnobs, PrefillPolicies):
     wait: WaitConfig = field(default_factory=WaitConfig)
 
 
@@ -357,7 +359,7 @@ class OnTimeKnobs(GraphKnobs):
     on_time: OnTimeConfig = field(default_factory=OnTimeConfig)
 
 
-def _build_laps(settings: Settings) -> PrefillSystem:
+def _build_laps(settings: PrefillSettings) -> PrefillSystem:
     own, (model, graphs) = settings.policies, _captured(settings)
     config = _laps_config(settings, graphs)
     if "router" in own and config.spatial is not None:
@@ -365,12 +367,12 @@ def _build_laps(settings: Settings) -> PrefillSystem:
     return with_own(settings, model, config, own)
 
 
-def _build_disaggregation(settings: Settings) -> PrefillSystem:
+def _build_disaggregation(settings: PrefillSettings) -> PrefillSystem:
     """No graphs, and so nothing to wait for."""
     return laps(settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only")
 
 
-def _build_graphs(settings: Settings) -> PrefillSystem:
+def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
     """SGLang's one queue, with the graphs of LAPS."""
     model, graphs = _captured(settings)
     budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
@@ -382,39 +384,39 @@ class SrptKnobs(GraphKnobs):
     size: StepSize = field(default_factory=StepSize)
 
 
-def _build_srpt(settings: Settings) -> PrefillSystem:
+def _build_srpt(settings: PrefillSettings) -> PrefillSystem:
     model, graphs = _captured(settings)
     return srpt(model, settings.own.size, graphs=graphs)
 
 
-def _build_reserve(settings: Settings) -> PrefillSystem:
+def _build_reserve(settings: PrefillSettings) -> PrefillSystem:
     model, graphs = _captured(settings)
     return reserve(model, settings.own.reserve, graphs=graphs)
 
 
-def _build_on_time(settings: Settings) -> PrefillSystem:
+def _build_on_time(settings: PrefillSettings) -> PrefillSystem:
     model, graphs = _captured(settings)
     return on_time(model, settings.own.on_time, graphs=graphs)
 
 
-def _build_sglang(settings: Settings) -> PrefillSystem:
+def _build_sglang(settings: PrefillSettings) -> PrefillSystem:
     return _sglang(settings, "sglang-pd")
 
 
-def _build_sglang_router(settings: Settings) -> PrefillSystem:
+def _build_sglang_router(settings: PrefillSettings) -> PrefillSystem:
     return _sglang(settings, "sglang-pd-router")
 
 
-def _sglang(settings: Settings, name: str) -> PrefillSystem:
+def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
     captured = settings.shapes("ladder") if settings.own.prefill_graphs else ()
     return sglang(settings.own, settings.step_model(captured), name=name)
 
 
-def _build_vllm(settings: Settings) -> PrefillSystem:
+def _build_vllm(settings: PrefillSettings) -> PrefillSystem:
     return vllm_pd(settings.own)
 
 
-def _captured(settings: Settings) -> tuple[StepModel, Graphs]:
+def _captured(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
     """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
     graphs = settings.own.graphs
     return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs
@@ -437,7 +439,7 @@ def _vllm_tokens(part: PrefillPart) -> dict[str, Any]:
     return {"max_num_batched_tokens": in_tokens(CHUNK_TOKENS, part.length_scale)}
 
 
-def _laps_config(settings: Settings, graphs: Graphs) -> LapsConfig:
+def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
     """Temporal on one instance, or where answers are decoded; else pools."""
     own, spatial = settings.own, None
     if settings.num_instances > 1 and settings.decode == "none":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from engines.cluster.record import rows_of
 from engines.laps.cluster import InstanceRow, MoveRow, PrefillRun, StepRow
-from repro.runs.family import WAITS, Family, Shown
+from repro.runs.family import WAITS, Family, SummaryColumn
 from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.cluster.system import request_table
@@ -361,11 +361,11 @@ PREFILL = Family(
     unit="turns",
     ends_at_first_token=True,
     shown=(
-        Shown("prefill tok/s", "tokens_s"),
-        Shown("turns/s", "rps"),
+        SummaryColumn("prefill tok/s", "tokens_s"),
+        SummaryColumn("turns/s", "rps"),
         *WAITS,
-        Shown("late", "slo_violations", is_share=True),
-        Shown("late, long", "slo_violations_long", is_share=True),
-        Shown("graphs", "graph_share", is_share=True),
+        SummaryColumn("late", "slo_violations", is_share=True),
+        SummaryColumn("late, long", "slo_violations_long", is_share=True),
+        SummaryColumn("graphs", "graph_share", is_share=True),
     ),
 )

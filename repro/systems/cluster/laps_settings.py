@@ -119,7 +119,7 @@ UNMEASURED = StepModel(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PrefillSettings:
     """Everything a run needs besides its policies."""
 
     platform: Platform
@@ -236,7 +236,7 @@ def resolve(
     usual: Callable[[PrefillPart], Mapping[str, Any]],
     part: PrefillPart | None = None,
     policies: Mapping[str, Plugin] = MappingProxyType({}),
-) -> Settings:
+) -> PrefillSettings:
     """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
     their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""
     where = platform(cell.platform)
@@ -271,7 +271,7 @@ def resolve(
     asked = {name: value for name, value in cell.asked.items() if name not in plugged}
     beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
     defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
-    return Settings(
+    return PrefillSettings(
         platform=where,
         part=part,
         own=given_to(made(own, defaults), asked, **beside),

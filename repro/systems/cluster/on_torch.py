@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 
 from repro.systems.cluster.instance import TINY, MeasuredInstance, measured_instance
-from repro.systems.cluster.laps_settings import MEASURED_GRID, Settings
+from repro.systems.cluster.laps_settings import MEASURED_GRID, PrefillSettings
 
 _THREADS = 1
 """The model's products are too small to divide."""
@@ -25,7 +25,7 @@ REPEATS = 3
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[Settings]:
+def serving(settings: PrefillSettings) -> Iterator[PrefillSettings]:
     """With the instance that the settings have, or this CPU's."""
     if settings.instance is not None:
         yield settings

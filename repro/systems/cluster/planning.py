@@ -20,7 +20,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.systems.cluster.ampd_settings import Ground, Settings, resolve
+from repro.systems.cluster.ampd_settings import ClusterSettings, Ground, resolve
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ PLANNING = Family(
 class Planning:
     """Profiling the hardware is not planning: it is done before the clock starts."""
 
-    settings: Settings
+    settings: ClusterSettings
     rate: float
     basis: str
     top: int

@@ -43,7 +43,7 @@ from repro.systems.cost import describe_calibration, fit_of, load_calibration
 from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
 from repro.systems.dllm.record import drive_engine, step_requests
 from repro.systems.dllm.requests import grade_run
-from repro.systems.dllm.settings import REPLAY, Settings
+from repro.systems.dllm.settings import REPLAY, DllmSettings
 from repro.tasks.registry import TASKS
 from repro.tasks.task import Task
 from repro.workloads.workload import Workload
@@ -53,11 +53,11 @@ ON_TORCH = "repro.systems.dllm.on_torch"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deployment:
+class DllmDeployment:
     """``config``, ``kv_rows`` and ``batch_size`` are planned by arithmetic, and measured by assembling where the model runs."""
 
     method: Method
-    settings: Settings
+    settings: DllmSettings
     sampler: Sampler
     batching: Batching
     config: EngineConfig
@@ -142,7 +142,7 @@ class Deployment:
         )
 
     @contextmanager
-    def serving(self) -> Iterator[tuple[Engine, Deployment]]:
+    def serving(self) -> Iterator[tuple[Engine, DllmDeployment]]:
         """In its body there is an engine, and the deployment as it was measured on the way."""
         if not self.settings.is_simulated:
             with import_module(ON_TORCH).serving(self) as (engine, measured):
@@ -156,7 +156,7 @@ class Deployment:
             executor = ReplayingExecutor(executor, self.replayed)
         yield Engine(self.scheduler(), executor), self
 
-    def following(self, replayed: Replayed) -> Deployment:
+    def following(self, replayed: Replayed) -> DllmDeployment:
         """As it is where simulated steps follow a run's."""
         require(
             self.batching.kind == "packed", "replay follows packed steps alone: use reading='policy', or leave it out"
@@ -223,7 +223,7 @@ def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:
     return outputs
 
 
-def plan_packed(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
+def plan_packed(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
     """The deployment with its pool, by arithmetic; refuses settings that cannot be served."""
     sampler = deployment.method.packed(deployment.sampler, is_simulated=deployment.settings.is_simulated)
     deployment = replace(deployment, sampler=sampler, longest=max(lengths))
@@ -241,7 +241,7 @@ def plan_packed(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
     return replace(deployment, kv_rows=kv_rows, facts=facts)
 
 
-def pool_rows(deployment: Deployment, *, activations_measured_bytes: int | None = None) -> tuple[int, MemoryPlan]:
+def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | None = None) -> tuple[int, MemoryPlan]:
     """Rows of the pool, in the method's own size, and the split that leaves them."""
     method, settings, config = deployment.method, deployment.settings, deployment.config
     shape = settings.shape
@@ -276,7 +276,7 @@ def pool_rows(deployment: Deployment, *, activations_measured_bytes: int | None 
 class Room:
     """Whether requests are a batch that fits in memory, padded to the longest of them."""
 
-    deployment: Deployment
+    deployment: DllmDeployment
     is_upstream: bool
 
     def __call__(self, longest: int, members: int) -> bool:
@@ -284,7 +284,7 @@ class Room:
         return footprint.peak_bytes(members) <= self.deployment.settings.memory_limit
 
 
-def plan_static(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
+def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
     """The deployment with its batch size, by the memory model; refuses what does not fit or cannot stay in step."""
     settings = deployment.settings
     asked, limit = settings.baseline.batch_size, settings.engine.max_num_seqs
@@ -312,7 +312,7 @@ def plan_static(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
     return sized(deployment, facts)
 
 
-def sized(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
+def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeployment:
     """The deployment with a batch of ``facts['batch_size']``."""
     batch_size, settings = facts["batch_size"] or most_members(deployment), deployment.settings
     # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
@@ -330,7 +330,7 @@ def sized(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
     return replace(deployment, config=config, kv_rows=batch_size * rows, batch_size=batch_size, facts=facts)
 
 
-def most_members(deployment: Deployment) -> int:
+def most_members(deployment: DllmDeployment) -> int:
     """No batch is larger, whatever the memory."""
     settings, baseline = deployment.settings, deployment.settings.baseline
     most = min(settings.asked.num_prompts, settings.engine.max_num_seqs)
@@ -348,13 +348,13 @@ def most_members(deployment: Deployment) -> int:
     return min(most, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
 
 
-def member_tokens(deployment: Deployment) -> int:
+def member_tokens(deployment: DllmDeployment) -> int:
     """Tokens of the request that every member of a batch has to have room for."""
     settings = deployment.settings
     return settings.engine.max_model_len if settings.baseline.batch_rule == "max_model_len" else deployment.longest
 
 
-def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping[str, Any]:
+def found_facts(found: FoundBatch, deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
     """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
     settings, asked = deployment.settings, deployment.settings.baseline.batch_size
     if asked is None:
@@ -364,7 +364,7 @@ def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping
     return {"batch_size": found.size, "batch_obtained": _as_asked(asked, most), "batch_peak_bytes": found.peak_bytes}
 
 
-def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
+def _planned(deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
     settings = deployment.settings
     if deployment.batching.is_upstream and settings.is_simulated:
         if not deployment.published.batches_upstream:
@@ -381,13 +381,13 @@ def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
     return _largest(found, deployment, "by the memory model")
 
 
-def _largest(found: FoundBatch, deployment: Deployment, how: str) -> Mapping[str, Any]:
+def _largest(found: FoundBatch, deployment: DllmDeployment, how: str) -> Mapping[str, Any]:
     rule = BATCH_RULES[deployment.settings.baseline.batch_rule]
     within = ", up to what published code could hold" if deployment.batching.is_upstream else ""
     return {"batch_size": found.size, "batch_obtained": f"{rule}, {how}{within}", "batch_peak_bytes": found.peak_bytes}
 
 
-def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
+def _asked(deployment: DllmDeployment, asked: int) -> Mapping[str, Any]:
     settings, is_upstream = deployment.settings, deployment.batching.is_upstream
     assert settings.baseline.batch_size is not None
     facts = {"batch_size": asked, "batch_obtained": _as_asked(settings.baseline.batch_size, asked)}
@@ -401,7 +401,7 @@ def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
     return {**facts, "batch_peak_bytes": peak}
 
 
-def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
+def _footprint(deployment: DllmDeployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
     settings = deployment.settings
     return deployment.published.footprint(
         settings.shape,
@@ -413,7 +413,7 @@ def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = Fals
     )
 
 
-def _check_rule(deployment: Deployment) -> None:
+def _check_rule(deployment: DllmDeployment) -> None:
     method, baseline = deployment.published, deployment.settings.baseline
     if baseline.batch_rule == DEFAULT_BATCH_RULE:
         return

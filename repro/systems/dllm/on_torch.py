@@ -36,14 +36,14 @@ from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
 from engines.runtime.machine import machine_memory_bytes
 from engines.runtime.memory_limit import check_memory, limit_memory
-from repro.systems.dllm.deployment import Deployment, found_facts, member_tokens, most_members, pool_rows, sized
-from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized
+from repro.systems.dllm.settings import DllmSettings
 
 ModelKey = tuple[str, str, str, str, str]
 
 
 @contextmanager
-def serving(deployment: Deployment) -> Iterator[tuple[Engine, Deployment]]:
+def serving(deployment: DllmDeployment) -> Iterator[tuple[Engine, DllmDeployment]]:
     settings = deployment.settings
     if settings.on.tensor_parallel == 1:
         executor, measured = assemble(deployment)
@@ -60,13 +60,13 @@ def serving(deployment: Deployment) -> Iterator[tuple[Engine, Deployment]]:
             leader.stop()
 
 
-def _follow(group: TensorParallel, deployment: Deployment) -> None:
+def _follow(group: TensorParallel, deployment: DllmDeployment) -> None:
     """What the other ranks run: they make the same of the deployment as rank 0 does."""
     executor, _ = assemble(deployment, group)
     follow(executor, group)
 
 
-def check_machine(settings: Settings) -> None:
+def check_machine(settings: DllmSettings) -> None:
     """Refuse what a measured run needs and this machine has not, before the first run."""
     on, name = settings.on, settings.engine.attention_backend
     check_device(on.device)
@@ -88,7 +88,7 @@ def check_machine(settings: Settings) -> None:
         attention_backend(name, device, dtype, shape.head_dim, *heads)
 
 
-def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tuple[Executor, Deployment]:
+def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) -> tuple[Executor, DllmDeployment]:
     """The executor, and the deployment as measured. ``group`` is what the model is divided among; every rank assembles."""
     settings = deployment.settings
     _limit_memory(settings, None)  # a peak above the limit is a result while it is planned, not a failure
@@ -116,7 +116,7 @@ def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tup
     return executor, replace(deployment, facts={**deployment.facts, **facts})
 
 
-def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[int] | None) -> TorchExecutor:
+def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collection[int] | None) -> TorchExecutor:
     method, settings = deployment.method, deployment.settings
     if deployment.batching.kind == "packed":
         return method.packed_torch(
@@ -142,7 +142,7 @@ def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[i
 # -- the model ---------------------------------------------------------------------------------------------
 
 
-def model_key(settings: Settings) -> ModelKey:
+def model_key(settings: DllmSettings) -> ModelKey:
     on = settings.on
     return settings.model, on.dtype, on.device, on.weights, settings.checkpoint_digest
 
@@ -160,14 +160,14 @@ def release(device: str) -> None:
     limit_memory(torch.device(device), None)
 
 
-def stop_ids(settings: Settings) -> frozenset[int] | None:
+def stop_ids(settings: DllmSettings) -> frozenset[int] | None:
     """The checkpoint's, where generation may end at one; random weights have the shape's own."""
     if not settings.generation.stop_at_eos or settings.on.weights == "random":
         return None
     return stop_token_ids(checkpoint_dir(settings.model), config_of(settings.model))
 
 
-def _limit_memory(settings: Settings, memory_bytes: int | None) -> int | None:
+def _limit_memory(settings: DllmSettings, memory_bytes: int | None) -> int | None:
     """The first thing a run asks of its device: one that is not there is refused here."""
     check_device(settings.on.device)
     return limit_memory(torch.device(settings.on.device), memory_bytes)
@@ -176,7 +176,7 @@ def _limit_memory(settings: Settings, memory_bytes: int | None) -> int | None:
 # -- what bounds its steps ----------------------------------------------------------------------------------
 
 
-def _bound(settings: Settings) -> Roofline | None:
+def _bound(settings: DllmSettings) -> Roofline | None:
     """The card at its peaks: the datasheet's. A device without one has those measured here, only where the run is
     profiled, as it takes a second. None otherwise, and for guided requests, whose second forward has no cost in the
     model."""
@@ -196,7 +196,9 @@ def _card_by_measuring(device: str, dtype: str) -> Gpu:
 # -- packed steps: the offline profiler (§4.2) ----------------------------------------------------------------
 
 
-def _with_measured_pool(deployment: Deployment, model: DiffusionModel, group: TensorParallel | None) -> Deployment:
+def _with_measured_pool(
+    deployment: DllmDeployment, model: DiffusionModel, group: TensorParallel | None
+) -> DllmDeployment:
     """The pool gets what the measured worst step leaves."""
     settings, config, graphs = deployment.settings, deployment.config, 0
     if group is None:
@@ -234,7 +236,7 @@ _Batch = tuple[PublishedMethod, ModelKey, EngineConfig, Sampler, GenerationConfi
 """What a batch takes memory for; the last is the tokens of its longest request."""
 
 
-def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
+def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
     settings = deployment.settings
     most = most_members(deployment)
     found = _largest_measured(

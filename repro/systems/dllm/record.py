@@ -15,7 +15,7 @@ from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
-from repro.runs.family import WAITS, Family, Shown, late_submissions
+from repro.runs.family import WAITS, Family, SummaryColumn, late_submissions
 from repro.runs.metrics import Floats, Metric, column, distribution, request_times, served_per_second, status_counts
 from repro.runs.record import REQUESTS, Column, RunRecord, Table
 from repro.runs.statistics import wilson_interval
@@ -356,10 +356,10 @@ DLLM = Family(
     checks=DLLM_CHECKS,
     shown=(
         *WAITS,
-        Shown("batch", "step_requests", stat="mean"),
-        Shown("largest batch", "step_requests", stat="max"),
-        Shown("running", "mean_running"),
-        Shown("outside fwd", "outside_forward_share", is_share=True),
+        SummaryColumn("batch", "step_requests", stat="mean"),
+        SummaryColumn("largest batch", "step_requests", stat="max"),
+        SummaryColumn("running", "mean_running"),
+        SummaryColumn("outside fwd", "outside_forward_share", is_share=True),
     ),
 )
 

@@ -16,7 +16,7 @@ from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.systems.dllm.record import graded
-from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.settings import DllmSettings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engines.models.tokenizer import TextTokenizer
 
 
-def room_for_prompt(settings: Settings) -> int:
+def room_for_prompt(settings: DllmSettings) -> int:
     """Most prompt tokens a request can have."""
     engine, gen_length = settings.engine, settings.generation.gen_length
     limit = min(engine.max_model_len, engine.max_num_batched_tokens) - gen_length
@@ -43,7 +43,7 @@ def room_for_prompt(settings: Settings) -> int:
     return limit
 
 
-def requests_of(cell: Cell, settings: Settings) -> Workload:
+def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
     """With token ids where the model runs, else with lengths alone."""
     asked, limit = settings.asked, room_for_prompt(settings)
     require(
@@ -67,7 +67,7 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
     return _workload_of(config, settings.generation, encode=_encoding(settings))
 
 
-def _encoding(settings: Settings) -> Callable[[str], list[int]] | None:
+def _encoding(settings: DllmSettings) -> Callable[[str], list[int]] | None:
     """None of a simulation, which has lengths alone."""
     if settings.is_simulated:
         return None
@@ -76,7 +76,7 @@ def _encoding(settings: Settings) -> Callable[[str], list[int]] | None:
 
 
 def traced_requests(
-    cell: Cell, settings: Settings, file: Traced, generation_of: Callable[[int], GenerationConfig]
+    cell: Cell, settings: DllmSettings, file: Traced, generation_of: Callable[[int], GenerationConfig]
 ) -> Workload:
     """A request of each row of a file; answers are whole blocks, as published samplers ask."""
     asked, engine = settings.asked, settings.engine
@@ -115,7 +115,7 @@ _LENGTHS = ("length_scale", "input_len")
 _ASKING = ("num_fewshot", "chat")
 
 
-def task_of(cell: Cell, settings: Settings) -> Task | None:
+def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
     """The task whose problems the cell asks; None for a workload that is only served.
 
     A published task without a model to answer it (a simulation, random weights) or without its real
@@ -172,7 +172,7 @@ def require_task(task: Task | None, cell: Cell) -> Task:
     return task
 
 
-def task_workload(cell: Cell, settings: Settings, task: Task, limit: int) -> Workload:
+def task_workload(cell: Cell, settings: DllmSettings, task: Task, limit: int) -> Workload:
     """One request a problem, in problem order; a prompt above ``limit`` tokens is refused, never cut."""
     prompts = encode_prompts(task, settings.model, config_of(settings.model).family)
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))

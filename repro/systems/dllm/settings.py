@@ -34,7 +34,7 @@ REPLAY = "repro.systems.dllm.replay"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ModelKnobs, Checked):
+class DllmSettings(ModelKnobs, Checked):
     """Everything a run needs besides its requests."""
 
     platform: Annotated[Platform, Fixed]
@@ -90,7 +90,7 @@ def default_profile_every(device: str) -> int:
     return 7 if device.startswith("cuda") else 1
 
 
-def resolve(cell: Cell, method: Method) -> Settings:
+def resolve(cell: Cell, method: Method) -> DllmSettings:
     """The settings of a cell for a method; raises UserError for whatever a user can get wrong in them."""
     where = platform(cell.platform)
     given = {name: value for name, value in cell.knobs if name not in NOTES}
@@ -108,7 +108,7 @@ def resolve(cell: Cell, method: Method) -> Settings:
         beside = {"reading": baseline.reading}
     scheduler = knobs_of(scheduler_of(str(given.get("scheduler", "phase"))).knobs)
     settings = resolve_knobs(
-        Settings,
+        DllmSettings,
         given,
         *own,
         scheduler,
@@ -151,7 +151,7 @@ def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
     }
 
 
-def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:
+def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
     check_division(config_of(settings.model), settings.on.tensor_parallel)
     backend = given.get("attention_backend")
     if backend in ("flash-attn", "torch-varlen") and settings.on.device == "cpu":

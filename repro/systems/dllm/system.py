@@ -20,11 +20,11 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.free import Free
 from repro.runs.system import ENTRIES, SYSTEMS
-from repro.systems.dllm.deployment import ON_TORCH, Deployment, plan_packed, plan_static
+from repro.systems.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
 from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
-from repro.systems.dllm.settings import REPLAY, Settings, resolve
+from repro.systems.dllm.settings import REPLAY, DllmSettings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.own import Traced, trace_asked
 from repro.workloads.workload import Workload, generation_of_length
@@ -71,14 +71,14 @@ class DllmSystem:
 
     @property
     def knobs(self) -> tuple[type, ...]:
-        return (Settings, self.method.own, *((BaselineKnobs,) if self.has_readings else ()))
+        return (DllmSettings, self.method.own, *((BaselineKnobs,) if self.has_readings else ()))
 
     def implied(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """One token a step where a length is given; a length of all prompts is not scaled."""
         found: dict[str, Any] = {"steps": given["gen_length"]} if "gen_length" in given else {}
         return found | ({"length_scale": 1.0} if "input_len" in given else {})
 
-    def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
+    def prepare(self, cell: Cell) -> tuple[DllmDeployment, Workload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         asked = resolve(cell, self.method)
         settings = self._of_method(asked, cell)
@@ -106,8 +106,8 @@ class DllmSystem:
         return replace(deployment, task=task), workload
 
     def _prepared_trace(
-        self, cell: Cell, asked: Settings, settings: Settings, file: Traced
-    ) -> tuple[Deployment, Workload]:
+        self, cell: Cell, asked: DllmSettings, settings: DllmSettings, file: Traced
+    ) -> tuple[DllmDeployment, Workload]:
         """Planned for the longest answer; each is denoised as the method denoises one of its length."""
         of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
         workload = traced_requests(cell, asked, file, of_length)
@@ -124,16 +124,16 @@ class DllmSystem:
         if not settings.is_simulated and settings.on.device != "cpu":
             import_module(ON_TORCH).check_machine(settings)
 
-    def settings(self, cell: Cell) -> Settings:
+    def settings(self, cell: Cell) -> DllmSettings:
         """The settings of a cell, with what the method makes of a generation."""
         return self._of_method(resolve(cell, self.method), cell)
 
-    def _of_method(self, settings: Settings, cell: Cell) -> Settings:
+    def _of_method(self, settings: DllmSettings, cell: Cell) -> DllmSettings:
         if (replay := settings.followed.replay) is not None:
             settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).cell)
         return replace(settings, generation=self._generation(settings, settings.generation))
 
-    def _generation(self, settings: Settings, asked: GenerationConfig) -> GenerationConfig:
+    def _generation(self, settings: DllmSettings, asked: GenerationConfig) -> GenerationConfig:
         family = config_of(settings.model).family
         sampler = self.method.sampler(family, settings.options)
         generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
@@ -146,7 +146,7 @@ class DllmSystem:
             check_simulated_generation(generation)
         return generation
 
-    def _as_in(self, settings: Settings, cell: Cell, run: Cell) -> Settings:
+    def _as_in(self, settings: DllmSettings, cell: Cell, run: Cell) -> DllmSettings:
         """With what the requests of a run were asked, besides what the cell asks itself: it decides how their steps went."""
         require(
             run.system == cell.system,
@@ -164,7 +164,7 @@ class DllmSystem:
             options={**there.options, **settings.options},
         )
 
-    def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
+    def deployment(self, settings: DllmSettings, lengths: list[int]) -> DllmDeployment:
         """Planned by arithmetic for requests of these total lengths."""
         sampler = self.method.sampler(config_of(settings.model).family, settings.options)
         # dLLM-Serve is packed, whatever the baselines stand for.
@@ -191,7 +191,7 @@ class DllmSystem:
             suppress_mask_token=sampler.suppress_mask_token,
         )
         stands_for_one = self.has_readings and settings.is_simulated
-        deployment = Deployment(
+        deployment = DllmDeployment(
             method=self.method,
             settings=settings,
             sampler=sampler,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.runs.family import Family, Shown, late_submissions
+from repro.runs.family import Family, SummaryColumn, late_submissions
 from repro.runs.http_driver import Exchange, Reply
 from repro.runs.metrics import Floats, Mask, column, distribution, is_ok, known, mask, metric, told_of_good
 from repro.runs.record import REQUESTS, Column, RunRecord, Table
@@ -496,14 +496,14 @@ HTTP = Family(
         nobody_else,
     ),
     shown=(
-        Shown("in tok", "input_len", stat="mean"),
-        Shown("out tok", "output_len", stat="mean"),
-        Shown("ttft ms", "ttft_s", stat="mean", scale=1e3),
-        Shown("tpot ms", "tpot_s", stat="mean", scale=1e3),
-        Shown("itl ms", "itl_s", stat="mean", scale=1e3),
-        Shown("icl ms", "icl_s", stat="mean", scale=1e3),
-        Shown("goodput/s", "goodput_http", stat="requests_s"),
-        Shown("sent req/s", "achieved_rate"),
-        Shown("at once", "peak_concurrency"),
+        SummaryColumn("in tok", "input_len", stat="mean"),
+        SummaryColumn("out tok", "output_len", stat="mean"),
+        SummaryColumn("ttft ms", "ttft_s", stat="mean", scale=1e3),
+        SummaryColumn("tpot ms", "tpot_s", stat="mean", scale=1e3),
+        SummaryColumn("itl ms", "itl_s", stat="mean", scale=1e3),
+        SummaryColumn("icl ms", "icl_s", stat="mean", scale=1e3),
+        SummaryColumn("goodput/s", "goodput_http", stat="requests_s"),
+        SummaryColumn("sent req/s", "achieved_rate"),
+        SummaryColumn("at once", "peak_concurrency"),
     ),
 )

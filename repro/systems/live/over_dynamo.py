@@ -66,7 +66,7 @@ class OverDynamo:
 
     def serve(
         self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
-    ) -> Served:
+    ) -> FrontRun:
         from engines.ampd.live.record import Mark
 
         with log_folder("ampd-dynamo") as folder, self._started(deciding, folder) as (url, startup_s):
@@ -84,7 +84,7 @@ class OverDynamo:
             end_s = time.monotonic() - driving.zero_s
             began = store.clock.now() - end_s
         first = {each.session_id: each for each in exchanges if each.turn == 0}
-        return Served(
+        return FrontRun(
             began=began,
             end_s=end_s,
             mark=mark,
@@ -124,7 +124,7 @@ GIVEN_UP_S = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class FrontRun:
     began: float
     """On the store's clock."""
     end_s: float
@@ -150,7 +150,7 @@ class Front(Protocol):
 
     def serve(
         self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
-    ) -> Served: ...
+    ) -> FrontRun: ...
 
 
 class Direct:
@@ -164,7 +164,7 @@ class Direct:
 
     def serve(
         self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
-    ) -> Served:
+    ) -> FrontRun:
         from engines.ampd.live.coordinator import serve
         from engines.ampd.live.record import Mark
 
@@ -173,7 +173,7 @@ class Direct:
         began = serve(coordinator, sessions, prompts, until_s=GIVEN_UP_S, on_turn=lambda ended: fleet.check())
         end_s = store.clock.now() - began
         arrived = [float(store.fields("session", each.session_id)["arrived_s"]) - began for each in sessions]
-        return Served(
+        return FrontRun(
             began=began,
             end_s=end_s,
             mark=mark,

@@ -20,7 +20,7 @@ from engines.policies.own import Plugin
 from engines.policies.views import Slo
 from repro.runs.cell import Cell
 from repro.runs.fileless import why_here
-from repro.systems.cluster.ampd import OwnPolicies, own_policies
+from repro.systems.cluster.ampd import ClusterPolicies, own_policies
 from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.cluster.deployments import parse_deployment
 from repro.systems.platforms import platform
@@ -41,7 +41,7 @@ _NUM_SESSIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveKnobs(SessionKnobs, OwnPolicies, Checked):
+class LiveKnobs(SessionKnobs, ClusterPolicies, Checked):
     model: str = TINY
     """tiny, or a checkpoint's folder."""
     deployment: str = "P:TP1x1 D:TP1x1"
@@ -63,7 +63,7 @@ class LiveKnobs(SessionKnobs, OwnPolicies, Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class LiveSettings:
     knobs: LiveKnobs
     deployment: Deployment
     policies: AmpdConfig
@@ -107,7 +107,7 @@ class Settings:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def resolve(cell: Cell, system: str) -> Settings:
+def resolve(cell: Cell, system: str) -> LiveSettings:
     """Everything a user can get wrong is refused here."""
     where = platform(cell.platform)
     require(
@@ -138,4 +138,4 @@ def resolve(cell: Cell, system: str) -> Settings:
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
     workload = sessions_asked(cell, knobs, num_sessions=_NUM_SESSIONS)
-    return Settings(knobs=knobs, deployment=deployment, policies=policies, own=own, workload=workload)
+    return LiveSettings(knobs=knobs, deployment=deployment, policies=policies, own=own, workload=workload)

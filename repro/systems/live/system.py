@@ -23,14 +23,14 @@ from engines.errors import UserError, require
 from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.views import PrefillQueue
 from repro.runs.cell import Cell
-from repro.runs.family import Family, Shown
+from repro.runs.family import Family, SummaryColumn
 from repro.runs.metrics import Metric, distribution, known, metric, window_s
 from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
 from repro.systems.cluster.ampd_record import round_ttft_s as ttft_of
 from repro.systems.cluster.ampd_settings import DEFAULT_READING
 from repro.systems.live.over_dynamo import Direct, Front
-from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, Settings, resolve
+from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, LiveSettings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
 
 if TYPE_CHECKING:
@@ -87,19 +87,19 @@ LIVE = replace(
     ),
     checks=(*AR.checks, workers_lived),
     shown=(
-        Shown("in tok", "input_len", stat="mean"),
-        Shown("out tok", "output_len", stat="mean"),
-        Shown("ttft ms", "round_ttft_s", stat="mean", scale=1e3),
-        Shown("sim ttft", "ttft_s mean", scale=1e3, is_predicted=True),
-        Shown("tpot ms", "itl_s", stat="mean", scale=1e3),
-        Shown("sim tpot", "itl_s mean", scale=1e3, is_predicted=True),
-        Shown("itl p95 ms", "itl_p95_s", stat="mean", scale=1e3),
-        Shown("sim itl p95", "itl_p95_s mean", scale=1e3, is_predicted=True),
-        Shown("goodput/s", "goodput"),
-        Shown("local", "local_share", is_share=True),
-        Shown("sim local", "local_share", is_share=True, is_predicted=True),
+        SummaryColumn("in tok", "input_len", stat="mean"),
+        SummaryColumn("out tok", "output_len", stat="mean"),
+        SummaryColumn("ttft ms", "round_ttft_s", stat="mean", scale=1e3),
+        SummaryColumn("sim ttft", "ttft_s mean", scale=1e3, is_predicted=True),
+        SummaryColumn("tpot ms", "itl_s", stat="mean", scale=1e3),
+        SummaryColumn("sim tpot", "itl_s mean", scale=1e3, is_predicted=True),
+        SummaryColumn("itl p95 ms", "itl_p95_s", stat="mean", scale=1e3),
+        SummaryColumn("sim itl p95", "itl_p95_s mean", scale=1e3, is_predicted=True),
+        SummaryColumn("goodput/s", "goodput"),
+        SummaryColumn("local", "local_share", is_share=True),
+        SummaryColumn("sim local", "local_share", is_share=True, is_predicted=True),
         *(each for each in AR.shown if each.metric != "local_share"),
-        Shown("lost", "lost_workers"),
+        SummaryColumn("lost", "lost_workers"),
     ),
 )
 """ITL is the 95th percentile of a round's gaps, TPOT their mean; both are averaged over rounds."""
@@ -116,7 +116,7 @@ _NUM_SLOTS = 128
 class LiveDeployment:
     system: str
     title: str
-    settings: Settings
+    settings: LiveSettings
     seed: int
     front: Front
     modules: tuple[str, ...]
@@ -387,7 +387,7 @@ class LiveSystem:
         return deployment, workload
 
 
-def _front(settings: Settings) -> Front:
+def _front(settings: LiveSettings) -> Front:
     if settings.knobs.frontend is None:
         return Direct()
     from repro.systems.live.over_dynamo import OverDynamo

@@ -26,7 +26,7 @@ from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.experiment import prepare
 from repro.systems.dllm import on_torch
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 
 GENERATION = GenerationConfig(gen_length=8, block_length=4, steps=8)
 CONFIG = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
@@ -206,7 +206,7 @@ def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: 
     system = "llada" if "cfg_scale" in knobs else "dllm-serve"
     cell = a_cell(system, **{"num_prompts": 1, **knobs})
     deployment = prepare(cell).deployment
-    assert isinstance(deployment, Deployment)
+    assert isinstance(deployment, DllmDeployment)
     settings = deployment.settings
     if device_name is not None:
         settings = replace(settings, on=replace(settings.on, device="cuda"))

@@ -14,7 +14,7 @@ from repro.gpu_suite.suite import Job, Suite, jobs_of
 from repro.gpu_suite.verdict import _blocks
 from repro.runs.cell import Cell
 from repro.systems.cluster.instance import setting_of
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.platforms import MIB
 
 CARDS = ("h200", "h100", "b200", "a100", "l40s", "rtx4090")
@@ -119,7 +119,7 @@ def test_everything_can_be_prepared_without_a_card(h200):
         assert job.experiment.cell.platform == "h200"
         assert job.experiment.cell.executor == "torch"
         deployment = job.experiment.deployment
-        if isinstance(deployment, Deployment):
+        if isinstance(deployment, DllmDeployment):
             on = deployment.settings.on
             assert (on.device, on.dtype, on.weights) == ("cuda", "bfloat16", "random")
 
@@ -134,7 +134,7 @@ def test_other_cards_can_be_prepared_too(name):
     assert all(
         each.deployment.settings.memory_limit <= gpu(name).memory_bytes
         for each in asked
-        if isinstance(each.deployment, Deployment)
+        if isinstance(each.deployment, DllmDeployment)
     )
 
 
@@ -182,7 +182,7 @@ def test_all_systems_are_compared_side_by_side(h200):
 def test_the_first_minutes_decode_fewer_tokens_than_the_paper(h200):
     fewer = dict.fromkeys(FIRST, 128) | {"shapes": 64}
     for job in h200:
-        if isinstance(deployment := job.experiment.deployment, Deployment) and job.stage != "figures":
+        if isinstance(deployment := job.experiment.deployment, DllmDeployment) and job.stage != "figures":
             generation, tokens = deployment.settings.generation, fewer.get(job.stage, 256)
             assert (generation.gen_length, generation.steps) == (tokens, tokens), job.name
 

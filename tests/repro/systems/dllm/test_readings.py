@@ -33,10 +33,10 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.systems.cost import load_calibration
 from repro.systems.dllm import on_torch
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
 from repro.systems.dllm.record import DLLM, num_steps
-from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.settings import DllmSettings
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_prompts": 24, "gen_length": 64, "steps": 64}
@@ -51,15 +51,15 @@ def cell_of(system: str, platform: str = "rtx4090", rate: float | None = None, *
     )
 
 
-def planned(cell: Cell) -> Deployment:
+def planned(cell: Cell) -> DllmDeployment:
     deployment = prepare(cell).deployment
-    assert isinstance(deployment, Deployment)
+    assert isinstance(deployment, DllmDeployment)
     return deployment
 
 
 @contextmanager
-def served(experiment: Experiment) -> Iterator[tuple[Engine, Deployment]]:
-    assert isinstance(experiment.deployment, Deployment)
+def served(experiment: Experiment) -> Iterator[tuple[Engine, DllmDeployment]]:
+    assert isinstance(experiment.deployment, DllmDeployment)
     with experiment.deployment.serving() as (engine, measured):
         yield engine, measured
 
@@ -107,7 +107,7 @@ def test_a_reading_heeds_its_knobs(reading):
     default, asked = (planned(cell_of("sparse-dllm", reading=reading, **extra)) for extra in ({}, knobs))
     heeded = {
         name
-        for kind in (Settings, BaselineKnobs)
+        for kind in (DllmSettings, BaselineKnobs)
         for name, knob in knobs_of(kind).items()
         if reading in knob.only.values.get("reading", ()) and "executor" not in knob.only.values
     }
@@ -138,7 +138,7 @@ def test_efficient_is_the_default_of_a_measurement(system):
     default, named = (
         prepare(cell_of(system, "cpu-tiny", num_prompts=2, **extra)) for extra in ({}, {"reading": "efficient"})
     )
-    assert isinstance(default.deployment, Deployment)
+    assert isinstance(default.deployment, DllmDeployment)
     assert default.deployment.settings.baseline.reading == "efficient"
     assert default.cell.key == named.cell.key
 

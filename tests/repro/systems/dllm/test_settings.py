@@ -11,14 +11,14 @@ from support.refusals import refuses
 from engines.dllm.method import DLLM_SERVE
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.systems.dllm.settings import Settings, resolve
+from repro.systems.dllm.settings import DllmSettings, resolve
 
 
 def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
     return a_cell(platform=platform, executor=executor, **knobs)
 
 
-def resolved(asked: Cell) -> Settings:
+def resolved(asked: Cell) -> DllmSettings:
     return resolve(asked, DLLM_SERVE)
 
 
