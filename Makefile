@@ -1,4 +1,4 @@
-# A fresh machine needs make and python3 (3.11 or newer); the first target builds .venv, later ones reuse it.
+# A fresh machine needs make and python3 (3.11 or newer), and bubblewrap for programs that a model wrote; the first target builds .venv, later ones reuse it.
 #
 #   PYTHON       interpreter the environment is made with
 #   TORCH        what pip installs as torch; by default the release of TORCH_RELEASE, for CPU, or plain where nvidia-smi works
@@ -85,6 +85,7 @@ $(STAMP): pyproject.toml
 	$(SAY) 'setup: installing this package and its tools (1-2 minutes)'
 	@$(INSTALL) -e '.[dev]'
 	@touch $@
+	@command -v bwrap >/dev/null || echo 'setup: programs that a model wrote are not graded without bubblewrap (Debian, Ubuntu: apt install bubblewrap)'
 	$(SAY) 'setup: done'
 
 # The figures that were asked for, of which each says which it is.

@@ -18,7 +18,7 @@ from repro.runs.provenance import Timing, collect, utc_now, version_of
 from repro.systems.cost import CostKnobs, describe_calibration, load_calibration
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.registry import TASKS, TaskEntry
-from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
+from repro.tasks.sandbox.client import CONSENT_OPTION, jail_refusal
 from repro.workloads.card import DATA_DIR_VARIABLE, find_data_dir
 from repro.workloads.dataset import known_datasets, load_card
 
@@ -75,9 +75,8 @@ class Machine:
     """Files an embedded checkpoint lacks."""
     has_git: bool
     commit: str | None
-    sandbox: SandboxSupport | None = None
-    sandbox_error: str | None = None
-    """Why generated code is not run at all."""
+    jail_refusal: str | None = None
+    """Why a program that a model wrote cannot be confined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,6 @@ def look() -> Machine:
     """Loads torch, if there is one: only torch knows which GPUs it can use."""
     torch, torch_error = _load_torch()
     data_dir, data_dir_error = _data_dir()
-    sandbox, sandbox_error = _sandbox()
     now = utc_now()
     # What a run that started now would say of itself.
     recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
@@ -123,8 +121,7 @@ def look() -> Machine:
         ),
         has_git=shutil.which("git") is not None,
         commit=recorded["git"]["commit"],
-        sandbox=sandbox,
-        sandbox_error=sandbox_error,
+        jail_refusal=jail_refusal(),
     )
 
 
@@ -155,7 +152,7 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
         _data_dir_row(machine),
         *(_dataset_row(machine, name) for name in known_datasets()),
         *(_task_row(machine, task) for task in TASKS.values()),
-        _sandbox_row(machine),
+        _generated_code_row(machine),
         *(_package_row(name, version) for name, version in machine.packages),
         *(
             row
@@ -253,21 +250,18 @@ def _task_row(machine: Machine, task: TaskEntry) -> Item:
         lacks.append(
             f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder with one of {files}, or use --dataset-source hub"
         )
-    if task.runs_code and (machine.sandbox is None or not machine.sandbox.is_isolated):
-        unknown = machine.sandbox_error if machine.sandbox is None else None
-        lacks.append(unknown or "generated code is not run here")
+    if task.runs_code and machine.jail_refusal is not None:
+        lacks.append("generated code is not run here")
     if lacks:
         return _no(item, "; ".join(lacks))
     return _ok(item, "generated problems" if task.is_generated else "its problems are here")
 
 
-def _sandbox_row(machine: Machine) -> Item:
-    item, support = "generated code", machine.sandbox
-    if support is None:
-        return _no(item, machine.sandbox_error or "not looked at")
-    if support.is_isolated:
-        return _ok(item, f"isolated by {', '.join(support.layers)}")
-    return _no(item, f"not run, it could {' and '.join(support.gaps)}, unless accepted with {ACCEPT_VARIABLE}=1")
+def _generated_code_row(machine: Machine) -> Item:
+    item, refusal = "generated code", machine.jail_refusal
+    if refusal is None:
+        return _ok(item, "confined by bubblewrap")
+    return _no(item, f"not run, as {refusal}: install bubblewrap, or allow it unconfined with {CONSENT_OPTION}")
 
 
 def _package_row(name: str, version: str | None) -> Item:
@@ -361,14 +355,6 @@ def _gpus(torch: Any) -> tuple[FoundGpu, ...]:
         return ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return tuple(FoundGpu(name=device.name, memory_bytes=device.total_memory) for device in devices)
-
-
-def _sandbox() -> tuple[SandboxSupport | None, str | None]:
-    """Starts the confined server, and runs nothing in it: what a kernel grants is known only by asking."""
-    try:
-        return sandbox_support(), None
-    except (UserError, RuntimeError) as error:
-        return None, str(error).splitlines()[0]
 
 
 def _data_dir() -> tuple[Path | None, str | None]:

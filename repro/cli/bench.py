@@ -50,7 +50,7 @@ def _knobs() -> Mapping[str, Sequence[type | Some]]:
 KNOBS = Knobs(
     _knobs,
     several=True,
-    without=("dataset_path", "profile_every", "num_fewshot", "chat", "length_scale"),
+    without=("dataset_path", "profile_every", "num_fewshot", "chat", "allow_code_execution", "length_scale"),
     usual=of_platform,
 )
 

@@ -29,7 +29,7 @@ def _evaluated() -> dict[str, Sequence[type | Some]]:
 
     return {
         opt.WHAT: (Some(ModelKnobs, ("model",)),),
-        opt.WORKLOAD: (Some(WorkloadKnobs, ("num_fewshot", "chat", "dataset_source")),),
+        opt.WORKLOAD: (Some(WorkloadKnobs, ("num_fewshot", "chat", "allow_code_execution", "dataset_source")),),
         opt.ENGINE: (
             Some(BaselineKnobs, ("batch_size",)),
             Some(ModelKnobs, ("memory_limit",)),

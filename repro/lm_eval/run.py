@@ -3,6 +3,8 @@
 ``python -m repro.lm_eval.run`` is lm-eval's own command line with the model registered:
 
     python -m repro.lm_eval.run run --model dllm-serve --model_args system=sparse-dllm,gen_length=64 --tasks mini_gsm
+
+``--allow-code-execution`` also runs programs where bubblewrap cannot confine them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.errors import RunError, UserError
 from repro.tasks.registry import TaskOptions, load_task
+from repro.tasks.sandbox.client import CONSENT_OPTION
 from repro.workloads.card import DATA_DIR_VARIABLE
 
 if TYPE_CHECKING:
@@ -56,8 +59,11 @@ def main() -> None:
         from lm_eval.__main__ import cli_evaluate
 
         import repro.lm_eval.model  # noqa: F401
-        from repro.lm_eval.tasks import WithOurTasks
+        from repro.lm_eval.tasks import LocalTask, WithOurTasks
 
+        if CONSENT_OPTION in sys.argv:
+            sys.argv.remove(CONSENT_OPTION)
+            LocalTask.allow_code_execution = True
         lm_eval.tasks.TaskManager = WithOurTasks  # type: ignore[misc]
         cli_evaluate()
     except (UserError, RunError, ImportError, ConnectionError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -44,6 +44,9 @@ class WithOurTasks(TaskManager):
 
 class LocalTask(ConfigurableTask):
     """A harness task whose documents are a task's problems."""
+
+    allow_code_execution: ClassVar[bool] = False
+    """As of ``TaskOptions``, for the tasks that the harness makes by name."""
 
     def __init__(self, task: Task) -> None:
         self._problems = task.problems

@@ -27,13 +27,18 @@ def humaneval_task(options: TaskOptions, *, data_dir: Path | None = None) -> Tas
     )
     if records is None:
         return None
+
+    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
+        right = passes(asked, texts, allow_code_execution=options.allow_code_execution)
+        return [Grade(correct=each) for each in right]
+
     problems = tuple(_problem(row) for row in records.rows[: options.num_problems])
     return Task(
         name=NAME,
         problems=problems,
         origin=records.origin,
         description=f"HumanEval, {len(problems)} of {len(records.rows)} problems in order",
-        grader=_grade,
+        grader=grader,
         until=CHAT_UNTIL if options.chat else UNTIL,
         runs_code=True,
         chat=options.chat,
@@ -53,7 +58,3 @@ def _problem(row: Record) -> TaskProblem:
         check=f"{row['test']}\ncheck({row['entry_point']})",
         entry=row["entry_point"],
     )
-
-
-def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
-    return [Grade(correct=passed) for passed in passes(problems, texts)]

@@ -49,7 +49,8 @@ def mini_code_task(options: TaskOptions) -> Task:
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         exact = [text.rstrip() == p.reference for p, text in zip(asked, texts, strict=True)]
-        return [Grade(correct=a, strict=b) for a, b in zip(passes(asked, texts), exact, strict=True)]
+        right = passes(asked, texts, allow_code_execution=options.allow_code_execution)
+        return [Grade(correct=a, strict=b) for a, b in zip(right, exact, strict=True)]
 
     problems = _problems(mini_code.TASK, options)
     checks = [

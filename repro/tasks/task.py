@@ -85,6 +85,8 @@ class TaskOptions(Checked):
     chat: bool = False
     source: SourceKind = "auto"
     dataset_path: str | None = None
+    allow_code_execution: bool = False
+    """Run what a model wrote also where it cannot be confined."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.cells import a_cell
+from support.jail import needs_jail
 from support.refusals import refuses
 
 from engines.dllm.config import GenerationConfig
@@ -21,7 +22,6 @@ from repro.generation import GenerateOptions, generate
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.experiment import prepare
 from repro.tasks.registry import TaskOptions, load_task
-from repro.tasks.sandbox.client import sandbox_support
 
 if TYPE_CHECKING:
     from repro.lm_eval.model import DiffusionLM
@@ -33,7 +33,6 @@ needs_lm_eval = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed (extra 'eval')"
 )
 needs_data = pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="REPRO_DATA_DIR is not set")
-needs_isolation = pytest.mark.skipif(not sandbox_support().is_isolated, reason="generated code is not isolated here")
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +113,7 @@ def answering(texts: Sequence[str]) -> Any:
         ("mini-gsm", "dllm-serve", {"selection": "dense"}),
         ("mini-gsm", "dllm-serve", {"retention_ratio": 0.5, "threshold": 0.9}),
         ("mini-gsm", "llada", {}),
-        pytest.param("mini-code", "dllm-serve", {"selection": "dense"}, marks=needs_isolation),
+        pytest.param("mini-code", "dllm-serve", {"selection": "dense"}, marks=needs_jail),
     ],
 )
 def test_texts_and_verdicts_are_those_without_the_harness(task, system, options):
@@ -308,7 +307,7 @@ def test_the_harness_grades_gsm8k_as_we_do(num_fewshot):
 
 @needs_lm_eval
 @needs_data
-@needs_isolation
+@needs_jail
 def test_humaneval_is_graded_in_the_sandbox(monkeypatch):
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     problems = task_of("humaneval", 164).problems
@@ -321,7 +320,7 @@ def test_humaneval_is_graded_in_the_sandbox(monkeypatch):
 
 @needs_lm_eval
 @needs_data
-@needs_isolation
+@needs_jail
 @pytest.mark.parametrize(("task", "metric"), [("gsm8k", "exact_match,strict-match"), ("humaneval", "correct,verdict")])
 def test_published_tasks_run_to_their_end_on_the_embedded_model(task, metric):
     options = {"num_fewshot": 0} if task == "gsm8k" else {}
@@ -338,7 +337,7 @@ def test_a_published_task_without_its_file_is_refused(monkeypatch):
 
 
 @needs_lm_eval
-@needs_isolation
+@needs_jail
 def test_conversations_reach_the_model(monkeypatch):
     from repro.lm_eval.model import DiffusionLM
 

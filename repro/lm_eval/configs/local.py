@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from engines.errors import UserError
@@ -21,11 +22,11 @@ class _Named(LocalTask):
         super().__init__(self._loaded())
 
     def _loaded(self, num_fewshot: int | None = None) -> Task:
-        options = TaskOptions(num_fewshot=num_fewshot)
+        options = TaskOptions(num_fewshot=num_fewshot, allow_code_execution=self.allow_code_execution)
         found = load_task(self.name, options)
         if found is None:
             try:
-                found = load_task(self.name, TaskOptions(num_fewshot=num_fewshot, source="hub"))
+                found = load_task(self.name, replace(options, source="hub"))
             except UserError as error:
                 raise UserError(f"{error}; or set {DATA_DIR_VARIABLE} to a folder that holds its file") from error
         assert found is not None

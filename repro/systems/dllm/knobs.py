@@ -34,6 +34,8 @@ class WorkloadKnobs(RequestKnobs, Checked):
     """Examples before each question of a graded task; the task's own number by default."""
     chat: bool = False
     """Ask a graded task's questions in a conversation."""
+    allow_code_execution: bool = False
+    """Run the programs that a model wrote also where bubblewrap cannot confine them."""
 
 
 @dataclass(frozen=True, kw_only=True)

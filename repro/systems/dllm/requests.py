@@ -112,7 +112,7 @@ def _encode(model: str) -> Callable[[str], list[int]]:
 
 
 _LENGTHS = ("length_scale", "input_len")
-_ASKING = ("num_fewshot", "chat")
+_ASKING = ("num_fewshot", "chat", "allow_code_execution")
 
 
 def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
@@ -145,6 +145,7 @@ def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
                 chat=asked.chat,
                 source=asked.dataset_source,
                 dataset_path=asked.dataset_path,
+                allow_code_execution=asked.allow_code_execution,
             )
             task = _load(cell.dataset, options)
     if task is None:
@@ -161,7 +162,9 @@ def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
                 f"changed: leave it out"
             )
     if task.runs_code:
-        _check_sandbox()
+        from repro.tasks.sandbox.client import require_jail
+
+        require_jail(allow_code_execution=settings.asked.allow_code_execution)
     return task
 
 
@@ -237,15 +240,6 @@ def _why_not_graded(cell: Cell) -> str:
 def _load(name: str, options: TaskOptions) -> Task | None:
     """One load serves the cells of a sweep."""
     return load_task(name, options)
-
-
-@lru_cache(maxsize=1)
-def _check_sandbox() -> None:
-    """Refuses to go on where programs could not be confined, before any problem is asked."""
-    from repro.tasks.sandbox.client import Sandbox
-
-    with Sandbox():
-        pass
 
 
 @kept(maxsize=2)

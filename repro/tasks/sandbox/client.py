@@ -1,44 +1,49 @@
-"""Running generated Python for pass@1, isolated by what the kernel offers (``layers``).
+"""Running generated Python for pass@1 in a jail of bubblewrap (``bwrap``).
 
-A program runs in a process of its own without network, without files but the Python installation
-(read-only) and an empty folder, without the right to start processes, and within limits of time, memory
-and disk. Where the kernel cannot promise that, nothing is run unless the user accepts it by name.
+A program has no network, no files but the Python installation (read-only) and an empty folder in memory, no right to start
+processes, and limits of time, memory and disk. Where bubblewrap cannot make the jail, a program runs only with the user's
+consent, and then with the limits alone.
 
-Tests run in a second process (``judge``), which asks the program's function and compares: published graders run them in
-the program's own interpreter, where it can read or replace them. A program without tests is taken at its word.
+Tests run in a second jail (``inside.preside``): published graders run them in the program's own interpreter, where it can read
+or replace them. A program without tests is taken at its word.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
 import select
+import shutil
+import signal
+import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
-import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, NamedTuple
 
 from engines.errors import UserError
-from repro.tasks.sandbox.folder import empty
-from repro.tasks.sandbox.layers import LANDLOCK, LAYERS, NAMESPACES, PRIVATE_ROOT, SECCOMP
+from repro.tasks.sandbox import inside
 
-ACCEPT_VARIABLE = "REPRO_ALLOW_UNSAFE_CODE"
+CONSENT_OPTION = "--allow-code-execution"
 TIMEOUT_S = 5.0
 MEMORY_BYTES = 512 << 20
+FOLDER_BYTES, FOLDER_FILES = 64 << 20, 4096
+"""Limits of a program's folder."""
 _GRACE_S = 30.0
-"""How much longer than its limit a program may keep the server busy (a machine under load) before that is an error."""
-
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from repro.tasks.sandbox.server import serve; "
-    "serve(sys.argv[2], frozenset(sys.argv[3:]))"
-)
+"""How long two interpreters may take to start, on a machine under load."""
+_POLL_S = 0.05
+_HOME = "/tmp"
+_INSIDE = str(Path(inside.__file__).resolve())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,151 +67,299 @@ NO_CHECK = Check(entry="", tests="")
 """The program passes by its own word: it says that it came to its end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SandboxSupport:
-    """``layers``: what is in force here; ``gaps``: what a program could still do, empty when it is isolated."""
-
-    layers: tuple[str, ...]
-    gaps: tuple[str, ...]
-
-    @property
-    def is_isolated(self) -> bool:
-        return not self.gaps
-
-
-class Sandbox:
-    """A confined server that runs programs one at a time; use it in a ``with`` statement."""
-
-    def __init__(self, *, accept_gaps: bool = False, without: Sequence[str] = ()) -> None:
-        """``accept_gaps`` is the variable's 1, in code. ``without`` leaves layers out, so that tests can try the others."""
-        _check_platform()
-        self._accept_gaps = is_unsafe_accepted() or accept_gaps
-        self._without = tuple(without)
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            # Where the server was ended in the middle of a program, what that has left is removed by who knows how.
-            removed = tempfile.TemporaryDirectory(prefix="repro-sandbox-", ignore_cleanup_errors=True)
-            folder = stack.enter_context(removed)
-            stack.callback(_empty, folder)
-            # All of the environment: isolated as -I would make it, but with one order of sets for every run.
-            environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-            if "LD_LIBRARY_PATH" in os.environ:
-                environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-            root = str(Path(__file__).resolve().parents[3])
-            self._server = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-B", "-c", _BOOT, root, folder, *self._without],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                cwd=folder,
-                start_new_session=True,
-            )
-            stack.callback(self._stop)
-            self.support = _support(self._answer(_GRACE_S))
-            if not self.support.is_isolated and not self._accept_gaps:
-                raise UserError(
-                    f"generated code is not run: on this machine it could {' and '.join(self.support.gaps)}: use Linux "
-                    f"5.13 or newer with Landlock, or allow user namespaces, or, on a machine made for it, accept the "
-                    f"risk with {ACCEPT_VARIABLE}=1"
-                )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def run(self, program: str, check: Check = NO_CHECK, *, timeout_s: float, memory_bytes: int) -> SandboxResult:
-        limits = {"timeout_s": timeout_s, "memory_bytes": memory_bytes}
-        assert self._server.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which _answer reports
-            # The second is read by the judge alone.
-            for part in ({"program": program, "entry": check.entry, **limits}, asdict(check)):
-                message = json.dumps(part).encode()
-                self._server.stdin.write(len(message).to_bytes(8, "big") + message)
-            self._server.stdin.flush()
-        answer = self._answer(timeout_s + _GRACE_S)
-        return SandboxResult(passed=answer["passed"], reason=answer["reason"])
-
-    def _answer(self, timeout_s: float) -> dict[str, Any]:
-        """The server's next line. Its failure is never a program's failure, so it is raised."""
-        stdout, stderr = self._server.stdout, self._server.stderr
-        assert stdout is not None
-        assert stderr is not None
-        ready, _, _ = select.select([stdout], [], [], timeout_s)
-        line = stdout.readline() if ready else b""
-        if not line:
-            self._server.kill()
-            said = stderr.read().decode(errors="replace").strip()
-            raise RuntimeError(f"the sandbox's server {'ended' if ready else 'hangs'}: {said or 'it said nothing'}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _stop(self) -> None:
-        # Killing it ends whatever runs inside: the kernel kills with it the namespace, or its child.
-        self._server.kill()
-        self._server.communicate()
-
-
-def run_many(programs: Sequence[str], checks: Sequence[Check]) -> tuple[SandboxResult, ...]:
+def run_many(
+    programs: Sequence[str], checks: Sequence[Check], *, allow_code_execution: bool = False
+) -> tuple[SandboxResult, ...]:
     """Run independent programs, as many at a time as there are usable cores; results in their order."""
+    require_jail(allow_code_execution=allow_code_execution)
     if not programs:
         return ()
-    own = threading.local()  # each thread has a server, started when it is first asked
-    with ExitStack() as servers, ThreadPoolExecutor(min(len(programs), _usable_cores())) as pool:
-
-        def run(program: str, check: Check) -> SandboxResult:
-            if not hasattr(own, "sandbox"):
-                own.sandbox = servers.enter_context(Sandbox())
-            found: SandboxResult = own.sandbox.run(program, check, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)
-            return found
-
+    run = partial(run_program, is_jailed=jail_refusal() is None)
+    with ThreadPoolExecutor(min(len(programs), _usable_cores())) as pool:
         # The first error leaves to the others nothing more to do.
         return tuple(pool.map(run, programs, checks))
 
 
-def sandbox_support() -> SandboxSupport:
-    """What isolation this machine gives; starts and ends one server."""
-    with Sandbox(accept_gaps=True) as sandbox:
-        return sandbox.support
-
-
-def is_unsafe_accepted() -> bool:
-    value = os.environ.get(ACCEPT_VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise UserError(f"{ACCEPT_VARIABLE}={value!r} is unknown: set it to 1 to accept the risk, or unset it")
-    return value == "1"
-
-
-def _support(hello: Mapping[str, Any]) -> SandboxSupport:
-    active = frozenset(hello["layers"])
-    gaps = []
-    # Landlock leaves modes, times and truncation of files open, which seccomp closes.
-    if PRIVATE_ROOT not in active and not {LANDLOCK, SECCOMP} <= active:
-        gaps.append("read and change your files")
-    if not active & {NAMESPACES, SECCOMP}:
-        gaps.append("use the network")
-        gaps.append("leave processes behind")
-    if sys.platform != "linux":
-        gaps.append("take all memory")
-    shown = {LANDLOCK: f"{LANDLOCK} (ABI {hello['landlock_abi']})"}
-    return SandboxSupport(layers=tuple(shown.get(name, name) for name in LAYERS if name in active), gaps=tuple(gaps))
-
-
-def _check_platform() -> None:
-    if not hasattr(os, "fork"):
+def require_jail(*, allow_code_execution: bool) -> None:
+    """Refuse to go on where programs could not be confined and nobody consented."""
+    if os.name != "posix":
+        raise UserError(f"generated code is not run on {sys.platform}: use Linux, WSL 2 or a container")
+    reason = jail_refusal()
+    if reason is not None and not allow_code_execution:
         raise UserError(
-            f"generated code is not run on {sys.platform}: it takes a system that can fork: use Linux, WSL 2 or a container"
+            f"generated code is not run, as {reason}: install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow "
+            f"user namespaces, or, on a machine made for it, let it run unconfined with {CONSENT_OPTION}"
         )
 
 
-def _empty(folder: str) -> None:
-    with suppress(OSError):
-        empty(folder)
+@lru_cache(maxsize=1)
+def jail_refusal() -> str | None:
+    """Why this machine cannot confine a program, which is known only by trying; None where it can."""
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    if platform.machine() not in ARCHITECTURES:
+        return f"there is no seccomp filter for {platform.machine()}"
+    try:
+        result = run_program("", NO_CHECK)
+    except RuntimeError as error:
+        return str(error)
+    return None if result.passed else f"an empty program fails: {result.reason}"
+
+
+def run_program(
+    program: str,
+    check: Check = NO_CHECK,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = MEMORY_BYTES,
+    is_jailed: bool = True,
+) -> SandboxResult:
+    """One program in a jail of its own, and its judge in another. Their failure to start is raised as RuntimeError."""
+    with ExitStack() as processes:
+        start = partial(_start, processes, is_jailed=is_jailed)
+        with ExitStack() as ends:
+            calls, calling = _pipe(ends)
+            answers, answering = _pipe(ends)
+            player = start(["program", memory_bytes], stdin=calls, stdout=answering)
+            kept = (calling.fileno(), answers.fileno())
+            judge = start(["judge", memory_bytes, *kept], stdin=subprocess.PIPE, stdout=subprocess.PIPE, kept=kept)
+        request = {"program": program, **asdict(check)}
+        assert judge.process.stdin is not None
+        with suppress(BrokenPipeError), judge.process.stdin as stdin:  # it may have ended, which the next line finds
+            stdin.write(json.dumps(request).encode())
+        if judge.read(time.monotonic() + _GRACE_S, count=1) != inside.READY:
+            raise RuntimeError(f"no program was run: {player.last_words() or judge.last_words()}")
+        return _watch(player, judge, timeout_s, memory_bytes)
+
+
+def _start(
+    stack: ExitStack,
+    arguments: Sequence[object],
+    *,
+    is_jailed: bool,
+    stdin: int | IO[bytes],
+    stdout: int | IO[bytes],
+    kept: Sequence[int] = (),
+) -> _Confined:
+    """A process of ``inside``, ended with ``stack``; ``kept`` are descriptors that it has besides."""
+    python = os.path.realpath(sys.executable)
+    command = [python, "-P", "-s", "-S", "-B", _INSIDE, *map(str, arguments)]
+    status = None
+    with ExitStack() as ends:
+        if is_jailed:
+            folder = _HOME
+            rules, ruling = _pipe(ends)
+            ruling.write(build_filter(ARCHITECTURES[platform.machine()]))
+            ruling.close()
+            status, telling = _pipe(stack)
+            ends.enter_context(telling)
+            kept = (*kept, rules.fileno(), telling.fileno())
+            jail = _jail(python, seccomp_fd=rules.fileno(), status_fd=telling.fileno())
+            command = [*jail, "--", *command]
+        else:
+            scratch = tempfile.TemporaryDirectory(prefix="repro-program-", ignore_cleanup_errors=True)
+            folder = stack.enter_context(scratch)
+        # All of the environment, with one order of sets for every run.
+        environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": folder, "TMPDIR": folder}
+        if "LD_LIBRARY_PATH" in os.environ:
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            pass_fds=kept,
+            env=environment,
+            cwd="/" if is_jailed else folder,
+            start_new_session=True,
+        )
+    confined = _Confined(process, status)
+    stack.callback(confined.close)
+    return confined
+
+
+def _jail(python: str, *, seccomp_fd: int, status_fd: int) -> list[str]:
+    """bwrap and its options: all namespaces, a read-only root of little but Python, and a folder in memory."""
+    shown: list[str] = []
+    for path in (*_readable(), python, _INSIDE):
+        shown += ["--ro-bind", path, path]
+    return [
+        shutil.which("bwrap") or "bwrap",
+        *("--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
+        *shown,
+        *("--dev-bind", "/dev/null", "/dev/null"),
+        *("--size", str(FOLDER_BYTES), "--tmpfs", _HOME, "--chdir", _HOME, "--remount-ro", "/"),
+        *("--seccomp", str(seccomp_fd), "--json-status-fd", str(status_fd)),
+    ]
+
+
+def _readable() -> list[str]:
+    """The Python installation and the system's shared libraries, none inside another."""
+    paths = sysconfig.get_paths()
+    own = (paths["stdlib"], paths["platstdlib"], str(sysconfig.get_config_var("DESTSHARED") or ""))
+    installation = [os.path.realpath(path) for path in (*own, os.path.join(sys.base_prefix, "lib")) if path]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
+    found = sorted({path for path in (*installation, *system) if os.path.exists(path)})
+    return [path for path in found if not any(path.startswith(other + "/") for other in found)]
+
+
+def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    reader, writer = os.pipe()
+    return stack.enter_context(open(reader, "rb", buffering=0)), stack.enter_context(open(writer, "wb", buffering=0))
 
 
 def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _watch(player: _Confined, judge: _Confined, timeout_s: float, memory_bytes: int) -> SandboxResult:
+    deadline = time.monotonic() + timeout_s
+    late = SandboxResult(passed=False, reason=f"timed out after {timeout_s:g} s")
+    while (verdict := judge.read(min(deadline, time.monotonic() + _POLL_S))) is None:
+        if time.monotonic() >= deadline:
+            return late
+        if player.num_files() > FOLDER_FILES:
+            return SandboxResult(passed=False, reason=f"wrote more than {FOLDER_FILES} files")
+    if not verdict:
+        return SandboxResult(passed=False, reason="its answers ended its judge")
+    kind, reason = json.loads(verdict)
+    if kind == inside.GONE:
+        try:
+            status = player.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return late
+        return SandboxResult(passed=False, reason=_ending(status))
+    if reason == inside.OUT_OF_MEMORY:
+        reason = f"{reason}: more than {memory_bytes >> 20} MiB"
+    printable = "".join(c if c.isprintable() else " " for c in reason)
+    return SandboxResult(passed=kind == inside.PASSED, reason=printable[: inside.MAX_REASON_CHARS])
+
+
+def _ending(status: int) -> str:
+    """``status``: as a shell gives it, 128 and the signal's number, or as Python gives it, below zero."""
+    number = -status if status < 0 else status - 128
+    if number in {each.value for each in signal.Signals}:
+        return f"killed by {signal.Signals(number).name}"
+    return f"ended before its tests did, with exit code {status}"
+
+
+class _Confined:
+    """A process of ``inside``; ``status`` is where bwrap says which process it started, None without a jail."""
+
+    def __init__(self, process: subprocess.Popen[bytes], status: IO[bytes] | None) -> None:
+        self.process = process
+        self._status = status
+        self._folder: str | None = None
+
+    def read(self, deadline: float, count: int = 4096) -> bytes | None:
+        """Its output; empty at its end, None where nothing came."""
+        assert self.process.stdout is not None
+        output = self.process.stdout.fileno()
+        ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+        return os.read(output, count) if ready else None
+
+    def num_files(self) -> int:
+        """Files in the program's folder, which its file system knows."""
+        if self._status is None:
+            return 0
+        if self._folder is None:
+            first = json.loads(self._status.readline())
+            self._folder = f"/proc/{first['child-pid']}/root{_HOME}"
+        try:
+            system = os.statvfs(self._folder)
+        except OSError:  # it has just ended
+            return 0
+        return system.f_files - system.f_ffree
+
+    def last_words(self) -> str:
+        """The end of what an ended process wrote to stderr."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        self._kill()
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+
+    def close(self) -> None:
+        self._kill()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _kill(self) -> None:
+        """Also what it started: with bwrap ends all of its namespace."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+# -- system calls that the namespaces leave to a program, and that it must not have: classic BPF ----------------
+
+LOAD, RETURN = 0x20, 0x06
+JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT = 0x15, 0x35, 0x45
+ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER_OFFSET, _ARCH_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16  # in struct seccomp_data
+_CLONE_THREAD = 0x10000
+_X32_NUMBERS = 0x40000000
+"""Numbers from here on are those of x32, a second set of calls on x86_64."""
+_CLONE3 = 435
+
+
+class Architecture(NamedTuple):
+    audit: int
+    """AUDIT_ARCH_* of linux/audit.h."""
+    clone: int
+    forbidden: tuple[int, ...]
+
+
+# fork, vfork, ptrace, unshare, setns, process_vm_readv and _writev, memfd_create, memfd_secret, shmget, mq_open, socket,
+# socketpair, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl, pidfd_open, pidfd_getfd
+ARCHITECTURES = {
+    "x86_64": Architecture(
+        audit=0xC000003E,
+        clone=56,
+        forbidden=(
+            *(57, 58, 101, 272, 308, 310, 311, 319, 447, 29, 240, 41),
+            *(53, 425, 321, 323, 298, 248, 249, 250, 434, 438),
+        ),
+    ),
+    "aarch64": Architecture(  # it has no fork and no vfork
+        audit=0xC00000B7,
+        clone=220,
+        forbidden=(
+            *(117, 97, 268, 270, 271, 279, 447, 194, 180, 198),
+            *(199, 425, 280, 282, 241, 217, 218, 219, 434, 438),
+        ),
+    ),
+}
+
+
+def build_filter(machine: Architecture) -> bytes:
+    """The filter as ``bwrap --seccomp`` reads it: threads may start; no processes, sockets, tracing, nested namespaces or uncounted memory."""
+    refuse = _instruction(RETURN, FAIL | errno.EPERM)
+    allow = _instruction(RETURN, ALLOW)
+    parts = [
+        _instruction(LOAD, _ARCH_OFFSET),
+        _instruction(JUMP_EQUAL, machine.audit, if_true=1),
+        _instruction(RETURN, KILL_PROCESS),
+        _instruction(LOAD, _NUMBER_OFFSET),
+        _instruction(JUMP_GREATER_EQUAL, _X32_NUMBERS, if_false=1),
+        refuse,
+    ]
+    for number in machine.forbidden:
+        parts += [_instruction(JUMP_EQUAL, number, if_false=1), refuse]
+    # libc falls back to clone, whose flags a filter can read.
+    parts += [_instruction(JUMP_EQUAL, _CLONE3, if_false=1), _instruction(RETURN, FAIL | errno.ENOSYS)]
+    parts += [
+        _instruction(JUMP_EQUAL, machine.clone, if_true=1),
+        allow,
+        _instruction(LOAD, _FIRST_ARGUMENT_OFFSET),
+        _instruction(JUMP_ANY_BIT, _CLONE_THREAD, if_true=1),
+        refuse,
+        allow,
+    ]
+    return b"".join(parts)
+
+
+def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    """``if_true`` and ``if_false``: how many instructions a jump skips."""
+    return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -7,7 +7,6 @@ from support.platforms import RTX4090
 import repro.checks.doctor
 from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for
 from repro.systems.platforms import PLATFORMS, DllmPart
-from repro.tasks.sandbox.client import SandboxSupport
 
 LAPTOP = Machine(
     python=(3, 12, 1),
@@ -130,13 +129,8 @@ def test_a_missing_checkpoint_does_not_stop_a_large_card():
 @pytest.mark.parametrize(
     ("change", "status", "detail"),
     [
-        (
-            {"sandbox": SandboxSupport(layers=("landlock (ABI 4)", "seccomp"), gaps=())},
-            "ok",
-            "by landlock (ABI 4), seccomp",
-        ),
-        ({"sandbox": SandboxSupport(layers=("limits",), gaps=("use the network",))}, "no", "it could use the network"),
-        ({"sandbox_error": "generated code is not run on win32"}, "no", "not run on win32"),
+        ({}, "ok", "confined by bubblewrap"),
+        ({"jail_refusal": "bwrap is not installed"}, "no", "bwrap is not installed: install bubblewrap"),
     ],
 )
 def test_generated_code_is_isolated_or_not_run(change, status, detail):

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 from support.command import refused, repro
+from support.jail import needs_jail
 
 from engines.dllm.method import DLLM_SERVE
 from repro.cli.evaluate import _cache
 from repro.runs.store import read_run
+from repro.tasks.sandbox import client
 from repro.workbench.accuracy import axis_of
 
 
+@needs_jail
 @pytest.mark.usefixtures("no_data")
 def test_command(tmp_path):
     asked = (
@@ -34,6 +37,19 @@ def test_command(tmp_path):
     assert "all context rows" in again.out
 
 
+@pytest.mark.usefixtures("no_data")
+def test_programs_run_without_a_jail_only_with_consent_which_the_run_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "jail_refusal", lambda: "bwrap is not installed")
+    command = ("eval", "--task", "mini-code", *SHORT, "--selection", "dense", "--result-dir", tmp_path, "--json")
+    refused = repro(*command)
+    assert (refused.code, "install bubblewrap" in refused.err) == (2, True)
+    done = repro(*command, "--allow-code-execution")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["accuracy"]["value"] == 1.0
+    assert read_run(Path(result["file"])).cell.knob_values["allow_code_execution"] is True
+
+
 def test_what_a_preset_leaves_out_stands_beside_its_accuracy():
     said = {name: _cache(DLLM_SERVE.sampler("llada", {"preset": name})) for name in ("exact", "balanced")}
     assert said == {
@@ -47,6 +63,7 @@ def test_what_a_preset_leaves_out_stands_beside_its_accuracy():
 SHORT = ("--limit", 3, "--gen-length", 40, "--block-length", 8)
 
 
+@needs_jail
 @pytest.mark.usefixtures("no_data")
 def test_accuracy_against_retention_in_one_command(tmp_path):
     ratios = ("--retention-ratio", 0.3, "--retention-ratio", 0.9)
@@ -88,6 +105,7 @@ def test_accuracy_against_retention_in_one_command(tmp_path):
     assert "McNemar" in again.out
 
 
+@needs_jail
 @pytest.mark.usefixtures("no_data")
 def test_a_ratio_of_one_that_is_asked_for_is_the_reference(tmp_path):
     ratios = ("--retention-ratio", 1.0, "--retention-ratio", 0.5)
@@ -96,6 +114,7 @@ def test_a_ratio_of_one_that_is_asked_for_is_the_reference(tmp_path):
     assert [(row["retention_ratio"], row["is_reference"]) for row in points] == [(0.5, False), (1.0, True)]
 
 
+@needs_jail
 @pytest.mark.usefixtures("no_data")
 def test_other_options_and_seeds_take_several_values(tmp_path):
     several = ("--task", "mini-code", "--task", "mini-gsm", "--seed", 0, "--seed", 1, "--limit", 1)

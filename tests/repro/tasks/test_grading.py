@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.jail import needs_jail
 from support.refusals import refuses
 
 from engines.errors import UserError
@@ -49,7 +50,7 @@ def write_jsonl(path: Path, *rows: Mapping[str, object]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", [mini_gsm_task, mini_code_task, mini_chain_task])
+@pytest.mark.parametrize("make", [mini_gsm_task, pytest.param(mini_code_task, marks=needs_jail), mini_chain_task])
 def test_references_are_right_and_numbers_apart_are_not(make):
     task = make(TaskOptions(num_problems=20, seed=5))
     references = [problem.reference for problem in task.problems]
@@ -60,6 +61,7 @@ def test_references_are_right_and_numbers_apart_are_not(make):
     assert task.grade(task.problems[0], "") == WRONG
 
 
+@needs_jail
 def test_mini_code_is_judged_by_what_it_computes():
     task = mini_code_task(TaskOptions(num_problems=1, seed=5))
     (problem,) = task.problems
@@ -192,6 +194,7 @@ def test_numbers_are_found_as_lm_eval_finds_them(text):
         assert ours == bool(theirs["exact_match"])
 
 
+@needs_jail
 def test_humaneval_runs_the_tests(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
     task = humaneval_task(TaskOptions(num_problems=164), data_dir=tmp_path)
@@ -203,6 +206,7 @@ def test_humaneval_runs_the_tests(tmp_path):
     assert task.grade(problem, "    return (") == Grade(correct=False)
 
 
+@needs_jail
 def test_humaneval_in_a_conversation(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
     task = humaneval_task(TaskOptions(num_problems=1, chat=True), data_dir=tmp_path)
@@ -216,6 +220,7 @@ def test_humaneval_in_a_conversation(tmp_path):
 
 
 @needs_data
+@needs_jail
 def test_published_answers_are_right():
     assert REAL_DATA is not None
     gsm = gsm8k_task(TaskOptions(num_problems=1319), data_dir=Path(REAL_DATA))

@@ -1,31 +1,21 @@
 """A program cannot make its own verdict: whatever it does, it has to answer what its judge asks."""
 
-import os
 import textwrap
-from collections.abc import Iterator
 
 import pytest
+from support.jail import needs_jail
 
 from repro.tasks.programs import passes
-from repro.tasks.sandbox.client import Check, Sandbox, SandboxResult, sandbox_support
+from repro.tasks.sandbox.client import Check, SandboxResult, run_program
 from repro.tasks.task import TaskProblem
 
-if not hasattr(os, "fork"):
-    pytest.skip("no fork on this system: generated code is not run here at all", allow_module_level=True)
-SUPPORT = sandbox_support()
-pytestmark = pytest.mark.skipif(not SUPPORT.is_isolated, reason=f"not isolated here: {', '.join(SUPPORT.gaps)}")
+pytestmark = needs_jail
 
 CHECK = Check(entry="f", tests="def check(c):\n    assert c(1) == 2\n    assert c(41) == 42\ncheck(f)\n")
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as opened:
-        yield opened
-
-
-def run(sandbox: Sandbox, program: str, check: Check = CHECK) -> SandboxResult:
-    return sandbox.run(textwrap.dedent(program), check, timeout_s=20.0, memory_bytes=256 << 20)
+def run(program: str, check: Check = CHECK, timeout_s: float = 20.0) -> SandboxResult:
+    return run_program(textwrap.dedent(program), check, timeout_s=timeout_s, memory_bytes=256 << 20)
 
 
 WORDS = "[b'1ok', b'+', b'1', b'v' + (4).to_bytes(4, 'big') + b'N.', b'r' + bytes(4), b'g']"
@@ -175,14 +165,14 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_attack_makes_a_verdict(sandbox, name):
-    result = run(sandbox, ATTACKS[name])
+def test_no_attack_makes_a_verdict(name):
+    result = run(ATTACKS[name])
     assert not result.passed
     assert result.reason not in ("ok", "")
-    assert run(sandbox, "f = lambda x: x + 1") == SandboxResult(passed=True, reason="ok")
+    assert run("f = lambda x: x + 1") == SandboxResult(passed=True, reason="ok")
 
 
-def test_the_tests_are_nowhere_in_the_program(sandbox):
+def test_the_tests_are_nowhere_in_the_program():
     program = """
         import gc, sys
         seen, frame = [], sys._getframe()
@@ -200,7 +190,7 @@ def test_the_tests_are_nowhere_in_the_program(sandbox):
         """
     check = Check(entry="f", tests="assert f(1) == 2, 'guessable-answer'", given="guessable = 'guessable-answer'")
     for _ in range(2):  # nor what a program before was asked
-        assert run(sandbox, program, check).passed
+        assert run(program, check).passed
 
 
 @pytest.mark.parametrize(
@@ -237,9 +227,9 @@ def test_the_tests_are_nowhere_in_the_program(sandbox):
         ("def f(x):\n  while True: pass", "f(2)", "timed out after 1 s"),
     ],
 )
-def test_verdicts_are_the_tests(sandbox, program, tests, reason):
+def test_verdicts_are_the_tests(program, tests, reason):
     limit_s = 1.0 if reason.startswith("timed out") else 20.0
-    result = sandbox.run(program, Check(entry="f", tests=tests), timeout_s=limit_s, memory_bytes=256 << 20)
+    result = run(program, Check(entry="f", tests=tests), limit_s)
     assert result == SandboxResult(passed=reason == "ok", reason=reason)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cells import a_cell
+from support.jail import needs_jail
 from support.refusals import refuses
 
 from engines.dllm.config import GenerationConfig
@@ -45,6 +46,7 @@ def test_prompts_go_in_whole_and_in_order():
     assert (provenance.num_clipped, provenance.num_repeated, provenance.length_scale) == (0, 0, 1.0)
 
 
+@needs_jail
 def test_default_size_is_the_tasks():
     assert len(prepare(cell("mini-code")).workload.requests) == TASKS["mini-code"].num_problems == 500
 
