@@ -13,8 +13,6 @@ __version__ = "0.1.0"
 
 # Before torch computes, whoever imports this.
 import_module("repro.runs.environment").settle()
-# Before anything else: a plug-in may be imported, and read its data, long before a run asks for it.
-import_module("repro.runs.inputs").watch()
 
 
 def __getattr__(name: str) -> Any:

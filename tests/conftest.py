@@ -92,11 +92,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.collect()
         gc.freeze()
         item.config.stash[FROZEN] = item.path, len(sys.modules)
-    # What other tests' plug-ins have read, and in which order modules came, is nothing to this one.
-    if (inputs := sys.modules.get("repro.runs.inputs")) is not None:
-        seen = inputs._seen
-        for part in (seen.digests, seen.owners, seen.variables, seen.writers, seen.made, seen.before):
-            part.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -106,7 +101,7 @@ def _quiet_machine() -> Iterator[None]:
     from support.quiet_machine import keep_quiet
 
     from repro.paths import REPO
-    from repro.runs import inputs, pool, sweep
+    from repro.runs import pool, sweep
 
     keep_quiet()
     # Names that have moved are errors: without the first, every sweep starts processes that import torch.
@@ -114,9 +109,6 @@ def _quiet_machine() -> Iterator[None]:
         patched.setattr(pool, "CELLS_PER_WORKER", 10**9)
         # Every sweep asks three processes of git; test_provenance asks them too.
         patched.setattr(sweep, "git_state", functools.cache(partial(sweep.git_state, REPO)))
-        # What a plug-in rests on is looked at anew by every test: the same sources, taken apart once.
-        digested = inputs.digested
-        patched.setattr(inputs, "digested", functools.cache(lambda content: (digested(content)[0], None)))
         yield
 
 

@@ -1,120 +1,223 @@
-"""Code identity: a digest of the source that decides a run's numbers.
+"""Code identity: a digest of the sources that decide a run's numbers, over whole folders.
 
-It covers the modules a system names and all they import, from this repository or, where a plug-in does, from anywhere but the
-standard library and installed packages; a module that is imported by name at run time (an executor) is named by the system.
-What else a plug-in reads is apart (repro.runs.inputs). Comments, docstrings and formatting do not count: what is digested is
-the syntax tree without docstrings. A YAML file beside a module that has the module's name counts with it. Libraries are named in
-a run's provenance instead.
+Every run rests on what all runs share, on the folders of its family, and on those of the modules that its deployment names. A plug-in adds
+the folder of its package, or the Python files beside its own file, and what it declares in ``reads``. Comments do not count. A run's
+provenance names the libraries instead.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
+
+from engines.errors import UserError, require
+from repro.runs.clean import is_secret
 
 PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
-OFFERED = "repro"
-"""What this package's own module offers to Python decides none."""
+SHARED = (
+    *(
+        "baselines/*",
+        "engines/*",
+        "engines/attention",
+        "engines/cost",
+        "engines/kernels",
+        "engines/models",
+        "engines/parallel",
+    ),
+    *("engines/policies", "engines/runtime", "repro/systems/*", "repro/workloads"),
+    *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/registry.py"),
+    *(f"repro/runs/{name}.py" for name in ("cell", "family", "http_driver", "record", "step_driver", "tuning")),
+)
+"""Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""
+_CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/systems/cluster")
+_AMPD = ("engines/ampd", *_CLUSTER)
+_DLLM = ("engines/dllm", "repro/systems/dllm", "repro/tasks")
+OF_FAMILY: Mapping[str, tuple[str, ...]] = {
+    "dllm": ("baselines/dllm", *_DLLM),
+    "block": ("engines/ar", "engines/blockdiffusion", "repro/systems/block", *_DLLM),
+    "ar": _AMPD,
+    "planning": _AMPD,
+    "prefill": ("engines/laps", *_CLUSTER),
+    "http": ("baselines/servers", "engines/cluster", "repro/systems/http", "repro/tasks"),
+}
+"""What else decides the numbers of a family, by its name. All packages decide those of any other family."""
+IN_NO_FILE = "in no file"
+"""In place of a digest."""
+MOST_BYTES = 10**7
+"""That the folder of a plug-in may have."""
 
-DIGEST_LENGTH = 12
+_HOME = Path(__file__).resolve().parents[2]
+_SOURCES = frozenset({".py", ".yaml", ".json", ".csv", ".lua", ".cpp", ".hpp"})
+_COMMENT = re.compile(
+    rb'("""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')|^[ \t]*#[^\n]*\n|[ \t]*#[^\n]*',
+    re.DOTALL | re.MULTILINE,
+)
+"""A string, which is kept, or a comment, with its line where it has one to itself."""
+_YAML_COMMENT = re.compile(rb"^[ \t]*#[^\n]*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
     digest: str
     modules: Mapping[str, str]
-    """Module -> digest of its own source."""
+    """Digest of each folder, file and declared input, by its name."""
 
-    @cached_property
-    def plugged_in(self) -> tuple[str, ...]:
-        """Those that are none of ours."""
-        return tuple(name for name in self.modules if name.partition(".")[0] not in PACKAGES)
-
-    def with_parts(self, parts: Mapping[str, str]) -> Code:
-        """With what lies in no module of a file, by name."""
-        return _code({**self.modules, **parts}) if parts else self
+    @property
+    def in_no_file(self) -> tuple[str, ...]:
+        """``module:NAME`` of classes that no file holds: nobody can tell whether they are the same again."""
+        return tuple(name for name, digest in self.modules.items() if digest == IN_NO_FILE)
 
     def changed_from(self, stored: Mapping[str, str]) -> tuple[str, ...]:
-        """Modules that differ from those of a stored run, or are on one side only."""
+        """Names of what differs from a stored run's, or is on one side only."""
         names = sorted(self.modules.keys() | stored.keys())
         return tuple(name for name in names if self.modules.get(name) != stored.get(name))
 
 
 @cache
-def code_of(modules: tuple[str, ...]) -> Code:
-    """Identity of these modules and all they import."""
-    named = PACKAGES | {name.partition(".")[0] for name in modules}
+def code_of(family: str, modules: tuple[str, ...], plug_ins: tuple[str, ...] = ()) -> Code:
+    """Identity of a family's code with these modules, and with plug-ins named as ``module:NAME``. It stays what it is for as
+    long as the process lives, as the modules do."""
+    rooms = {*SHARED, *OF_FAMILY.get(family, ("engines", "baselines", "repro/systems", "repro/tasks"))}
     found: dict[str, str] = {}
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        top = name.partition(".")[0]
-        if name in found or name == OFFERED or not (top in named or _is_loose(top)):
-            continue
-        source = _source(name)
-        if source is None:
-            continue
-        found[name], imported = source
-        is_ours = top in PACKAGES
-        waiting += [each for each in imported if not is_ours or each.partition(".")[0] in named]
-    return _code(found)
-
-
-def _code(found: Mapping[str, str]) -> Code:
+    for each in (*modules, *plug_ins):
+        module, _, name = each.partition(":")
+        if module.partition(".")[0] in PACKAGES:
+            rooms.add(_room_of(module))
+        elif is_fileless(module):
+            found[each] = IN_NO_FILE
+        else:
+            found |= _of_plug_in(module, name)
+    found |= {room: _of_room(room) for room in rooms}
     ordered = dict(sorted(found.items()))
-    whole = "\n".join(f"{name} {digest}" for name, digest in ordered.items())
-    return Code(digest=hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_LENGTH], modules=ordered)
+    return Code(digest=_digest(f"{name} {digest}".encode() for name, digest in ordered.items()), modules=ordered)
+
+
+def _digest(contents: Iterable[bytes]) -> str:
+    found = hashlib.sha256()
+    for content in contents:
+        found.update(content + b"\0")
+    return found.hexdigest()[:12]
+
+
+# -- of this repository -------------------------------------------------------------------------------------
+
+
+def _room_of(module: str) -> str:
+    """The folder below a package of ours that a module lies in, or below its families."""
+    parts = module.split(".")
+    depth = 3 if parts[:2] == ["repro", "systems"] else 2
+    room = "/".join(parts[:depth])
+    return room if (_HOME / room).is_dir() else "/".join([*parts[: depth - 1], "*"])
 
 
 @cache
-def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Digest of a module's own source, and the names it imports; None where there is no such module."""
-    path = place(name)
-    if path is None:
-        return None
-    digest, tree = digested(path.read_bytes())
-    if (data := path.with_suffix(".yaml")).is_file():
-        digest = hashlib.sha256(f"{digest} {_data(data)}".encode()).hexdigest()[:DIGEST_LENGTH]
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return digest, tuple(dict.fromkeys(_imported(tree.body, package)))
+def _of_room(room: str) -> str:
+    path = _HOME / room
+    if room.endswith("/*"):
+        files = [each for each in path.parent.iterdir() if each.is_file()]
+    else:
+        files = [path] if path.is_file() else list(files_below(path))
+    sources = sorted(each for each in files if each.suffix in _SOURCES)
+    return _digest(part for each in sources for part in (each.name.encode(), without_comments(each)))
 
 
-def _data(path: Path) -> str:
-    """The lines of a YAML file that are neither empty nor a comment; a text in quotes may hold a ``#``."""
-    lines = (line.rstrip() for line in path.read_text(encoding="utf-8").splitlines())
-    return "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
+def files_below(folder: Path) -> Iterator[Path]:
+    """Files of a folder and of those in it, but hidden ones and what Python compiles."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        yield from (Path(path, name) for name in sorted(names) if not name.startswith(".") and name[-4:] != ".pyc")
 
 
-def digested(content: bytes) -> tuple[str, ast.Module]:
-    """A digest of the syntax tree, and the tree; of what Python cannot read, a module in machine code say, as it is, and an
-    empty one."""
-    text: list[str] = []
-    try:
-        tree = ast.parse(content)
-        _canonical(tree, text)
-        content = "\n".join(text).encode()
-    except (SyntaxError, ValueError, RecursionError):
-        tree = ast.Module(body=[], type_ignores=[])
-    return hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH], tree
+def without_comments(file: Path) -> bytes:
+    """A file's content; of Python without comments, of YAML without lines of them."""
+    content = file.read_bytes()
+    if file.suffix == ".py":
+        return _COMMENT.sub(lambda match: match[1] or b"", content)
+    return _YAML_COMMENT.sub(b"", content) if file.suffix == ".yaml" else content
 
 
-@cache
-def _is_loose(top: str) -> bool:
-    """Whether a package is neither Python's own nor installed, but somebody's source."""
-    if top in (*sys.stdlib_module_names, "paper_figures"):  # which draw numbers and decide none
-        return False
+# -- of plug-ins --------------------------------------------------------------------------------------------
+
+
+def _of_plug_in(module: str, name: str) -> dict[str, str]:
+    """Its folder, by its package's name, and each of its ``reads``."""
+    top = module.partition(".")[0]
+    files = files_of_plug_in(top)
+    require(
+        sum(each.stat().st_size for each in files.values()) <= MOST_BYTES,
+        f"{module!r} lies in a folder of more than {MOST_BYTES // 10**6} MB: move it into a folder of its own, and name the data "
+        "that it reads in reads = [...]",
+    )
+    found = {top: _digest(part for path, each in files.items() for part in (path.encode(), without_comments(each)))}
+    loaded = import_module(module)
+    beside = Path(str(loaded.__file__)).parent
+    for said in (getattr(loaded, "reads", ()), getattr(getattr(loaded, name, None), "reads", ())):
+        if callable(said):  # a method of its own
+            continue
+        if not isinstance(said, list | tuple) or not all(isinstance(each, str) and each for each in said):
+            raise UserError(f"reads={said!r} of {module}:{name} must be a list of files, folders and $VARIABLES")
+        found |= {f"{top} reads {each}": _state(each, beside) for each in said}
+    return found
+
+
+def files_of_plug_in(top: str) -> dict[str, Path]:
+    """The files of a package, by their names below the folder that it is found in; of a module by itself the Python files beside it, and
+    those of packages there, unless libraries are installed there."""
     spec = spec_of(top)
-    places = [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]
-    return any(not {"site-packages", "dist-packages"} & set(Path(each).parts) for each in places)
+    if spec is None:
+        return {}
+    if spec.submodule_search_locations is not None:
+        roots = list(map(Path, spec.submodule_search_locations))
+        return {str(each.relative_to(root.parent)): each for root in roots for each in files_below(root)}
+    own = Path(str(spec.origin))
+    if _is_installed(own):
+        return {own.name: own}
+    beside = [each for each in sorted(own.parent.glob("*.py")) if each.is_file()]
+    for package in sorted(own.parent.glob("*/__init__.py")):
+        if package.parent.name not in PACKAGES:
+            beside += [each for each in files_below(package.parent) if each.suffix == ".py"]
+    return {str(each.relative_to(own.parent)): each for each in (own, *beside)}
+
+
+def _state(said: str, beside: Path) -> str:
+    """A digest of a file, of a folder with all that is in it, or of a variable of the environment."""
+    if said.startswith("$"):
+        value = os.environ.get(said[1:])
+        # A digest of a secret tells it to whoever tries a few.
+        return "not set" if value is None else "set" if is_secret(said[1:]) else _digest([value.encode()])
+    path = beside / os.path.expanduser(said)
+    if path.is_dir():
+        return _digest(part for each in files_below(path) for part in (each.name.encode(), each.read_bytes()))
+    return _digest([path.read_bytes()]) if path.is_file() else "not there"
+
+
+@cache
+def _is_installed(path: Path) -> bool:
+    """Whether it is of Python itself or of an installed library."""
+    is_library = bool({"site-packages", "dist-packages"} & set(path.parts))
+    return is_library or path.is_relative_to(Path(os.__file__).resolve().parent)
+
+
+def is_of_a_plug_in(error: BaseException) -> bool:
+    """Whether it was raised in a file that is neither ours nor a library's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not frames or frames[-1].f_code.co_filename.startswith("<"):
+        return False
+    path = Path(frames[-1].f_code.co_filename).resolve()
+    is_ours = any(path.is_relative_to(_HOME / name) for name in (*PACKAGES, "paper_figures"))
+    return not is_ours and not _is_installed(path)
 
 
 def spec_of(top: str) -> ModuleSpec | None:
@@ -141,46 +244,46 @@ def place(name: str) -> Path | None:
     return None
 
 
-def _imported(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
-    """Every name that may be a module, where not for type checkers alone: packages on the way count too, and what is imported
-    from one."""
-    for statement in statements:
-        match statement:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                continue
-            case ast.Import(names=names):
-                for alias in names:
-                    yield from accumulate(alias.name.split("."), "{}.{}".format)
-            case ast.ImportFrom(module=base, names=names, level=level):
-                parents = package.split(".")
-                above = parents[: len(parents) - level + 1] if level else []
-                base = ".".join([*above, *filter(None, [base])])
-                yield from accumulate(base.split("."), "{}.{}".format)
-                yield from (f"{base}.{alias.name}" for alias in names)
-        for name in _BLOCKS:
-            yield from _imported(getattr(statement, name, ()), package)
+# -- in no file ---------------------------------------------------------------------------------------------
 
 
-_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""Where a statement, a handler or a case has others."""
-_LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+def is_fileless(module: str) -> bool:
+    """Whether it is a module of this process that was read from no file: a notebook's cells, or ``python -c``."""
+    return module in sys.modules and getattr(sys.modules[module], "__file__", None) is None
 
 
-def _canonical(node: ast.AST, text: list[str]) -> None:
-    """Append the tree as words that are the same for every Python: absent fields are left out, so that a field that a
-    newer one has added changes nothing."""
-    text.append(type(node).__name__)
-    for field in node._fields:
-        value = getattr(node, field, None)
-        if field in _LEFT_OUT or value is None or value == []:
-            continue
-        text.append(field)
-        for each in value if isinstance(value, list) else (value,):
-            match each:
-                case ast.Expr(value=ast.Constant(value=str())):
-                    pass  # a docstring, or what is said of the line above
-                case ast.AST():
-                    _canonical(each, text)
-                case _:
-                    text.append(repr(each))
-    text.append(")")
+def why_here(module: str, name: str, *, elsewhere: bool) -> str | None:
+    """Why no other process can import it, or with ``elsewhere`` none on another machine: a clause, with what mends it."""
+    others = "machines" if elsewhere else "processes"
+    if is_fileless(module):
+        return f"is in no file, which other {others} could read: put it into one"
+    if module != "__main__":
+        return None
+    if elsewhere:
+        return "is in the script that is run, which is not what workers elsewhere run: put it into a module, and import that"
+    if _is_guarded(name):
+        return 'stands under if __name__ == "__main__":, which other processes leave out: put it above'
+    return None
+
+
+def _is_guarded(name: str) -> bool:
+    """Whether the script defines it only below ``if __name__ == "__main__":``."""
+    try:
+        tree = ast.parse(Path(str(sys.modules["__main__"].__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    guards = [each for each in tree.body if isinstance(each, ast.If) and "__name__" in ast.unparse(each.test)]
+    within = {found for guard in guards for each in guard.body for found in _defined(each)}
+    outside = {found for each in tree.body if each not in guards for found in _defined(each)}
+    return name in within - outside
+
+
+def _defined(statement: ast.AST) -> Iterator[str]:
+    """Names of classes and functions, and of what is assigned, in a statement and those inside of it."""
+    for each in ast.walk(statement):
+        if isinstance(each, ast.ClassDef | ast.FunctionDef):
+            yield each.name
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id
+        elif isinstance(each, ast.alias):
+            yield each.asname or each.name

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engines.errors import RunError
 from engines.knobs import knobs_of
 from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
-from repro.runs.code import PACKAGES, Code, code_of, place
+from repro.runs.code import PACKAGES, Code, code_of, is_fileless, place, why_here
 from repro.runs.environment import check_settled
 from repro.runs.family import Family
-from repro.runs.fileless import Told, is_fileless, told_of, why_here
 from repro.runs.free import TUNE
-from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import request_times
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
@@ -35,8 +33,6 @@ class Experiment:
     workload: Any
     place: Mapping[str, Any] | None = None
     """Identity of the machine that a measured run is made on, where it is another than this."""
-    inputs: Inputs = field(default_factory=dict)
-    """What the process that prepared it has read for its plug-ins, where another makes the run."""
 
     @property
     def family(self) -> Family:
@@ -44,16 +40,13 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        named, files = _named_code(self.cell), self.deployment.modules
-        return code_of((*filter(lambda name: not is_fileless(name), files), *named.modules)).with_parts(named.parts)
+        plug_ins = tuple(_plugged_in(self.cell).values())
+        named = {each.partition(":")[0] for each in plug_ins}
+        modules = tuple(name for name in self.deployment.modules if name not in named)
+        return code_of(self.family.name, modules, plug_ins)
 
     def held_here(self, *, elsewhere: bool) -> str | None:
         return held_here(self.cell, elsewhere=elsewhere)
-
-    def inputs_now(self) -> dict[str, str | None]:
-        """What its plug-ins rest on besides their modules, as far as is known."""
-        code = self.code
-        return merged(self.inputs, inputs_of(code)) if code.plugged_in else {}
 
     @property
     def is_measured(self) -> bool:
@@ -140,18 +133,6 @@ def _plugged_in(cell: Cell) -> dict[str, str]:
     return found
 
 
-def _named_code(cell: Cell) -> Told:
-    """What the cell names rests on: modules, and what lies in no file."""
-    parts: dict[str, str] = {}
-    modules: list[str] = []
-    for each in _plugged_in(cell).values():
-        where, _, name = each.partition(":")
-        told = told_of(where, name) if is_fileless(where) else Told(modules=(where,))
-        parts |= told.parts
-        modules += told.modules
-    return Told(parts=parts, modules=tuple(modules))
-
-
 def _with_places(cell: Cell) -> Cell:
     """With what its knobs name as an installed package does named by where it is: the run is the same, and is tied to
     their code."""
@@ -191,7 +172,6 @@ def prepare(cell: Cell) -> Experiment:
         if (said := fault_of(cell, error)) is error:
             raise
         raise said from error
-    _named_code(cell)  # refuses what has no source
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 

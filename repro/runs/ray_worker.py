@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from engines.errors import RunError, UserError
 from repro.runs.experiment import Experiment
-from repro.runs.inputs import changed
 from repro.runs.pool import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.sitting import Sitting
@@ -41,7 +40,6 @@ class RayWorker:
             experiment: Experiment = pickle.loads(pickled)
             self._check_code(experiment, digest, modules)
             self._check_machine(experiment)
-            self._check_variables(experiment)
             return self._packing.make(experiment, sitting=self._sitting)
         except Exception as error:
             return _sendable(error, self._where)
@@ -59,14 +57,6 @@ class RayWorker:
         if experiment.place is not None and machine_identity(experiment.device) != experiment.place:
             raise RunError(
                 f"{self._where} is not the machine that the run was to be measured on: run the command again"
-            )
-
-    def _check_variables(self, experiment: Experiment) -> None:
-        told = {name: digest for name, digest in experiment.inputs.items() if name.startswith("$")}
-        if other := changed(told, experiment.code):
-            raise RunError(
-                f"{self._where} has another value of the environment variable {other[0].removeprefix('$')}, which a plug-in "
-                f"names: workers get REPRO_* alone, make the run with --pool local"
             )
 
 

@@ -13,7 +13,6 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import stat
 import struct
 import time
@@ -32,7 +31,6 @@ from repro.runs.cell import BASIS, Cell
 from repro.runs.clean import cleaned
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, Validity, plain_table
-from repro.runs.inputs import changed as changed_inputs
 from repro.runs.provenance import unlike
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
 from repro.runs.seal import SEAL
@@ -101,7 +99,7 @@ class StoredRun:
     manifest: Mapping[str, Any]
     provenance: Mapping[str, Any]
     other_code: tuple[str, ...] = ()
-    """Modules that are not as they were when it ran."""
+    """Names of code that is not as it was when it ran."""
     other_machine: str = ""
     """In what it was measured on a machine unlike this one."""
     content: bytes = field(default=b"", repr=False)
@@ -247,7 +245,6 @@ def _whole(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
         ("machine", manifest["machine"], (dict, type(None))),
         ("commit", provenance["git"]["commit"], (str, type(None))),
         ("finished_utc", provenance["finished_utc"], str),
-        ("inputs", provenance["inputs"], dict),
     )
     for name, value, kind in kinds:
         if not isinstance(value, kind):
@@ -330,8 +327,7 @@ class Store:
                 return State(run=None, reason="incomplete: it is no plain file")
             return self._checked(experiment, file, file.read_bytes())
         except FileNotFoundError:
-            is_older = (self.root / experiment.cell.folder_name).is_dir()
-            return State(run=None, reason=f"schema 7 or older -> {SCHEMA_VERSION}" if is_older else "not stored")
+            return State(run=None, reason="not stored")
         except Damaged as error:
             return State(run=None, reason=f"incomplete: {error}")
         except UNREADABLE as error:
@@ -354,8 +350,6 @@ class Store:
                 f"{file.name} could not be stored in {self.root} ({error.strerror or error}): make room, or give another "
                 f"--result-dir; the same command continues"
             ) from error
-        # A run of schema 7 or older was a folder.
-        shutil.rmtree(self.root / packed.cell.folder_name, ignore_errors=True)
         return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
 
     def _place(self, packed: Packed) -> Path:
@@ -387,10 +381,8 @@ class Store:
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
             return unusable(f"code changed: {_named(changed)}")
-        if read := changed_inputs(provenance["inputs"], code):
-            if not self.accept_other_code:
-                return unusable(f"what its plug-in reads has changed, or is not known: {_named(read)}")
-            changed += read
+        if code.in_no_file and not self.accept_other_code:
+            return unusable(f"{_named(code.in_no_file)} is in no file: such a run is made again each time")
         elsewhere = _unlike(manifest.get("machine"), experiment.machine)
         if elsewhere and not self.accept_other_machine:
             return unusable(f"another machine: {elsewhere}")
@@ -418,7 +410,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "facts": cleaned(record.manifest),
     }
     kept = family.columns if record.obtained == "measured" else {}
-    provenance = {**cleaned(provenance), "inputs": experiment.inputs_now()}
+    provenance = cleaned(provenance)
     parts = {CELL: cell.written(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
     parts |= {name: _told(plain_table(name, record.tables[name], columns)) for name, columns in kept.items()}
     # The provenance as it will be read.

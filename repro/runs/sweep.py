@@ -15,8 +15,8 @@ from engines.knobs import check_value
 from repro.files import writable_folder
 from repro.runs.cell import Cell, plain
 from repro.runs.clean import clean_command
+from repro.runs.code import is_of_a_plug_in
 from repro.runs.experiment import Experiment, fault_of
-from repro.runs.inputs import is_of_a_plug_in
 from repro.runs.locks import UnitLocks
 from repro.runs.pool import Jobs, LocalPool, Packing, Pool
 from repro.runs.provenance import git_state
@@ -88,6 +88,9 @@ class Sweep:
         self.num_cells = len(self._unique)
         measured = {key: experiment for key, experiment in self._unique.items() if experiment.is_measured}
         self._seen = {key: store.written(experiment.cell) for key, experiment in measured.items()}
+        never_known = {name: None for each in self._unique.values() for name in each.code.in_no_file}
+        if never_known:
+            logger.warning("%s: in no file, so that its runs are made again each time", ", ".join(never_known))
         for key, experiment in self._unique.items():
             state = store.find(experiment)
             if state.run is not None and not force:
@@ -143,9 +146,8 @@ class Sweep:
         making = _Making(sweep=self, on_event=on_event, continue_on_error=continue_on_error)
         for outcome in self._outcomes.values():
             making.tell(outcome.status, outcome.cell, outcome.reason)
-        todo = [replace(experiment, inputs=experiment.inputs_now()) for experiment in self.to_run]
-        simulated = [experiment for experiment in todo if not experiment.is_measured]
-        measured = [experiment for experiment in todo if experiment.is_measured]
+        simulated = [experiment for experiment in self.to_run if not experiment.is_measured]
+        measured = [experiment for experiment in self.to_run if experiment.is_measured]
         hooks = Hooks(
             on_start=lambda experiment: making.tell("started", experiment.cell, self.why(experiment.cell)),
             on_done=making.done,

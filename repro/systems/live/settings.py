@@ -19,7 +19,7 @@ from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_c
 from engines.policies.own import Plugin
 from engines.policies.views import Slo
 from repro.runs.cell import Cell
-from repro.runs.fileless import why_here
+from repro.runs.code import why_here
 from repro.systems.cluster.ampd import ClusterPolicies, own_policies
 from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.cluster.deployments import parse_deployment

@@ -1,65 +1,70 @@
-"""What of an edit makes a run another run: code does, words about it do not."""
+"""What of an edit makes a run another run: code and what a plug-in reads do, comments do not."""
 
+import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.cells import a_cell
+from support.command import Result, refused, repro
+from support.refusals import refuses
 
 from engines.errors import UserError
 from repro.paths import REPO
 from repro.runs import code
-from repro.runs.cell import Cell
-from repro.runs.code import Code, code_of
+from repro.runs.code import Code, code_of, without_comments
 from repro.runs.experiment import prepare
 
 SOURCE = '''"""A module."""
 from plug.other import helper
 
 LIMIT = 4
-"""Of something."""
+TEXT = "#4"  # A mark.
+FORM = """
+# Of two lines: "{LIMIT}"
+"""
 
 
-def charge(length: int, *, twice: bool = False) -> int:
-    """Tokens."""
+def charge(length: int) -> int:
     # The whole length.
-    name = f"{length:>3} of {LIMIT!r}"
-    return (2 if twice else 1) * helper(length) + len(name)
+    return helper(length) + len(TEXT)
 '''
-PINNED = "e48a910b98ca"
-"""The digest of SOURCE by itself: another Python, or another way to write a tree down, must not change what is stored."""
 
 
 @pytest.fixture
 def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of somebody's own."""
+    """A package of somebody's own, which declares what it reads."""
     folder = tmp_path / "plug"
-    folder.mkdir()
+    (folder / "inner").mkdir(parents=True)
     (folder / "__init__.py").write_text("")
-    (folder / "policy.py").write_text(SOURCE)
-    (folder / "other.py").write_text("def helper(n):\n    from plug.deep import value\n\n    return value + n\n")
-    (folder / "deep.py").write_text("import numpy\n\nvalue = 1\n")
-    (folder / "unused.py").write_text("value = 2\n")
+    (folder / "policy.py").write_text(SOURCE + "reads = ['../table.txt', '../many', '$PLUG_ALPHA', '$PLUG_API_KEY']\n")
+    (folder / "other.py").write_text("def helper(n):\n    return n\n")
+    (folder / "sizes.yaml").write_text('# A size.\nsize: 4\nasked: "# one"\n')
+    (folder / "inner" / "data.bin").write_bytes(b"1")
+    (tmp_path / "table.txt").write_text("1")
+    (tmp_path / "many").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     yield folder
     forget()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "plug"]:
-        del sys.modules[name]
 
 
 def forget() -> None:
-    code.code_of.cache_clear()
-    code._source.cache_clear()
+    """As a new process knows nothing."""
+    code_of.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("plug", "alone")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
 
 
-def now() -> Code:
+def now(name: str = "plug.policy:charge") -> Code:
     forget()
-    return code_of(("plug.policy",))
+    return code_of("dllm", (), (name,))
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -68,138 +73,169 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_digest_is_the_same_everywhere(plug):
-    assert now().modules["plug.policy"] == PINNED
-
-
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("file", "old", "new", "counts"),
     [
-        ("# The whole length.", "# All of it."),
-        ("    # The whole length.\n", ""),
-        ('"""A module."""', '"""The module\n\nand more."""'),
-        ('"""Tokens."""\n', '"""Query tokens."""\n'),
-        ('"""Of something."""\n', ""),
-        ("(length: int, *, twice: bool = False)", "(\n    length: int,\n    *,\n    twice: bool = False,\n)"),
-        ("(2 if twice else 1) * helper(length)", "((2 if twice else 1) * (helper(length)))"),
-        ("LIMIT = 4", "LIMIT   =  4"),
+        ("policy.py", "# The whole length.", "# All of it's.", False),
+        ("policy.py", "    # The whole length.\n", "", False),
+        ("policy.py", "  # A mark.", "", False),
+        ("policy.py", "#4", "#5", True),
+        ("policy.py", "# Of two lines", "# Of 2 lines", True),
+        ("policy.py", "LIMIT = 4", "LIMIT = 5", True),
+        ("other.py", "return n", "return 2 * n", True),
+        ("sizes.yaml", "# A size.", "# How large.", False),
+        ("sizes.yaml", "size: 4", "size: 5", True),
+        ("sizes.yaml", "# one", "# two", True),
+        ("inner/data.bin", "1", "2", True),
     ],
 )
-def test_words_and_layout_change_nothing(plug, old, new):
-    before = now()
-    edit(plug / "policy.py", old, new)
-    assert now() == before
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        ("policy.py", "(2 if twice", "(16 * 2 if twice"),
-        ("policy.py", "LIMIT = 4", "LIMIT = 5"),
-        ("policy.py", ":>3}", ":>4}"),
-        ("policy.py", "{LIMIT!r}", "{LIMIT!s}"),
-        ("policy.py", "helper(length) +", "helper(length) -"),
-        ("policy.py", "twice: bool = False", "twice: bool = True"),
-        ("other.py", "value + n", "value * n"),
-        ("deep.py", "value = 1", "value = 1.0"),
-        ("__init__.py", "", "import plug.unused"),
-    ],
-)
-def test_code_changes_it_wherever_it_is_imported(plug, file, old, new):
+def test_a_plug_in_is_its_package_without_comments(plug, file, old, new, counts):
     before = now()
     edit(plug / file, old, new)
-    after = now()
-    assert after.digest != before.digest
-    assert f"plug.{file.removesuffix('.py')}".removesuffix(".__init__") in after.changed_from(before.modules)
+    assert now().changed_from(before.modules) == (("plug",) if counts else ())
+
+
+def test_hidden_and_compiled_files_are_no_part_of_it(plug):
+    before = now()
+    (plug / ".log").write_text("1")
+    (plug / "__pycache__").mkdir(exist_ok=True)
+    (plug / "__pycache__" / "policy.cpython-311.pyc").write_bytes(b"1")
+    assert now() == before
+
+
+def test_of_a_file_alone_the_python_files_beside_it_count(plug):
+    folder = plug.parent
+    (folder / "alone.py").write_text("LIMIT = 1\n")
+    (folder / "beside.py").write_text("LIMIT = 1\n")
+    before = now("alone:LIMIT")
+    (folder / "results.csv").write_text("1")
+    assert now("alone:LIMIT") == before
+    for path in (folder / "beside.py", plug / "other.py"):
+        before = now("alone:LIMIT")
+        path.write_text("LIMIT = 2\n")
+        assert now("alone:LIMIT").changed_from(before.modules) == ("alone",)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "../table.txt": lambda folder: (folder / "table.txt").write_text("2"),
+    "../many": lambda folder: (folder / "many" / "b.txt").write_text("2"),
+    "$PLUG_ALPHA": lambda folder: os.environ.update(PLUG_ALPHA="2"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_a_plug_in_declares_counts(plug, what, monkeypatch):
+    monkeypatch.setenv("PLUG_ALPHA", "1")
+    before = now()
+    CHANGES[what](plug.parent)
+    assert now().changed_from(before.modules) == (f"plug reads {what}",)
+
+
+def test_a_file_that_is_not_there_yet_counts_and_a_class_may_declare_it(plug):
+    edit(plug / "other.py", "def helper", "class Own:\n    reads = ('later.txt',)\n\ndef helper")
+    before = now("plug.other:Own")
+    (plug.parent / "plug" / "later.txt").write_text("1")
+    assert "plug reads later.txt" in now("plug.other:Own").changed_from(before.modules)
+
+
+def test_of_a_secret_only_that_it_is_set_counts(plug, monkeypatch):
+    """Whoever has a digest can try what it is of."""
+    absent = now()
+    monkeypatch.setenv("PLUG_API_KEY", "harmless")
+    first = now()
+    monkeypatch.setenv("PLUG_API_KEY", "another")
+    assert absent != first == now()
+
+
+@pytest.mark.parametrize("said", ["'table.txt'", "[1]", "['']"])
+def test_a_list_that_is_none_is_refused(plug, said):
+    edit(plug / "policy.py", "reads = [", f"reads = {said} or [")
+    with refuses("reads="):
+        now()
+
+
+def test_a_large_folder_is_refused(plug, monkeypatch):
+    monkeypatch.setattr(code, "MOST_BYTES", 10)
+    with refuses("reads = [...]"):
+        now()
+
+
+# -- our own ------------------------------------------------------------------------------------------------
+
+ASKED = {
+    "dllm-serve": ("osc", "rtx4090", "roofline"),
+    "block-diffusion": ("osc", "h200-sdar-8b", "roofline"),
+    "ampd": ("toolbench", "h20x32", "roofline"),
+    "laps": ("lmsys-chat-1m", "h200", "roofline"),
+}
+LOADED = """
+import json, sys
+from pathlib import Path
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+system, dataset, platform, executor = sys.argv[1:]
+rate = None if system == "laps" else 0.5
+knobs = (("num_prompts", 64 if system == "laps" else 2),)
+found = prepare(Cell(system=system, dataset=dataset, platform=platform, executor=executor, rate=rate, seed=0, knobs=knobs))
+found.run()
+files = [getattr(module, "__file__", None) for name, module in sys.modules.items() if name.partition(".")[0] in ("engines", "repro", "baselines")]
+print(json.dumps([sorted(found.code.modules), sorted(filter(None, files))]))
+"""
+DECIDES_NOTHING = ("repro/__init__.py", "repro/runs/", "repro/cores.py")
+
+
+@pytest.mark.parametrize("system", ASKED)
+def test_every_module_that_a_run_loads_is_in_its_code(system):
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, system, *ASKED[system]], capture_output=True, text=True, check=True
+    )
+    rooms, files = json.loads(done.stdout.splitlines()[-1])
+    names = [str(Path(file).relative_to(REPO)) for file in files]
+    left = [
+        name
+        for name in names
+        if not name.startswith(DECIDES_NOTHING) and not any(_lies_in(name, room) for room in rooms)
+    ]
+    assert left == []
+
+
+def _lies_in(name: str, room: str) -> bool:
+    if room.endswith("/*"):
+        return name.rpartition("/")[0] == room[:-2]
+    return name == room or name.startswith(f"{room}/")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "counts"),
+    ("system", "others"),
     [
-        ("size: 4", "size: 5", True),
-        ("the first", "the last", True),
-        ("# A size.", "# How large.", False),
-        ("  # Inside.\n", "\n", False),
+        ("dllm-serve", ("engines/ampd", "engines/laps", "engines/blockdiffusion", "repro/systems/cluster")),
+        ("ampd", ("engines/dllm", "engines/laps", "baselines/dllm", "repro/systems/dllm", "repro/tasks")),
+        ("laps", ("engines/dllm", "engines/ampd", "baselines/dllm", "repro/systems/dllm", "repro/tasks")),
     ],
 )
-def test_a_yaml_file_of_a_module_s_name_counts_without_its_comments(plug, old, new, counts):
-    data = plug / "deep.yaml"
-    data.write_text('# A size.\nsize: 4\nasked:\n  # Inside.\n  - "### Question: the first"\n')
-    before = now()
-    edit(data, old, new)
-    assert now().changed_from(before.modules) == (("plug.deep",) if counts else ())
+def test_code_of_another_family_decides_nothing(system, others):
+    dataset, platform, executor = ASKED[system]
+    found = prepare(a_cell(system, dataset, platform, executor, rate=None if system == "laps" else 0.5, num_prompts=64))
+    assert not [room for room in found.code.modules if room.startswith((*others, "repro/cli", "repro/reports"))]
+    assert "repro/systems/*" in found.code.modules
 
 
-def test_what_is_not_imported_does_not_count(plug):
-    before = now()
-    edit(plug / "unused.py", "2", "3")
-    assert now() == before
-    assert set(before.modules) == {"plug", "plug.policy", "plug.other", "plug.deep"}
+def test_all_packages_decide_a_family_that_is_none_of_ours():
+    assert {"engines", "baselines", "repro/systems"} <= code_of("of mine", ()).modules.keys()
 
 
-def test_what_only_type_checkers_import_does_not_count(plug):
-    lines = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from plug import unused\n"
-    (plug / "deep.py").write_text(f"{lines}\nvalue = 1\n")
-    assert "plug.unused" not in now().modules
+def test_a_comment_may_hold_quotes(tmp_path):
+    (tmp_path / "a.py").write_text("a = 1  # it's \"\"\" one\nb = '#'\n# two '\nc = f'{a}#'\n")
+    assert without_comments(tmp_path / "a.py") == b"a = 1\nb = '#'\nc = f'{a}#'\n"
 
 
-def test_imports_relative_to_a_package_are_followed(plug):
-    inner = plug / "inner"
-    inner.mkdir()
-    (inner / "__init__.py").write_text("from . import near\nfrom ..unused import value\n")
-    (inner / "near.py").write_text("")
-    (plug / "deep.py").write_text("import plug.inner\n\nvalue = 1\n")
-    assert {"plug.inner", "plug.inner.near", "plug.unused"} <= now().modules.keys()
-
-
-def cell(system: str, executor: str, platform: str = "l40s") -> Cell:
-    return a_cell(system, platform=platform, executor=executor, rate=1.0, num_prompts=4)
-
-
-def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method():
-    modules = prepare(cell("dllm-serve", "roofline")).code.modules
-    assert {
-        "engines.dllm.scheduling",
-        "engines.cost.roofline",
-        "repro.workloads.workload",
-        "repro.runs.metrics",
-    } <= modules.keys()
-    kept_out = (
-        *("engines.attention", "engines.kernels", "engines.dllm.executor.torch", "baselines.dllm.fast_dllm"),
-        *("repro.cli", "repro.reports"),
-    )
-    assert not [name for name in modules if name.startswith(kept_out)]
-
-
-def test_a_measured_run_depends_on_what_runs_it():
-    modules = prepare(cell("fast-dllm", "torch", "cpu-tiny")).code.modules
-    assert {
-        "baselines.dllm.fast_dllm",
-        "baselines.dllm.static.executor",
-        "engines.dllm.executor.torch",
-        "engines.attention.reference",
-    } <= modules.keys()
-    assert "baselines.dllm.sparse_dllm" not in modules
-
-
-def test_a_scheduler_that_is_not_there_is_refused():
-    plain = cell("dllm-serve", "roofline")
-    knobs = (*plain.knobs, ("scheduler", "no_scheduler:Own"))
+def test_a_module_that_is_not_there_is_refused():
+    plain = a_cell("dllm-serve", platform="l40s", executor="roofline", rate=1.0, num_prompts=4)
     with pytest.raises(UserError, match=r"no_scheduler:Own.*there is no module no_scheduler"):
-        prepare(replace(plain, knobs=knobs))
+        prepare(replace(plain, knobs=(*plain.knobs, ("scheduler", "no_scheduler:Own"))))
 
 
-def test_a_schedulers_module_is_among_them(tmp_path, monkeypatch):
-    text = "from engines.dllm.scheduling import PhaseScheduler\n\n\nclass Own(PhaseScheduler):\n    pass\n"
-    (tmp_path / "plug_scheduler.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plain = cell("dllm-serve", "roofline")
-    own = prepare(replace(plain, knobs=(*plain.knobs, ("scheduler", "plug_scheduler:Own"))))
-    assert "plug_scheduler" in own.code.modules
-    assert own.run().requests == prepare(plain).run().requests
-
-
-BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", "4", "--result-dir", "runs")
+BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", "2", "--result-dir", "runs")
 
 
 @pytest.fixture
@@ -211,56 +247,57 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-SEVERAL = """
-import sys
-from repro.cli import main
-asked = " ".join(sys.argv[1:]).split(" then ")
-for words in asked:
-    sys.argv = ["repro", *words.split()]
-    try:
-        main()
-    except SystemExit as stop:
-        if stop.code:
-            raise
-    print("<end>", flush=True)
-"""
-
-
-def bench(checkout: Path, *options: str) -> list[str]:
-    """What a process of its own says of a command with each of the ``options``, one after the other."""
-    asked = " then ".join(" ".join((*BENCH, each)) for each in options)
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL, asked],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout.split("<end>\n")[:-1]
+def bench(checkout: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "repro", *BENCH, *options]
+    env = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return " ".join((done.stdout + done.stderr).split())
 
 
 def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout):
-    scheduler = checkout / "engines" / "dllm" / "scheduling" / "scheduler.py"
-    (first,) = bench(checkout, "")
-    assert "1 run done, 0 reused" in first
-    edit(scheduler, '"""The paper\'s scheduler:', '# Charged by phase.\n    """The scheduler of the paper:')
-    (reused,) = bench(checkout, "")
+    scheduler = checkout / "engines" / "dllm" / "phase.py"
+    assert "1 run done, 0 reused" in bench(checkout)
+    edit(
+        scheduler,
+        "        return sequence.query_tokens\n",
+        "        # Charged.\n        return sequence.query_tokens\n",
+    )
+    reused = bench(checkout)
     assert "0 runs done, 1 reused" in reused
     assert "other code" not in reused
     edit(scheduler, "        return sequence.query_tokens\n", "        return 16 * sequence.query_tokens\n")
-    why, accepted, again = bench(checkout, "--dry-run", "--accept-other-code", "")
-    assert "code changed: engines.dllm.scheduling" in " ".join(why.split())
+    assert "code changed: engines/dllm" in bench(checkout, "--dry-run")
+    accepted = bench(checkout, "--accept-other-code")
     assert "0 runs done, 1 reused" in accepted
     assert "other code" in accepted
+    again = bench(checkout)
     assert "1 run done, 0 reused" in again
     assert "other code" not in again
 
 
-def test_what_the_package_offers_to_python_is_no_part_of_a_run():
-    """Another name in ``repro/__init__.py`` makes no stored run another; the harness's own modules below it do."""
-    modules = code_of(("repro.systems.dllm.system",)).modules
-    assert "repro" not in modules
-    assert {"repro.systems", "repro.systems.dllm.system", "repro.runs.record"} <= {*modules}
+SCHEDULER = """
+from pathlib import Path
+
+from engines.dllm.scheduling import PhaseScheduler
+
+
+class Own(PhaseScheduler):
+    reads = ["../table.txt"]
+"""
+
+
+def test_a_stale_number_is_not_served(plug, tmp_path):
+    (plug / "policy.py").write_text(SCHEDULER)
+
+    def asked(*more: str) -> Result:
+        forget()
+        return repro(*BENCH[:-1], tmp_path / "runs", "--scheduler", "plug.policy:Own", *more)
+
+    assert "1 run done, 0 reused" in asked().err
+    assert "0 runs done, 1 reused" in asked().err
+    (tmp_path / "table.txt").write_text("2")
+    assert "code changed: plug reads ../table.txt" in " ".join(asked("--dry-run").out.split())
+    assert "1 run done, 0 reused" in asked().err
+    edit(plug / "policy.py", 'reads = ["../table.txt"]', "reads = 7")
+    refused(asked(), "reads=7")

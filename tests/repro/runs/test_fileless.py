@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
@@ -24,6 +22,7 @@ from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.ray_pool import RayPool
+from repro.runs.store import Store
 
 CELL = """
 from collections import deque
@@ -38,88 +37,50 @@ class Shortest(PhaseScheduler):
     def schedule(self):
         self.waiting = deque(sorted(self.waiting, key=rank))
         return super().schedule()
-
-def aside():
-    return 1
 """
-Run = Callable[[str], None]
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, Run]]:
-    """A module in no file, and what runs a cell in it as IPython does: its text is in linecache."""
+def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module in no file, with the class of a cell."""
     module = ModuleType("cells_of_mine")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    files: list[str] = []
-
-    def run(text: str) -> None:
-        files.append(f"<cell {len(files)} of mine>")
-        linecache.cache[files[-1]] = len(text), None, text.splitlines(keepends=True), files[-1]
-        exec(compile(text, files[-1], "exec"), vars(module))
-
-    yield module, run
-    for file in files:
-        del linecache.cache[file]
+    exec(CELL, vars(module))
+    return module
 
 
 def cell(**knobs: object) -> Cell:
     return a_cell(platform="rtx4090", executor="roofline", rate=20.0, **{"num_prompts": 12, **knobs})
 
 
-def test_a_class_of_a_cell_decides_a_run_and_is_known_by_its_source(notebook, tmp_path):
-    module, run = notebook
-    run(CELL)
+def test_a_class_of_a_cell_decides_a_run_which_is_made_again_each_time(notebook, tmp_path, caplog):
     grid = {"system": "dllm-serve", "dataset": "osc", "platform": "rtx4090", "rate": 20}
-    grid |= {"knobs": {"num_prompts": 12, "max_num_seqs": 2, "scheduler": ["phase", module.Shortest]}}
+    grid |= {"knobs": {"num_prompts": 12, "max_num_seqs": 2, "scheduler": ["phase", notebook.Shortest]}}
     # More cells than are made in one process otherwise.
     runs = repro.sweep(grid, repeats=6, result_dir=tmp_path)
     assert [each.title for each in runs] == ["dLLM-Serve"] * 6 + ["dLLM-Serve, Shortest"] * 6
     assert runs[0].summary["e2el_s"] != runs[6].summary["e2el_s"]
-    assert repro.sweep(grid, repeats=6, result_dir=tmp_path)[6].file == runs[6].file
+    caplog.clear()
+    again = repro.sweep(grid, repeats=6, result_dir=tmp_path)
+    assert [each.provenance is runs[0].provenance for each in again] == [False] * 12
+    states = [Store(tmp_path).find(prepare(each.cell.without("basis"))) for each in (again[0], again[6])]
+    assert states[0].run is not None
+    assert "cells_of_mine:Shortest" in states[1].reason
+    assert [record.levelname for record in caplog.records if "in no file" in record.message] == ["WARNING"]
     assert runs[6].cell.knob_values["scheduler"] == "cells_of_mine:Shortest"
 
 
-def test_an_edit_of_what_it_names_is_other_code(notebook):
-    module, run = notebook
-    run(CELL)
-    parts = prepare(cell(scheduler=module.Shortest)).code.modules
-    own = {name for name in parts if name.startswith("cells_of_mine")}
-    assert own == {f"cells_of_mine:{name}" for name in ("Shortest", "rank", "SIGN")}
-    digests = [prepare(cell(scheduler=module.Shortest)).code.digest]
-    for text in (CELL, "def aside():\n    return 2", CELL + "\n# said", "SIGN = -1", CELL.replace("SIGN *", "2 +")):
-        run(text)
-        digests.append(prepare(cell(scheduler=module.Shortest)).code.digest)
-    assert digests[1:4] == digests[:1] * 3
-    assert len({*digests}) == 3
-
-
 def test_other_processes_are_refused_in_a_sentence(notebook, tmp_path):
-    module, run = notebook
-    run(CELL)
-    cells = [cell(scheduler=module.Shortest), cell(scheduler=module.Shortest, num_prompts=13)]
+    cells = [cell(scheduler=notebook.Shortest), cell(scheduler=notebook.Shortest, num_prompts=13)]
     with refuses("jobs=2"):
         repro.sweep(cells, result_dir=tmp_path, jobs=2)
 
 
 def test_live_workers_are_processes_too(notebook):
-    module, run = notebook
-    run("from engines.policies.views import PrefillQueue\nclass Mine(PrefillQueue):\n    pass")
-    live = a_cell("ampd-live", "toolbench", rate=1.0, queue=module.Mine)
+    exec("from engines.policies.views import PrefillQueue\nclass Mine(PrefillQueue):\n    pass", vars(notebook))
+    live = a_cell("ampd-live", "toolbench", rate=1.0, queue=notebook.Mine)
     with refuses("queue='cells_of_mine:Mine'"):
         prepare(live)
-
-
-def test_what_has_no_source_is_refused_in_a_sentence(notebook):
-    module, _ = notebook
-    exec(CELL, vars(module))
-    with pytest.raises(
-        UserError, match="'cells_of_mine:Shortest' is in no file, and its source cannot be read: put it"
-    ):
-        prepare(cell(scheduler=module.Shortest))
-    _, run = notebook
-    run(CELL.replace("SIGN = 1", "SIGN = (each for each in ())"))
-    with pytest.raises(UserError, match="'cells_of_mine:SIGN' is in no file and is no value that can be told"):
-        prepare(cell(scheduler=module.Shortest))
 
 
 def test_a_class_of_a_file_is_named_and_one_inside_a_function_refused():
@@ -225,7 +186,10 @@ def test_a_script_is_none_of_a_cluster(tmp_path, monkeypatch):
     main = ModuleType("__main__")
     main.__file__ = str(script(tmp_path, is_guarded=False))
     monkeypatch.setitem(sys.modules, "__main__", main)
-    exec(f"from collections import deque\nfrom engines.dllm.scheduling import PhaseScheduler\n{SHORTEST}", vars(main))
+    exec(
+        f"from collections import deque\nfrom engines.dllm.scheduling import PhaseScheduler\n{SHORTEST}",
+        vars(main),
+    )
     monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
     monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
     said = (

@@ -28,7 +28,6 @@ from repro.runs import pool
 from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.inputs import _state
 from repro.runs.locks import UnitLocks, locked
 from repro.runs.pool import LocalPool, Packing
 from repro.runs.ray_cluster import check_address, gather, passed_on
@@ -535,37 +534,6 @@ def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
     code = experiment.code
     asked = {"digest": code.digest, "modules": dict(code.modules), **changes}
     return worker.make(pickle.dumps(experiment), **asked)
-
-
-def test_a_worker_with_another_environment_refuses(worker, monkeypatch):
-    """Workers get few variables: the plug-in would make another number there."""
-    monkeypatch.setenv("SUPPORT_ALPHA", "1")
-    here = replace(EXPERIMENTS[0], inputs={"$SUPPORT_ALPHA": _state("$SUPPORT_ALPHA", ())})
-    assert isinstance(made(worker, here), Packed)
-    monkeypatch.delenv("SUPPORT_ALPHA")
-    refusal = made(worker, here)
-    assert isinstance(refusal, RunError)
-    assert "(gpu-07) has another value of the environment variable SUPPORT_ALPHA, which a plug-in names" in str(refusal)
-
-
-def test_what_was_read_here_counts_where_another_process_makes_the_run(tmp_path):
-    """What a plug-in has read while its cell was prepared went there as a value."""
-    sent = replace(EXPERIMENTS[0], inputs={"table.json": "of before"})
-    (done,) = Sweep([sent], Store(tmp_path)).run()
-    assert done.run is not None
-    assert done.run.provenance["inputs"]["table.json"] == "of before"
-    assert Store(tmp_path).find(sent).reason == "what its plug-in reads has changed, or is not known: table.json"
-
-
-def test_a_pool_is_told_what_was_read_so_far(tmp_path):
-    class Told(LocalPool):
-        def simulate(self, experiments: Sequence[Experiment], *_: Any) -> None:
-            assert [each.inputs for each in experiments] == [EXPERIMENTS[0].inputs_now()]
-            raise ZeroDivisionError
-
-    assert EXPERIMENTS[0].inputs_now()
-    with pytest.raises(ZeroDivisionError):
-        Sweep(EXPERIMENTS[:1], Store(tmp_path), pool=Told()).run()
 
 
 def test_a_worker_makes_the_same_run_and_says_where(worker):

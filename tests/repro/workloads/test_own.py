@@ -141,7 +141,7 @@ def test_options_a_grid_and_python_are_the_same_run():
 def test_it_is_no_policy_but_the_data_set_and_its_code_is_the_runs():
     asked = cell("vllm-sim", Dialogues, "Dialogues", arrivals="trace")
     assert asked.policies == ()
-    assert "support.own" in prepare(asked).code.modules
+    assert "support" in prepare(asked).code.modules
 
 
 PLUG_IN = """

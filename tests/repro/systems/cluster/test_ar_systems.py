@@ -90,13 +90,6 @@ def test_it_is_stored_once_and_the_same_bytes_again(tmp_path):
     assert [outcome.status for outcome in Sweep(asked, Store(tmp_path / "a")).run(jobs=1)] == ["reused", "reused"]
 
 
-def test_policies_are_part_of_the_code_behind_a_run():
-    modules = prepare(cell()).code.modules
-    assert {"engines.ampd.policies", "engines.cluster.decode"} <= modules.keys()
-    assert {"repro.systems.cluster.ampd_settings", "repro.workloads.sessions"} <= modules.keys()
-    assert not any(name.startswith(("paper_figures", "repro.cli")) for name in modules)
-
-
 def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path, monkeypatch):
     (tmp_path / "my_router.py").write_text(
         "from engines.policies.routing import Decision\n\n\nclass Home:\n"

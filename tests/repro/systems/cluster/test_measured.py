@@ -54,11 +54,9 @@ def test_lengths_are_a_quarter_of_the_simulated_ones():
             assert ours.decode_tokens == max(1, round(theirs.decode_tokens / 4))
 
 
-def test_measured_runs_rest_on_the_engine_and_simulated_ones_do_not():
+def test_measured_runs_are_other_runs_than_simulated_ones():
     measured = prepare(cell(clients=4))
     simulated = prepare(Cell(**{**vars(cell(clients=4)), "platform": "h200", "executor": "roofline"}))
-    assert "engines.ar.torch.executor" in measured.code.modules
-    assert not any(name.startswith("engines.ar.torch") for name in simulated.code.modules)
     assert measured.is_measured
     assert measured.machine is not None
     assert measured.cell.key != simulated.cell.key
