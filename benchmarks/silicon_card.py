@@ -25,7 +25,7 @@ from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import BLOCK, title_of
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.metrics import served_per_second
+from repro.runs.family import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
 from repro.systems.dllm.deployment import DllmDeployment, sized
 from repro.systems.platforms import PLATFORMS

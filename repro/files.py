@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -203,3 +206,34 @@ def forget() -> None:
     """The next call from Python reads anew what the cells of a sweep shared of files: they may be others."""
     for each in _KEPT:
         each.cache_clear()
+
+
+# -- sizes and seals ----------------------------------------------------------------------------------------
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def size_of(name: str, text: str) -> int:
+    """'24GB' (10^9), '64MiB' (2^20) or plain bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KIB|MIB|GIB)?", text.strip(), re.IGNORECASE)
+    size = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "B").upper()]
+    if not 1 <= size < float("inf"):
+        raise UserError(f"{name}={text!r} is not a size: write it like 24GB or 64MiB")
+    return int(size)
+
+
+SEAL = "seal"
+"""Its name in a file."""
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**value, SEAL: _digest(value)}
+
+
+def is_whole(value: Mapping[str, Any]) -> bool:
+    """Whether a sealed value is as it was written."""
+    return value.get(SEAL) == _digest({name: part for name, part in value.items() if name != SEAL})
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -31,8 +31,8 @@ from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figu
 from repro.reports.accuracy import TASKS, Solved, configuration_of, solved_by
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
-from repro.runs.free import TUNE
 from repro.runs.statistics import Interval
+from repro.runs.system import TUNE
 from repro.runs.tuning import CANDIDATES, TRIALS
 
 BASE = "fast-dllm"

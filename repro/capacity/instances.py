@@ -13,7 +13,7 @@ from engines.cluster.sessions import Session
 from engines.models.shape import ModelShape, model_shape
 from repro.capacity.objectives import Sample, Times
 from repro.capacity.site import Plan, Ranked, Site, alone_s
-from repro.runs.metrics import column
+from repro.runs.family import column
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.laps import PrefillDeployment, PrefillSystemEntry

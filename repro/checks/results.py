@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from engines.errors import UserError
-from repro.files import replace_text
+from repro.files import is_whole, replace_text
 from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
 from repro.reports.evidence import Source, sources
@@ -25,7 +25,6 @@ from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import Claim, load_claims, read_claims
 from repro.reports.predictions import medians, read_report, report_path
 from repro.reports.run_table import RunTable, read_table, tables_in
-from repro.runs.seal import is_whole
 from repro.runs.store import StoredRun
 from repro.systems.cost import load_calibration
 from repro.systems.platforms import platform

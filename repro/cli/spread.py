@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import typer
 
 from engines.knobs import Knob, helps_of, knobs_of
-from repro.runs.sizes import size_of
+from repro.files import size_of
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Given = dict[str, Any]

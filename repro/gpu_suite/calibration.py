@@ -22,7 +22,7 @@ from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
-from repro.runs.metrics import served_per_second
+from repro.runs.family import served_per_second
 from repro.runs.store import StoredRun
 from repro.systems.platforms import DllmPart, platform
 

@@ -16,10 +16,8 @@ from typing import Any, ClassVar
 from engines.errors import UserError
 from repro.paths import REPO
 from repro.runs.cell import Cell
-from repro.runs.family import Family
-from repro.runs.metrics import Metric
-from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.runs.step_driver import OnProgress
+from repro.runs.family import Family, Metric
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, OnProgress, RunRecord, empty_table
 from repro.systems.platforms import DllmPart, platform
 
 Facts = Mapping[str, Any]

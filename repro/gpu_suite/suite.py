@@ -21,7 +21,7 @@ from repro.gpu_suite.expected import expected
 from repro.gpu_suite.stages import Planned, title_of
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.provenance import GitState, git_state, utc_now
-from repro.runs.step_driver import DriveProgress
+from repro.runs.record import DriveProgress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 

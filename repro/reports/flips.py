@@ -26,10 +26,9 @@ from repro.reports.paper import Claim, read_claims
 from repro.reports.run_table import places_read
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.free import TUNE, Setting
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
-from repro.runs.system import free_of, settings_of
+from repro.runs.system import TUNE, Setting, free_of, settings_of
 
 MakeRuns = Callable[[Sequence[Cell]], Sequence[StoredRun]]
 Drawn = Sequence[tuple[Source, Sequence[StoredRun]]]

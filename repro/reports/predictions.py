@@ -13,10 +13,9 @@ from typing import Any
 from engines.cost.roofline import Calibration
 from engines.errors import UserError
 from repro import paths
-from repro.files import replace_text
+from repro.files import replace_text, sealed
 from repro.reports.claims import Judged
 from repro.reports.claims_file import as_row
-from repro.runs.seal import sealed
 
 SCHEMA_VERSION = 4
 KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})

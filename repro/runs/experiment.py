@@ -14,14 +14,9 @@ from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, is_fileless, place, why_here
 from repro.runs.environment import check_settled
-from repro.runs.family import Family
-from repro.runs.free import TUNE
-from repro.runs.metrics import request_times
-from repro.runs.provenance import machine_identity
-from repro.runs.record import RunRecord
-from repro.runs.step_driver import OnProgress
-from repro.runs.system import SYSTEMS, Deployment, settings_of
-from repro.runs.tuning import prepared
+from repro.runs.family import Family, request_times
+from repro.runs.record import OnProgress, RunRecord
+from repro.runs.system import SYSTEMS, TUNE, Deployment, System, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +52,11 @@ class Experiment:
         """What a measured run's numbers are of besides its code; None for a simulated one."""
         if not self.is_measured:
             return None
-        return machine_identity(self.device) if self.place is None else self.place
+        if self.place is not None:
+            return self.place
+        from repro.runs.provenance import machine_identity
+
+        return machine_identity(self.device)
 
     @property
     def device(self) -> str:
@@ -166,7 +165,7 @@ def prepare(cell: Cell) -> Experiment:
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
-        deployment, workload = prepared(system, cell.without(COMPARISON))
+        deployment, workload = _deployed(system, cell.without(COMPARISON))
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     except BaseException as error:
         if (said := fault_of(cell, error)) is error:
@@ -174,6 +173,14 @@ def prepare(cell: Cell) -> Experiment:
         raise said from error
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
+
+
+def _deployed(system: System, cell: Cell) -> tuple[Deployment, Any]:
+    if cell.knob_values.get(TUNE) is None:
+        return system.prepare(cell)
+    from repro.runs.tuning import tuned
+
+    return tuned(system, cell)
 
 
 def prepare_all(

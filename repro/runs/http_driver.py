@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engines.runtime.machine import without_collection
-from repro.runs.step_driver import DriveProgress, OnProgress
+from repro.runs.record import DriveProgress, OnProgress
 
 Clock = Callable[[], float]
 """Seconds since the run began."""

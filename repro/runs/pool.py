@@ -19,14 +19,11 @@ from engines.errors import UserError
 from engines.knobs import Range
 from engines.runtime.signals import held
 from repro.cores import usable_cores
-from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.experiment import Experiment
-from repro.runs.locks import UnitLocks
 from repro.runs.provenance import GitState, Timing, collect, utc_now
-from repro.runs.record import RunRecord
-from repro.runs.runner import Hooks, WorkerLost, run_by_workers
-from repro.runs.sitting import Sitting
-from repro.runs.step_driver import OnProgress
+from repro.runs.record import OnProgress, RunRecord
+from repro.runs.runner import Assignment, Hooks, WorkerLost, by_repeats, run_by_workers
+from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed, pack
 from repro.runs.workers import LOST, worker_processes
 

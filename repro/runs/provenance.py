@@ -20,7 +20,6 @@ from repro.paths import REPO
 from repro.runs.clean import REDACTED, clean_command, clean_text, is_secret
 from repro.runs.environment import instructions, numeric_variables, processor_facts, threads_set
 from repro.runs.record import Obtained
-from repro.runs.sitting import Load
 
 LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
 COMMIT_VARIABLE = "REPRO_COMMIT"
@@ -32,6 +31,19 @@ class GitState:
 
     commit: str | None
     dirty: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What the machine did while a run was measured; seconds."""
+
+    cpu_s: float
+    """Processor seconds of this process, all its threads."""
+    wall_s: float
+    loop_before_s: float
+    loop_after_s: float
+    best_loop_s: float
+    """Seconds of the fastest loop of the sitting so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,3 +200,31 @@ def _driver() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else None
+
+
+# -- whether the machine was busy besides ---------------------------------------------------------------------
+
+MIN_CPU_SHARE = 0.9
+"""Processor seconds per second of steps below which a run on a CPU was kept waiting. A step never sleeps, so a free machine
+gives it at least one; more, where the library computes in several threads, which makes the bound generous."""
+MAX_SLOWDOWN = 1.25
+"""Seconds of the calibration loop over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine; a
+neighbour that takes a quarter of a core or more moves it by 25 % and more, which is also where a disturbance outgrows
+the differences between systems that the figures are about."""
+
+
+def contention(load: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Signs that the machine was busy with something else, a clause each, in a stored run's ``load``: the fields of ``Load``,
+    and ``busy_s``, the seconds of its steps, where they were computed on the CPU."""
+    if load is None:
+        return ()
+    found = []
+    slowest = max(load["loop_before_s"], load["loop_after_s"])
+    if slowest > MAX_SLOWDOWN * load["best_loop_s"]:
+        found.append(
+            f"contended: the calibration loop took {slowest / load['best_loop_s']:.2f} times the sitting's best"
+        )
+    busy = load.get("busy_s")
+    if busy and load["cpu_s"] < MIN_CPU_SHARE * busy:
+        found.append(f"contended: {load['cpu_s'] / busy:.2f} processor seconds per second of steps")
+    return tuple(found)

@@ -2,28 +2,194 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import pickle
+import socket
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from engines.errors import RunError, UserError, require
-from repro.runs.assignment import Assignment, Lock, by_repeats
 from repro.runs.experiment import Experiment
-from repro.runs.locks import UnitLocks
 from repro.runs.pool import Packing, held_here
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
-from repro.runs.ray_nodes import Identity, Needs, Node, alike, died, measuring, needs_of, nodes_of
-from repro.runs.ray_worker import RayWorker, refusal
-from repro.runs.runner import PATIENCE_S, Hooks, Start, WorkerLost, run_by_workers
-from repro.runs.sitting import Sitting
-from repro.runs.unit import together
+from repro.runs.runner import PATIENCE_S, Assignment, Hooks, Lock, Start, WorkerLost, by_repeats, run_by_workers
+from repro.runs.sitting import Sitting, UnitLocks, together
+from repro.runs.store import Packed
 
 logger = logging.getLogger(__name__)
+
+Identity = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    id: str
+    machine: str
+    """Nodes of one machine have one."""
+    num_cpus: float
+    num_gpus: float
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        """As messages have it (``node_name``)."""
+        return f"node {self.address} ({self.machine})"
+
+    @property
+    def threads(self) -> str:
+        """Those of a measured run: as many as the node has CPUs, which it takes."""
+        return str(int(self.num_cpus))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a measured run asks of its machine."""
+
+    device: str
+    num_gpus: int
+
+
+def needs_of(experiment: Experiment) -> Needs:
+    if experiment.is_tied_here:
+        raise UserError(
+            f"pool='ray': system={experiment.cell.system!r} is served by processes that Ray does not place: use --pool local"
+        )
+    device = experiment.device
+    if device.startswith("cuda:"):
+        raise UserError(f"device={device!r} is one device and Ray chooses which: use --device cuda")
+    return Needs(device=device, num_gpus=experiment.num_gpus)
+
+
+def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """Those that are alive of what ``ray.nodes()`` tells."""
+    return [
+        Node(
+            id=each["NodeID"],
+            machine=each["NodeManagerHostname"],
+            num_cpus=each["Resources"].get("CPU", 0.0),
+            num_gpus=each["Resources"].get("GPU", 0.0),
+            address=each.get("NodeManagerAddress", ""),
+        )
+        for each in told
+        if each["Alive"]
+    ]
+
+
+def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
+    """Which of the nodes are no longer there, in a clause; None where all are."""
+    left = {node.id for node in alive}
+    names = list(dict.fromkeys(node.name for node in nodes if node.id not in left))
+    return f"{' and '.join(names)} died" if names else None
+
+
+def measuring(nodes: Sequence[Node], needs: Needs) -> list[Node]:
+    """Nodes that a run can be measured on: alone on their machine, and with the GPUs it needs."""
+    sharing = Counter(node.machine for node in nodes)
+    able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= needs.num_gpus]
+    if not able:
+        what = f"{needs.num_gpus} GPUs" if needs.num_gpus else "CPUs"
+        raise UserError(f"pool='ray': a measured run needs a node with {what}, and the cluster has none: add one")
+    alone = [node for node in able if sharing[node.machine] == 1]
+    if not alone:
+        raise UserError(
+            f"pool='ray': a measured run needs a machine to itself, and {sharing[able[0].machine]} nodes of this cluster share "
+            f"{able[0].machine}: measure with --pool local, or start one node a machine"
+        )
+    return alone
+
+
+def alike(nodes: Sequence[Node], identities: Sequence[Identity], here: Identity) -> tuple[Identity, list[Node]]:
+    """The largest group of nodes that are the same machine, as measured times go; of equal ones that of ``here``, or the
+    first. Runs of unlike machines could not be compared."""
+    groups: dict[str, list[Node]] = {}
+    for node, identity in zip(nodes, identities, strict=True):
+        groups.setdefault(json.dumps(identity, sort_keys=True), []).append(node)
+    own = json.dumps(here, sort_keys=True)
+    best = max(groups, key=lambda identity: (len(groups[identity]), identity == own))
+    found: Identity = json.loads(best)
+    if len(groups) > 1:
+        said = ", ".join(f"{name} {value}" for name, value in found.items())
+        logger.warning("measuring on %d of %d nodes, which are alike (%s)", len(groups[best]), len(nodes), said)
+    return found, groups[best]
+
+
+# -- on a node ----------------------------------------------------------------------------------------------
+
+
+def node_name() -> str:
+    """As messages name a node."""
+    import ray
+
+    return f"node {ray.util.get_node_ip_address()} ({socket.gethostname()})"
+
+
+class RayWorker:
+    """One process on a node. What it raises is returned: Ray would wrap it."""
+
+    def __init__(self, packing: Packing, *, is_measuring: bool) -> None:
+        """A process that measures is a sitting: its node has nothing else to do as long as it lives."""
+        self._packing = packing
+        self._sitting = Sitting() if is_measuring else None
+        self._where = node_name()
+
+    def where(self) -> str:
+        return self._where
+
+    def make(self, pickled: bytes, digest: str, modules: Mapping[str, str]) -> Packed | Exception:
+        """The run of a pickled experiment, whose code on the sweep's machine has this digest, and these modules."""
+        try:
+            experiment: Experiment = pickle.loads(pickled)
+            self._check_code(experiment, digest, modules)
+            self._check_machine(experiment)
+            return self._packing.make(experiment, sitting=self._sitting)
+        except Exception as error:
+            return _sendable(error, self._where)
+
+    def _check_code(self, experiment: Experiment, digest: str, modules: Mapping[str, str]) -> None:
+        code = experiment.code
+        if code.digest != digest:
+            changed = code.changed_from(modules)
+            raise RunError(
+                f"{self._where} has other code than this sweep (first: {changed[0]}): its workers import another checkout "
+                f"first, take that out of their PYTHONPATH"
+            )
+
+    def _check_machine(self, experiment: Experiment) -> None:
+        if experiment.place is not None and machine_identity(experiment.device) != experiment.place:
+            raise RunError(
+                f"{self._where} is not the machine that the run was to be measured on: run the command again"
+            )
+
+
+def refusal(pickled: Sequence[bytes]) -> str | None:
+    """Why the node that this is called on cannot make a run of these pickled experiments; None where it can make all."""
+    try:
+        for each in pickled:
+            pickle.loads(each).check_machine()
+    except UserError as error:
+        return f"{error} (on {node_name()})"
+    return None
+
+
+def _sendable(error: Exception, where: str) -> Exception:
+    """The error, with its traceback as a note, if it survives being pickled; else what it says."""
+    error.add_note(f"on {where}:\n{traceback.format_exc()}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RunError(f"{type(error).__name__}: {error} (on {where})")
+    return error
+
+
+# -- the pool -----------------------------------------------------------------------------------------------
 
 
 class RayPool:

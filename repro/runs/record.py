@@ -131,3 +131,14 @@ def columns_of(row: type) -> tuple[Column, ...]:
 
 def empty_table(columns: Sequence[Column]) -> Table:
     return {column.name: [] for column in columns}
+
+
+class DriveProgress(NamedTuple):
+    now_s: float
+    num_total: int
+    num_submitted: int
+    num_closed: int
+    """Finished or failed."""
+
+
+OnProgress = Callable[[DriveProgress], None]

@@ -1,24 +1,33 @@
-"""A sitting of measured runs: they share a machine, minutes and an id, and each says how busy the machine was besides."""
+"""Measured runs: sittings, whose runs share a machine, minutes and an id; units, which are made in one sitting; and locks, which keep a
+unit from other sweeps and end with the process that holds them.
+
+Two systems measured half an hour apart are compared across whatever the machine did in between. So a repeat of a comparison, the unit,
+counts as done only as a whole, and its runs alternate between the systems.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-MIN_CPU_SHARE = 0.9
-"""Processor seconds per second of steps below which a run on a CPU was kept waiting. A step never sleeps, so a free machine
-gives it at least one; more, where the library computes in several threads, which makes the bound generous."""
-MAX_SLOWDOWN = 1.25
-"""Seconds of the calibration loop over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine; a
-neighbour that takes a quarter of a core or more moves it by 25 % and more, which is also where a disturbance outgrows
-the differences between systems that the figures are about."""
+from engines.errors import RunError
+from repro.runs.cell import file_name
+from repro.runs.experiment import Experiment
+from repro.runs.provenance import MAX_SLOWDOWN, Load
+from repro.runs.store import Store, StoredRun
+
 WARM_UP = 10
 """Loops before the first run: libraries start up, and the sitting learns how fast the machine can be."""
 FRESH_S = 0.5
@@ -28,19 +37,6 @@ _LOOP_SIZE, _LOOP_REPEATS = 192, 64
 _LOOPS, _REST_S = 5, 0.05
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What the machine did while a run was measured; seconds."""
-
-    cpu_s: float
-    """Processor seconds of this process, all its threads."""
-    wall_s: float
-    loop_before_s: float
-    loop_after_s: float
-    best_loop_s: float
-    """Seconds of the fastest loop of the sitting so far."""
 
 
 @dataclass(kw_only=True)
@@ -98,18 +94,165 @@ def _matrices() -> tuple[npt.NDArray[np.float64], ...]:
     return generator.random(shape), generator.random(shape), np.empty(shape)
 
 
-def contention(load: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Signs that the machine was busy with something else, a clause each, in a stored run's ``load``: the fields of ``Load``,
-    and ``busy_s``, the seconds of its steps, where they were computed on the CPU."""
-    if load is None:
-        return ()
-    found = []
-    slowest = max(load["loop_before_s"], load["loop_after_s"])
-    if slowest > MAX_SLOWDOWN * load["best_loop_s"]:
-        found.append(
-            f"contended: the calibration loop took {slowest / load['best_loop_s']:.2f} times the sitting's best"
-        )
-    busy = load.get("busy_s")
-    if busy and load["cpu_s"] < MIN_CPU_SHARE * busy:
-        found.append(f"contended: {load['cpu_s'] / busy:.2f} processor seconds per second of steps")
-    return tuple(found)
+# -- units --------------------------------------------------------------------------------------------------
+
+Unit = Hashable
+
+
+def unit_of(experiment: Experiment) -> tuple[str, str, str, int] | None:
+    """None for a run that is compared with nothing, or is simulated."""
+    cell = experiment.cell
+    if not experiment.is_measured or cell.comparison is None:
+        return None
+    return (cell.comparison, cell.platform, cell.executor, cell.seed)
+
+
+def name_of(unit: Sequence[Experiment]) -> str:
+    """A file's name for a unit, whichever of its cells are asked for; a run without one is known by its own."""
+    if (found := unit_of(unit[0])) is None:
+        return unit[0].cell.folder_name
+    return file_name("_".join(map(str, found)))
+
+
+def units(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:
+    found: dict[Unit, list[Experiment]] = {}
+    for experiment in experiments:
+        if (unit := unit_of(experiment)) is not None:
+            found.setdefault(unit, []).append(experiment)
+    return found
+
+
+def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str | None:
+    """Why the unit has to be made again, whole; None where it is complete, or no part of it is stored."""
+    runs = [stored[experiment.cell.key] for experiment in unit if experiment.cell.key in stored]
+    if not runs:
+        return None
+    if len(runs) < len(unit):
+        return f"made again with the other runs of its comparison, of which {len(unit) - len(runs)} are missing"
+    sittings = {run.provenance.get("sitting") for run in runs}
+    if len(runs) > 1 and (len(sittings) > 1 or None in sittings):
+        return f"made again with the other runs of its comparison: they are of {len(sittings)} sittings"
+    return None
+
+
+def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """Unit by unit; within one, the systems take turns at every load, and another begins in every repeat."""
+    order = {unit: place for place, unit in enumerate(dict.fromkeys(map(unit_of, experiments)))}
+    loads: dict[Hashable, int] = {}
+    for experiment in experiments:
+        loads.setdefault(_load(experiment), len(loads))
+    grouped: dict[tuple[int, int], list[Experiment]] = {}
+    for experiment in experiments:
+        unit = unit_of(experiment)
+        load = -1 if unit is None else loads[_load(experiment)]
+        grouped.setdefault((order[unit], load), []).append(experiment)
+    result: list[Experiment] = []
+    for (_, load), turn in sorted(grouped.items()):
+        first = 0 if load < 0 else turn[0].cell.seed % len(turn)
+        result += [*turn[first:], *turn[:first]]
+    return result
+
+
+def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
+    """Neighbours of one unit in a list; a run without one by itself."""
+    return [
+        group
+        for unit, neighbours in groupby(experiments, unit_of)
+        for members in [list(neighbours)]
+        for group in ([[member] for member in members] if unit is None else [members])
+    ]
+
+
+def _load(experiment: Experiment) -> Hashable:
+    return (experiment.cell.dataset, experiment.cell.rate)
+
+
+# -- locks --------------------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+_HAS_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+LOCKS = ".locks"
+"""The folder of lock files, with the runs, so that all who share these meet."""
+
+OnReused = Callable[[Experiment, StoredRun], None]
+
+
+class UnitLocks:
+    """Units that a sweep keeps from other sweeps while it makes them. ``seen`` says how each cell was stored when the sweep
+    looked; ``on_reused`` hears of runs that another sweep has made since."""
+
+    def __init__(self, store: Store, seen: Mapping[str, tuple[int, int] | None], on_reused: OnReused) -> None:
+        self._store = store
+        self._seen = seen
+        self._on_reused = on_reused
+        self._busy: list[Sequence[Experiment]] = []
+        """Units that others were making when they were asked for."""
+
+    def take(self, unit: Sequence[Experiment], *, wait: bool = False) -> ExitStack | None:
+        """What unlocks the unit; None where it is not to be made: others are at it, or have made it. ``wait`` for those
+        others, which must not be done with units in hand: they may be waiting too."""
+        lock = locked(self._store.root / LOCKS / f"{name_of(unit)}.lock", wait=wait)
+        if lock is None:
+            self._busy.append(unit)
+            return None
+        with lock:
+            if runs := self._made_meanwhile(unit):
+                for experiment in unit:
+                    self._on_reused(experiment, runs[experiment.cell.key])
+                return None
+            return lock.pop_all()
+
+    def one_by_one(self, experiments: Sequence[Experiment]) -> Generator[Experiment]:
+        """Unit by unit, each locked until the next is asked for. Those that others are making come last."""
+        for unit in together(experiments):
+            if (lock := self.take(unit)) is not None:
+                with lock:
+                    yield from unit
+        for waited, lock in self.waited_for():
+            with lock:
+                yield from waited
+
+    def waited_for(self) -> Generator[tuple[Sequence[Experiment], ExitStack]]:
+        """The busy units once others have let them go, but for those that they have made."""
+        busy, self._busy = self._busy, []
+        if busy:
+            logger.warning("waiting for another sweep, which is making %d of the runs", sum(map(len, busy)))
+        for each in busy:
+            if (lock := self.take(each, wait=True)) is not None:
+                yield each, lock
+
+    def _made_meanwhile(self, unit: Sequence[Experiment]) -> dict[str, StoredRun]:
+        """The unit's runs, where another sweep has made them since this one looked."""
+        if all(self._store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
+            return {}
+        runs = {experiment.cell.key: self._store.find(experiment).run for experiment in unit}
+        found = {key: run for key, run in runs.items() if run is not None}
+        return found if len(found) == len(unit) and broken(unit, found) is None else {}
+
+
+def locked(path: Path, *, wait: bool) -> ExitStack | None:
+    """What unlocks a file, which stays where it is. None where another has it; ``wait`` for that to give it up."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, mode=0o666, thread_local=False)
+    stack = ExitStack()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no plain file")
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        return None
+    except (OSError, NotImplementedError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        if not isinstance(error, OSError) or error.errno in _HAS_NO_LOCKS:
+            logger.warning("the file system of %s has no locks (%s): run one sweep at a time in it", path.parent, said)
+            return stack
+        why = "it is a symbolic link" if error.errno == errno.ELOOP else said
+        raise RunError(
+            f"{path.name} cannot be locked in {path.parent} ({why}): remove it, or give another --result-dir"
+        ) from error
+    stack.callback(lock.release)
+    return stack

@@ -11,10 +11,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from engines.errors import RunError, UserError
-from repro.runs.record import REQUEST_COLUMNS, Column, Obtained, Table
+from repro.runs.record import REQUEST_COLUMNS, Column, DriveProgress, Obtained, OnProgress, Table
 
 
 class Clock(Protocol):
@@ -123,17 +123,6 @@ class StepLog(Protocol):
 
 class EngineStalledError(RunError):
     """The engine holds requests, runs nothing, and no arrival is left that could change that."""
-
-
-class DriveProgress(NamedTuple):
-    now_s: float
-    num_total: int
-    num_submitted: int
-    num_closed: int
-    """Finished or failed."""
-
-
-OnProgress = Callable[[DriveProgress], None]
 
 
 def drive_steps(

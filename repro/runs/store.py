@@ -26,15 +26,13 @@ from typing import Any
 
 from engines.data import read_bytes
 from engines.errors import RunError, require
-from repro.files import replacing
+from repro.files import SEAL, replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.clean import cleaned
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, Validity, plain_table
-from repro.runs.provenance import unlike
+from repro.runs.provenance import contention, unlike
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
-from repro.runs.seal import SEAL
-from repro.runs.sitting import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
 

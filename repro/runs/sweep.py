@@ -17,13 +17,11 @@ from repro.runs.cell import Cell, plain
 from repro.runs.clean import clean_command
 from repro.runs.code import is_of_a_plug_in
 from repro.runs.experiment import Experiment, fault_of
-from repro.runs.locks import UnitLocks
 from repro.runs.pool import Jobs, LocalPool, Packing, Pool
 from repro.runs.provenance import git_state
 from repro.runs.runner import Hooks, OnStep
-from repro.runs.sitting import Sitting
+from repro.runs.sitting import Sitting, UnitLocks, broken, interleaved, units
 from repro.runs.store import Packed, Store, StoredRun
-from repro.runs.unit import broken, interleaved, units
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ OnEvent = Callable[[CellEvent], None]
 
 class Sweep:
     """Experiments of one key are one. ``force`` runs what is stored again. Measured cells of one comparison are reused, or
-    made again, together (repro.runs.unit)."""
+    made again, together (repro.runs.sitting)."""
 
     def __init__(
         self, experiments: Sequence[Experiment], store: Store, *, force: bool = False, pool: Pool | None = None

@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from engines.knobs import Checked
 from engines.named import load_named
 from repro.registry import Registry
-from repro.runs.free import Free, TuneKnobs
+from repro.runs.cell import Cell, Scalar
+
+Tune = Literal["off", "search"]
+TUNE = "tune"
+Setting = tuple[tuple[str, Scalar], ...]
+"""Knobs by name, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneKnobs(Checked):
+    tune: Tune = "off"
+    """search: set the knobs that no source prints (docs/tuning.md) to the best of 64 simulated trials on other seeds."""
+
+
+class Free(NamedTuple):
+    """Something that no source prints, and what it may be besides what it is by default."""
+
+    what: str
+    settings: tuple[Mapping[str, Scalar], ...]
+    why: str
+    """What the source says of it."""
+    settings_of: Callable[[Cell], tuple[Mapping[str, Scalar], ...]] | None = None
+    """More of them, where they depend on what a cell asks for; its docstring says which."""
+    has_default: bool = True
+    """False: one of them is taken, the first of all candidates the first."""
+
+    def among(self, cell: Cell) -> tuple[Setting, ...]:
+        """What it may be in a cell; nothing where the cell says what it is."""
+        more = () if self.settings_of is None else self.settings_of(cell)
+        settings = (*self.settings, *more)
+        if {name for setting in settings for name in setting} & set(cell.asked):
+            return ()
+        return tuple(tuple(setting.items()) for setting in settings)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """In words, each."""
+        more = () if self.settings_of is None else (" ".join((self.settings_of.__doc__ or "").split()),)
+        return (
+            *(" ".join(f"{name}={_written(value)}" for name, value in each.items()) for each in self.settings),
+            *more,
+        )
+
+
+def _written(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
     from repro.runs.family import Family
-    from repro.runs.record import Obtained, RunRecord
-    from repro.runs.step_driver import OnProgress
+    from repro.runs.record import Obtained, OnProgress, RunRecord
 
 
 class Provenance(Protocol):
@@ -61,7 +108,7 @@ class Deployment(Protocol):
 class System(Protocol):
     """One may have besides: ``knobs``, the settings whose fields are its cells' knobs; ``default_dataset(platform)``, the data set where
     none is named; ``implied(given)``, what the knobs that a user gave say of others; ``free``, which of its settings no source prints
-    (repro.runs.free); and, where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
+    (``Free``); and, where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
     before the cell's requests are looked at."""
 
     @property

@@ -21,10 +21,8 @@ from engines.knobs import check_value
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.family import Score
-from repro.runs.free import TUNE, Setting, Tune
-from repro.runs.record import Obtained, RunRecord
-from repro.runs.step_driver import OnProgress
-from repro.runs.system import SYSTEMS, Deployment, System, free_of
+from repro.runs.record import Obtained, OnProgress, RunRecord
+from repro.runs.system import SYSTEMS, TUNE, Deployment, Setting, System, Tune, free_of
 
 CANDIDATES, TRIALS = 16, 64
 """Most combinations that are tried, and how often one is in all: powers of two."""
@@ -85,11 +83,9 @@ class Found(NamedTuple):
         return TRIALS if self.num_candidates > 1 else 0
 
 
-def prepared(system: System, cell: Cell) -> tuple[Any, Any]:
-    """The cell's deployment and workload; one that is tuned where it asks for that."""
-    tune = cell.knob_values.get(TUNE)
-    if tune is None:
-        return system.prepare(cell)
+def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
+    """Returns the deployment and workload of a cell that says ``tune``."""
+    tune = cell.knob_values[TUNE]
     check_value(Tune, TUNE, tune)
     plain = cell.without(TUNE)
     deployment, workload = system.prepare(plain)

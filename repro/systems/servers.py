@@ -18,8 +18,7 @@ from engines.errors import UserError, require
 from engines.knobs import check_given, knobs_of
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.runs.record import Obtained, RunRecord
-from repro.runs.step_driver import OnProgress
+from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.systems.http.record import HTTP
 from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached

@@ -15,7 +15,7 @@ import repro
 from engines.named import KINDS
 from repro.gpu_suite import stages
 from repro.paths import REPO
-from repro.runs.metrics import METRICS
+from repro.runs.family import METRICS
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd_record import AR_METRICS
 from repro.systems.cluster.laps_record import PREFILL_METRICS

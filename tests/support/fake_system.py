@@ -18,8 +18,8 @@ from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
-from repro.runs.record import Obtained, RunRecord
-from repro.runs.step_driver import OnProgress, VirtualClock
+from repro.runs.record import Obtained, OnProgress, RunRecord
+from repro.runs.step_driver import VirtualClock
 from repro.systems.dllm.record import DLLM, drive_engine
 
 NAME = "support.fake_system:FAKE"

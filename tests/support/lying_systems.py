@@ -6,8 +6,7 @@ from typing import Any
 from support.md1 import Jobs, Md1, Server
 
 from repro.runs.cell import Cell
-from repro.runs.record import REQUESTS, RunRecord
-from repro.runs.step_driver import OnProgress
+from repro.runs.record import REQUESTS, OnProgress, RunRecord
 
 
 class _Changes(Server):

@@ -16,10 +16,9 @@ from paper_figures.common import style
 from repro.reports.claims import Finding
 from repro.reports.figures import Paper, Rendered, View
 from repro.runs.cell import Cell
-from repro.runs.family import Family, SummaryColumn
-from repro.runs.metrics import Metric, column
-from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
-from repro.runs.step_driver import OnProgress, RequestLog, in_arrival_order
+from repro.runs.family import Family, Metric, SummaryColumn, column
+from repro.runs.record import REQUESTS, Column, Obtained, OnProgress, RunRecord
+from repro.runs.step_driver import RequestLog, in_arrival_order
 from repro.runs.store import StoredRun
 from repro.systems.platforms import Platform
 

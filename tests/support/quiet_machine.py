@@ -6,8 +6,9 @@ from itertools import count
 from typing import Any
 
 from repro.runs import sweep
+from repro.runs.provenance import Load
 from repro.runs.record import REQUESTS, RunRecord
-from repro.runs.sitting import Load, Sitting
+from repro.runs.sitting import Sitting
 
 
 def keep_quiet() -> None:

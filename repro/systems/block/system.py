@@ -27,10 +27,9 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require
 from repro.runs.cell import Cell
-from repro.runs.family import WAITS, Family, SummaryColumn, late_submissions
-from repro.runs.metrics import Metric, column
-from repro.runs.record import REQUESTS, Column, Obtained, RunRecord, Table
-from repro.runs.step_driver import OnProgress, RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
+from repro.runs.family import WAITS, Family, Metric, SummaryColumn, column, late_submissions
+from repro.runs.record import REQUESTS, Column, Obtained, OnProgress, RunRecord, Table
+from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
 from repro.systems.cost import describe_calibration, load_calibration
 from repro.systems.dllm.record import DLLM_METRICS, graded

@@ -21,9 +21,8 @@ from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_besi
 from engines.policies.views import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
-from repro.runs.free import Free
 from repro.runs.record import RunRecord
-from repro.runs.system import SYSTEMS
+from repro.runs.system import SYSTEMS, Free
 from repro.runs.tuning import CANDIDATES, Tuned
 from repro.systems.cluster.ampd_record import AR, tables_of
 from repro.systems.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
@@ -34,7 +33,7 @@ from repro.workloads.card import remarked
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
-    from repro.runs.step_driver import OnProgress
+    from repro.runs.record import OnProgress
 
 POLICIES = (ROUTER, BINDER, QUEUE)
 _REPLACED = {

@@ -30,8 +30,7 @@ from engines.cluster.record import (
     sessions_of_rounds,
 )
 from engines.policies.views import NO_OBJECTIVE_S, Slo
-from repro.runs.family import Family, SummaryColumn
-from repro.runs.metrics import Metric, column, distribution, known, metric
+from repro.runs.family import Family, Metric, SummaryColumn, column, distribution, known, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.cluster.system import request_table
 

@@ -37,8 +37,8 @@ from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, c
 from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
-from repro.runs.free import Free
 from repro.runs.record import RunRecord
+from repro.runs.system import Free
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.systems.cluster.laps_settings import (
     SIMULATED,
@@ -54,7 +54,7 @@ from repro.systems.platforms import Platform, PrefillPart
 from repro.workloads.card import remarked
 
 if TYPE_CHECKING:
-    from repro.runs.step_driver import OnProgress
+    from repro.runs.record import OnProgress
 
 GIVEN_UP_S = 600.0
 """Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never

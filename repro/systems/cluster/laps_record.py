@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from engines.cluster.record import rows_of
 from engines.laps.cluster import InstanceRow, MoveRow, PrefillRun, StepRow
-from repro.runs.family import WAITS, Family, SummaryColumn
-from repro.runs.metrics import Mask, Metric, column, distribution, known, mask, metric
+from repro.runs.family import WAITS, Family, Mask, Metric, SummaryColumn, column, distribution, known, mask, metric
 from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
 from repro.systems.cluster.system import request_table
 

@@ -17,14 +17,13 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from engines.policies.views import PrefillTask, WorkerSnapshot
 from repro.runs.cell import Cell
-from repro.runs.family import Family
-from repro.runs.metrics import Metric
+from repro.runs.family import Family, Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
 from repro.systems.cluster.ampd_settings import ClusterSettings, Ground, resolve
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
-    from repro.runs.step_driver import OnProgress
+    from repro.runs.record import OnProgress
 
 _MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""

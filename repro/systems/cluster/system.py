@@ -11,8 +11,8 @@ from engines.knobs import Knob, knobs_of
 from engines.models.shape import CATALOGUE, ModelShape, model_shape
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
-from repro.runs.free import Free
 from repro.runs.record import Obtained, RunRecord, Table
+from repro.runs.system import Free
 
 DIFFUSION = ("llada", "dream")
 Options = tuple[tuple[str, Any], ...]

@@ -37,8 +37,8 @@ from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
 from engines.errors import UserError, require
 from engines.knobs import given_to
 from engines.named import asked
-from repro.runs.record import Obtained, RunRecord
-from repro.runs.step_driver import OnProgress, VirtualClock, WallClock
+from repro.runs.record import Obtained, OnProgress, RunRecord
+from repro.runs.step_driver import VirtualClock, WallClock
 from repro.systems.cost import describe_calibration, fit_of, load_calibration
 from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
 from repro.systems.dllm.record import drive_engine, step_requests

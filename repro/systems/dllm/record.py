@@ -15,11 +15,22 @@ from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
-from repro.runs.family import WAITS, Family, SummaryColumn, late_submissions
-from repro.runs.metrics import Floats, Metric, column, distribution, request_times, served_per_second, status_counts
-from repro.runs.record import REQUESTS, Column, RunRecord, Table
+from repro.runs.family import (
+    WAITS,
+    Family,
+    Floats,
+    Metric,
+    SummaryColumn,
+    column,
+    distribution,
+    late_submissions,
+    request_times,
+    served_per_second,
+    status_counts,
+)
+from repro.runs.record import REQUESTS, Column, OnProgress, RunRecord, Table
 from repro.runs.statistics import wilson_interval
-from repro.runs.step_driver import Clock, OnProgress, RequestLog, drive_steps, in_arrival_order
+from repro.runs.step_driver import Clock, RequestLog, drive_steps, in_arrival_order
 from repro.tasks.task import Task
 
 STEPS = "steps"

@@ -18,8 +18,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
-from repro.runs.free import Free
-from repro.runs.system import ENTRIES, SYSTEMS
+from repro.runs.system import ENTRIES, SYSTEMS, Free
 from repro.systems.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
 from repro.systems.dllm.record import DLLM

@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from repro.runs.family import Family, SummaryColumn, late_submissions
+from repro.runs.family import (
+    Family,
+    Floats,
+    Mask,
+    SummaryColumn,
+    column,
+    distribution,
+    is_ok,
+    known,
+    late_submissions,
+    mask,
+    metric,
+    told_of_good,
+)
 from repro.runs.http_driver import Exchange, Reply
-from repro.runs.metrics import Floats, Mask, column, distribution, is_ok, known, mask, metric, told_of_good
 from repro.runs.record import REQUESTS, Column, RunRecord, Table
 from repro.systems.http.endpoint import count_tokens
 from repro.systems.http.requests import prompt_bounds

@@ -16,8 +16,7 @@ from engines.errors import RunError, require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.http_driver import Exchange, drive_http
-from repro.runs.record import Obtained, RunRecord
-from repro.runs.step_driver import OnProgress
+from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.systems.http.endpoint import require_client
 from repro.systems.http.record import HTTP, tables_of, warnings
 from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, tokenizer_of, workload_of

@@ -14,8 +14,8 @@ from baselines.servers.launch import SERVED_NAME
 from engines.ampd.live.store import Store
 from engines.cluster.sessions import Session
 from engines.errors import RunError
+from repro.runs.family import distribution
 from repro.runs.http_driver import Ask, Clock, Exchange, Reply, Send, drive_http
-from repro.runs.metrics import distribution
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 
 if TYPE_CHECKING:

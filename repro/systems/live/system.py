@@ -23,8 +23,7 @@ from engines.errors import UserError, require
 from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.views import PrefillQueue
 from repro.runs.cell import Cell
-from repro.runs.family import Family, SummaryColumn
-from repro.runs.metrics import Metric, distribution, known, metric, window_s
+from repro.runs.family import Family, Metric, SummaryColumn, distribution, known, metric, window_s
 from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
 from repro.systems.cluster.ampd_record import round_ttft_s as ttft_of
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.profile import LiveProfile
     from engines.cluster.record import ClusterRun
-    from repro.runs.step_driver import OnProgress
+    from repro.runs.record import OnProgress
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:

@@ -40,7 +40,7 @@ from engines.models.shape import ModelShape
 from repro.cli.main import app
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.metrics import served_per_second
+from repro.runs.family import served_per_second
 from repro.runs.step_driver import WallClock
 from repro.systems.cost import load_calibration
 from repro.systems.dllm.record import DLLM, drive_engine

@@ -19,6 +19,7 @@ from repro.checks import results as checks
 from repro.checks.again import make_again
 from repro.checks.results import CLAIMS_WITHOUT_RUNS, WITHOUT_RUNS, Checked, check_reports, check_results, judged_text
 from repro.cli.main import app
+from repro.files import sealed
 from repro.paths import RESULTS
 from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
@@ -27,7 +28,6 @@ from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.run_table import read_table
-from repro.runs.seal import sealed
 from repro.systems.cost import load_calibration
 
 COPIED = (

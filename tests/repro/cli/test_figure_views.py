@@ -10,8 +10,7 @@ from repro.paths import LOCAL_FIGURES
 from repro.reports.evidence import sources
 from repro.reports.figures import DLLM_SERVE, FIGURES, MEASURED_RUNS, figure
 from repro.runs.cell import Cell
-from repro.runs.free import TUNE
-from repro.runs.system import SYSTEMS
+from repro.runs.system import SYSTEMS, TUNE
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from engines.cost.roofline import Calibration, gpu
 from repro.gpu_suite import expected as expecting
 from repro.gpu_suite.expected import PREPARATION_S, expected, simulated
 from repro.runs.cell import Cell
-from repro.runs.metrics import served_per_second
+from repro.runs.family import served_per_second
 
 
 def cell(platform: str = "h200", **knobs: int | str) -> Cell:

@@ -14,7 +14,7 @@ from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values
 from repro.reports.sensitivity import BATCH_RULES, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
 from repro.runs.cell import Scalar
-from repro.runs.metrics import served_per_second
+from repro.runs.family import served_per_second
 from repro.runs.system import SYSTEMS
 
 SMALL: dict[str, Scalar] = {"num_prompts": 9, "gen_length": 64, "steps": 64}

@@ -256,7 +256,7 @@ def bench(checkout: Path, *options: str) -> str:
 
 
 def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout):
-    scheduler = checkout / "engines" / "dllm" / "phase.py"
+    scheduler = checkout / "engines" / "dllm" / "scheduling.py"
     assert "1 run done, 0 reused" in bench(checkout)
     edit(
         scheduler,

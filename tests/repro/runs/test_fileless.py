@@ -186,10 +186,7 @@ def test_a_script_is_none_of_a_cluster(tmp_path, monkeypatch):
     main = ModuleType("__main__")
     main.__file__ = str(script(tmp_path, is_guarded=False))
     monkeypatch.setitem(sys.modules, "__main__", main)
-    exec(
-        f"from collections import deque\nfrom engines.dllm.scheduling import PhaseScheduler\n{SHORTEST}",
-        vars(main),
-    )
+    exec(f"from collections import deque\nfrom engines.dllm.scheduling import PhaseScheduler\n{SHORTEST}", vars(main))
     monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
     monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
     said = (

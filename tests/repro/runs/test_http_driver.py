@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.virtual_time import run_virtually
 
 from repro.runs.http_driver import Ask, Clock, Exchange, Reply, drive_http
-from repro.runs.step_driver import DriveProgress
+from repro.runs.record import DriveProgress
 
 
 @dataclass(frozen=True)

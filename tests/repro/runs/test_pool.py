@@ -25,20 +25,15 @@ from support.mock_openai import MockOpenAI, mock_server
 
 from engines.errors import RunError, UserError
 from repro.runs import pool
-from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.locks import UnitLocks, locked
 from repro.runs.pool import LocalPool, Packing
 from repro.runs.ray_cluster import check_address, gather, passed_on
-from repro.runs.ray_nodes import Needs, Node, alike, died, measuring, needs_of, nodes_of
-from repro.runs.ray_pool import RayPool
-from repro.runs.ray_worker import RayWorker
-from repro.runs.runner import Hooks, run_by_workers
-from repro.runs.sitting import Sitting
+from repro.runs.ray_pool import Needs, Node, RayPool, RayWorker, alike, died, measuring, needs_of, nodes_of
+from repro.runs.runner import Assignment, Hooks, by_repeats, run_by_workers
+from repro.runs.sitting import Sitting, UnitLocks, locked, together
 from repro.runs.store import PROVENANCE, Packed, Store, parts_of
 from repro.runs.sweep import Sweep
-from repro.runs.unit import together
 
 EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(6)]
 
@@ -258,11 +253,9 @@ def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_g
         monkeypatch.setattr("tempfile.tempdir", None)
         assert others_find([tmp_path / "also" / ".a.lock"]) == [False]
         assert locked(tmp_path / "runs" / ".a.lock", wait=False) is None, "nor has it a thread of this process"
-    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path):
-    """Though the file it waited for is removed with it: no two ever have the unit."""
     in_it, twice = [0], []
 
     def work() -> None:
@@ -279,13 +272,11 @@ def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path):
     for thread in threads:
         thread.join()
     assert twice == [1] * 80
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_a_dead_process_left_behind_is_free(tmp_path):
     (tmp_path / ".a.lock").write_text("left")
     assert others_find([tmp_path / ".a.lock"]) == [True]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path):
@@ -305,7 +296,7 @@ def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path):
             return lock is not None and bool(stack.enter_context(lock))
 
         assert is_free(compared[:1])
-        assert [path.name for path in tmp_path.iterdir()] == [".a-b_cpu_torch_0.lock"]
+        assert [path.name for path in (tmp_path / ".locks").iterdir()] == ["a-b_cpu_torch_0.lock"]
         assert not is_free(compared[1:2])
         assert is_free(compared[2:])
         assert is_free(alone[:1])
@@ -334,8 +325,8 @@ def listening(path: Path) -> None:
     [
         (pipe, "it is no plain file"),
         (link, "it is a symbolic link"),
-        (Path.mkdir, "Is a directory"),
-        (listening, "No such device or address"),
+        (Path.mkdir, "it is no plain file"),
+        (listening, "it is no plain file"),
     ],
 )
 def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path, put, why):
@@ -524,7 +515,7 @@ def test_plug_ins_are_sent_along(tmp_path):
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> RayWorker:
-    monkeypatch.setattr("repro.runs.ray_worker.node_name", lambda: "node 10.0.0.7 (gpu-07)")
+    monkeypatch.setattr("repro.runs.ray_pool.node_name", lambda: "node 10.0.0.7 (gpu-07)")
     return RayWorker(PACKING, is_measuring=False)
 
 

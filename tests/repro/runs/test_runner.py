@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from support.fake_system import deployed, die_until, fake_cell
 from support.fake_workers import PACKING
 
-from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import local_process
-from repro.runs.runner import Hooks, run_by_workers
+from repro.runs.runner import Assignment, Hooks, by_repeats, run_by_workers
 
 EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(12)]
 

@@ -11,17 +11,9 @@ from support.stored_runs import changed, stored
 
 from paper_figures.common.caption import contended_note, obtained_text, seeds_sentence, validity_text
 from repro.runs.experiment import prepare
+from repro.runs.provenance import MAX_SLOWDOWN, MIN_CPU_SHARE, Load, contention
 from repro.runs.record import RunRecord
-from repro.runs.sitting import (
-    FRESH_S,
-    MAX_SLOWDOWN,
-    MIN_CPU_SHARE,
-    WARM_UP,
-    Load,
-    Sitting,
-    calibration_loop,
-    contention,
-)
+from repro.runs.sitting import FRESH_S, WARM_UP, Sitting, calibration_loop
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 

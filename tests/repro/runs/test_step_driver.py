@@ -7,9 +7,10 @@ from support.refusals import refuses
 
 from engines.dllm.plan import StepRecord
 from engines.errors import UserError
-from repro.runs.metrics import request_times
+from repro.runs.family import request_times
+from repro.runs.record import DriveProgress
 from repro.runs.statistics import mean_interval
-from repro.runs.step_driver import Clock, DriveProgress, EngineStalledError, VirtualClock, WallClock
+from repro.runs.step_driver import Clock, EngineStalledError, VirtualClock, WallClock
 from repro.systems.dllm.record import DLLM, drive_engine
 
 

@@ -22,8 +22,7 @@ from repro.runs import pool
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare, prepare_all
 from repro.runs.pool import CELLS_PER_WORKER
-from repro.runs.record import SCHEMA_VERSION, RunRecord
-from repro.runs.step_driver import DriveProgress
+from repro.runs.record import SCHEMA_VERSION, DriveProgress, RunRecord
 from repro.runs.store import Store, encoded
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 from repro.systems.dllm import requests

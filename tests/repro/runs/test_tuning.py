@@ -12,9 +12,8 @@ from repro.reports.tuning_reference import PATH, reference
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import check_device, prepare
-from repro.runs.free import TuneKnobs
 from repro.runs.record import RunRecord
-from repro.runs.system import SYSTEMS, free_of, settings_of
+from repro.runs.system import SYSTEMS, TuneKnobs, free_of, settings_of
 from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED, candidates, halved
 from repro.systems.cluster.laps_record import PREFILL, score
 

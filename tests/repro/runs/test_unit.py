@@ -12,10 +12,9 @@ from support.fake_system import deployed, fake_cell
 
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.sitting import Sitting
+from repro.runs.sitting import Sitting, interleaved, unit_of
 from repro.runs.store import Store
 from repro.runs.sweep import CellOutcome, Sweep
-from repro.runs.unit import interleaved, unit_of
 
 SYSTEMS = ("support.fake_system:FAKE", "support.fake_system:OTHER")
 RATES, SEEDS = (1.0, 2.0), range(3)

@@ -8,7 +8,7 @@ from support.platforms import CPU_TINY
 
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.runs.unit import interleaved
+from repro.runs.sitting import interleaved
 from repro.systems.cluster import on_torch
 from repro.systems.cluster.laps_record import PREFILL, STEPS
 from repro.systems.cluster.laps_settings import MEASURED_GRID
