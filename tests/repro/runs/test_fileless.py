@@ -84,7 +84,7 @@ def test_live_workers_are_processes_too(notebook):
 
 
 def test_a_class_of_a_file_is_named_and_one_inside_a_function_refused():
-    assert name_of(PhaseScheduler) == "engines.dllm.phase:PhaseScheduler"
+    assert name_of(PhaseScheduler) == "engines.dllm.scheduling:PhaseScheduler"
     assert cell(scheduler=PhaseScheduler) == cell(scheduler=name_of(PhaseScheduler))
 
     class Inside(PhaseScheduler):
