@@ -29,12 +29,14 @@ from repro.runs.store import StoredRun
 from repro.systems.cost import load_calibration
 from repro.systems.platforms import platform
 
-OTHER_FOLDERS = ("paper", "calibration", "local", "figures")
+OTHER_FOLDERS = ("paper", "local", "figures")
 """Folders of results that hold what was put in, or what this machine made."""
+PAGES = ("README.md", "verdict.md")
+"""Pages on the results of a folder."""
 WORDS = (".csv", ".md", ".txt")
 """Endings of a figure's files that are compared; libraries decide its pictures."""
 WITHOUT_RUNS = "without-runs.csv"
-"""Files of measured figures whose runs are no longer stored, each with its digest."""
+"""Tables of figures whose runs are no longer stored, of scripts and of calibrations, each with its digest."""
 CLAIMS_WITHOUT_RUNS = "claims-without-runs.csv"
 """Claims that such figures answer, each with the digest of its finding."""
 
@@ -153,12 +155,12 @@ def command_of(table: RunTable) -> str:
 
 
 def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
-    """Files of figures that have no table: those that are listed are as they were drawn, others are none of ours."""
+    """Tables that no runs are behind: those that are listed are as they were made, others are none of ours."""
     listed = read_digests(root / WITHOUT_RUNS)
     of_tables = {path for table in tables for path in (table.path, *_files_of(table.stem))}
     for path in sorted(path for path in root.glob("*/*") if path.suffix in WORDS):
-        is_figure = path.parent.name not in OTHER_FOLDERS and not _is_of_a_script(path.name)
-        if is_figure and path not in of_tables and str(path.relative_to(root)) not in listed:
+        is_result = path.parent.name not in OTHER_FOLDERS and path.name not in PAGES
+        if is_result and path not in of_tables and str(path.relative_to(root)) not in listed:
             reason = "nothing says what it was drawn from"
             yield Checked(figure=path.stem, path=path, status="differs", reason=reason)
     figures: dict[Path, list[str]] = {}
@@ -176,11 +178,6 @@ def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
 
 def _digest(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def _is_of_a_script(name: str) -> bool:
-    """Whether the GPU suite left it, what holds composed steps against its runs, or a script of ``benchmarks``."""
-    return name in ("README.md", "verdict.md") or name.startswith(("composed-", "benchmark-"))
 
 
 def read_digests(path: Path) -> dict[str, str]:

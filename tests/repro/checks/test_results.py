@@ -240,6 +240,20 @@ def test_an_edited_row_whose_runs_are_gone_is_found(by_digest, column, value):
     assert faults(by_digest) == ["claims-block.csv"]
 
 
+@pytest.mark.parametrize(
+    "name", ["h200/benchmark-steps.csv", "h200/composed-h200.csv", "calibration/l40s-sensitivity.csv"]
+)
+def test_an_edit_of_a_table_of_a_script_is_found(root, name):
+    path = root / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("tokens,seconds\n1,0.5\n")
+    assert faults(root) == [name], "nothing says what it is"
+    (root / WITHOUT_RUNS).write_text(f"file,sha256\n{name},{checks._digest(path)}\n")
+    assert faults(root) == []
+    edit(path, "0.5", "0.6")
+    assert faults(root) == [name]
+
+
 def test_an_edited_row_whose_runs_are_gone_is_not_judged_anew(by_digest):
     change_row(by_digest / "claims-block.csv", "block-sglang-32", "ours", "1.5")
     with pytest.raises(UserError, match="block-sglang-32"):
