@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.measured import CPU_TIME
+from engines.ar.torch.executor import CPU_TIME, TorchExecutor
 from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu
 from engines.errors import UserError

@@ -30,14 +30,12 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import GraphForward, graph_key, metadata_size
 from engines.dllm.phase import DelayedCache
 from engines.dllm.scheduling import KvPool, PhaseScheduler
-from engines.kernels.rmsnorm import rms_norm_reference
-from engines.kernels.rotary import rotate_reference
-from engines.kernels.swiglu import swiglu_reference
+from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
+from engines.models.diffusion_config import LLADA_8B
 from engines.models.layers import FusedOps, fuse
 from engines.models.llada import LLaDAModelLM
-from engines.models.llada_config import LLADA_8B
 from engines.models.protocol import Attend, Rotary
-from engines.runtime.pool import PoolTensors, store_by_index
+from engines.runtime.device import PoolTensors, store_by_index
 
 BLOCK = 32
 NARROW = replace(LLADA_8B, d_model=8, n_heads=2, n_kv_heads=2, mlp_hidden_size=8, vocab_size=8)

@@ -28,13 +28,11 @@ from torch import Tensor
 
 from engines.cost.peaks import measured_peaks, seconds_of
 from engines.kernels import available
-from engines.kernels.building import Building
 from engines.kernels.confidence import confidence, confidence_reference
+from engines.kernels.launch import Building
 from engines.kernels.pack import pack
-from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
-from engines.kernels.rotary import rotate, rotate_reference
+from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
-from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
 
 SIZES: dict[str, tuple[int, str]] = {

@@ -22,9 +22,9 @@ from torch import Tensor
 from engines.cost.peaks import seconds_of
 from engines.cost.roofline import Gpu, Roofline, StepWork
 from engines.dllm.config import EngineConfig
-from engines.dllm.decode.denoise import Reduced, Reduction, reduce_in_chunks
+from engines.dllm.denoise import Reduced, Reduction, reduce_in_chunks
+from engines.dllm.executor.compose import peak_bytes
 from engines.dllm.executor.kernel_choice import KernelChoice
-from engines.dllm.memory.profile import peak_bytes
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 

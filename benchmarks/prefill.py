@@ -34,8 +34,7 @@ import torch
 from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 from torch import Tensor
 
-from engines.ar.torch.executor import grid
-from engines.ar.torch.measured import MeasuredSteps
+from engines.ar.torch.executor import MeasuredSteps, grid
 from engines.errors import require
 from engines.models.decoder import CausalModel
 from engines.models.protocol import Attend, Rotary

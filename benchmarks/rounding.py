@@ -19,9 +19,8 @@ from torch import Tensor
 
 from engines.errors import require
 from engines.models.block_config import LLADA2_MINI, BlockConfig
-from engines.models.experts import Router
 from engines.models.layers import FusedOps, fuse
-from engines.models.llada2 import LLaDA2Model
+from engines.models.llada2 import LLaDA2Model, Router
 from engines.models.loader import load_block
 from engines.models.packed import PackedModel
 from repro.checks.plain_blocks import masked_logits

@@ -30,7 +30,7 @@ from common import Rows, add_counts, add_model, parser_of, run, shown, subject_o
 from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import step_work
+from engines.dllm.executor.simulated import step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan

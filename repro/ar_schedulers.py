@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from baselines.ar.sglang import TokenBudget
-from engines.ar.torch.executor import TorchExecutor, grid
-from engines.ar.torch.measured import MeasuredSteps
+from engines.ar.torch.executor import MeasuredSteps, TorchExecutor, grid
 from engines.errors import UserError, require
 from engines.knobs import given_to, made
 from engines.laps.latency import StepModel

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from baselines.dllm.static.search import StaticFootprint, base_bytes
 from engines.cost.roofline import StepPrice
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.executor.simulated import RooflineExecutor
+from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.method import Method, Options, Sampler
 from engines.errors import require
 from engines.models.shape import ModelShape

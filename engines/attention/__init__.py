@@ -3,8 +3,7 @@
 ``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/engines/test_attention.py).
 """
 
-from engines.attention.host import HostVarlen
-from engines.attention.reference import Sdpa, sdpa, varlen_attention
+from engines.attention.backends import HostVarlen, Sdpa, sdpa, varlen_attention
 from engines.attention.registry import BACKENDS, attention_backend, availability, batch_attention
 from engines.attention.spans import Run, SpanMetadata, Spans, VarlenAttention
 

@@ -8,19 +8,165 @@ never looks at ``cu_seqlens_k[i + 1]``: runs may lie anywhere, in any order, and
 ``gather`` copies the runs into packed rows first, for kernels without ``seqused_k``. A third layout, in which
 sequences without queries stand for the gaps, would need runs (and so queries) in ascending order, to
 spare kernels that no supported version has the copy.
+
+Flash varlen kernels that may be installed, brought to one call.
+
+Their signatures change between versions, and no document says what they read; ``probe`` decides what works.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention.kernels import KernelSpans, VarlenKernel
-from engines.attention.spans import Spans, VarlenAttention
+from engines.attention.spans import Spans, VarlenAttention, placed
+
+
+class KernelSpans(NamedTuple):
+    """The sequences of a launch on the device, int32. Query rows past ``cu_q[-1]`` belong to none."""
+
+    cu_q: Tensor
+    """[n + 1] first query row of each sequence, and the end of the last."""
+    cu_k: Tensor
+    """[n + 1] the same of the keys; with a table as if they were packed."""
+    used_k: Tensor | None
+    """[n] keys; None where they are all up to the next sequence's."""
+    table: Tensor | None
+    """[n, width] blocks of k and v. Attention is then causal: queries stand at the end of their keys."""
+    max_q: int
+    max_k: int
+
+
+class VarlenKernel(Protocol):
+    """One callable of one package; hashable, equal where the callable is the same."""
+
+    @property
+    def takes_used_k(self) -> bool: ...
+
+    @property
+    def takes_table(self) -> bool: ...
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
+        """[N, H, D], ``out`` where it is given, of q [N, H, D]; k, v [rows, Hkv, D], with a table [blocks, block_size,
+        Hkv, D]. Rows of no sequence hold anything."""
+
+
+@dataclass(frozen=True)
+class FlashAttnKernel:
+    """``flash_attn`` 2; its own output tensor is copied where another is given."""
+
+    function: Callable[..., Any]
+    takes_used_k: bool
+    takes_table: bool = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
+        options: dict[str, Any] = {}
+        if spans.table is not None:
+            options["block_table"] = spans.table
+        elif spans.used_k is not None:
+            options["seqused_k"] = spans.used_k
+        found = self.function(
+            q,
+            k,
+            v,
+            cu_seqlens_q=spans.cu_q,
+            cu_seqlens_k=spans.cu_k,
+            max_seqlen_q=spans.max_q,
+            max_seqlen_k=spans.max_k,
+            dropout_p=0.0,
+            softmax_scale=q.shape[-1] ** -0.5,
+            causal=spans.table is not None,
+            **options,
+        )
+        return placed(found[0] if isinstance(found, tuple | list) else found, out)
+
+
+@dataclass(frozen=True)
+class TorchVarlenKernel:
+    """``torch.nn.attention.varlen``; ``varlen_attn_out`` (torch 2.12) writes to ``out`` itself."""
+
+    function: Callable[..., Any]
+    takes_used_k: bool
+    takes_out: bool
+    takes_gqa: bool
+    """Has to be told of grouped heads (torch 2.12); before, the kernel sees them itself."""
+    takes_table: bool = False
+    gives_cu_k: bool = True
+    """Some want no ``cu_seq_k`` beside a table."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
+        options: dict[str, Any] = {} if spans.used_k is None else {"seqused_k": spans.used_k}
+        if self.takes_gqa:
+            options["enable_gqa"] = q.shape[-2] != k.shape[-2]
+        if spans.table is not None:
+            options |= {"block_table": spans.table, "window_size": (-1, 0)}
+        arguments = q, k, v, spans.cu_q, spans.cu_k if self.gives_cu_k else None, spans.max_q, spans.max_k
+        if not self.takes_out:
+            return placed(self.function(*arguments, **options), out)
+        out = torch.empty_like(q) if out is None else out
+        self.function(out, *arguments, **options)
+        return out
+
+
+@dataclass(frozen=True)
+class AtenVarlenKernel:
+    """The operator behind ``varlen_attn``; it took ``seqused_k`` before ``varlen_attn`` did (torch 2.11)."""
+
+    takes_used_k: bool
+    takes_table = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
+        used = {} if spans.used_k is None else {"seqused_k": spans.used_k}
+        bounds = spans.cu_q, spans.cu_k, spans.max_q, spans.max_k
+        found = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, False, False, **used)
+        return placed(found[0], out)
+
+
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Names a function takes; a torch custom operator shows them on the function it wraps."""
+    return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
+
+
+def flash_attn_kernels() -> tuple[VarlenKernel, ...]:
+    """Kernels of the package ``flash_attn``, the best first; ImportError where it is not installed or does not load."""
+    interface = importlib.import_module("flash_attn.flash_attn_interface")
+    kernels = []
+    for name in ("_flash_attn_varlen_forward", "flash_attn_varlen_func"):
+        if hasattr(interface, name):
+            function = getattr(interface, name)
+            takes = parameters_of(function)
+            takes_table = name == "flash_attn_varlen_func" and "block_table" in takes
+            kernels.append(FlashAttnKernel(function, "seqused_k" in takes, takes_table))
+    return tuple(kernels)
+
+
+def torch_varlen_kernels() -> tuple[VarlenKernel, ...]:
+    """Kernels of this torch, the best first; ImportError where it has none."""
+    varlen = importlib.import_module("torch.nn.attention.varlen")
+    kernels: list[VarlenKernel] = []
+    for name in ("varlen_attn_out", "varlen_attn"):
+        if hasattr(varlen, name):
+            names = parameters_of(getattr(varlen, name))
+            kernels.append(
+                TorchVarlenKernel(
+                    getattr(varlen, name),
+                    takes_used_k="seqused_k" in names,
+                    takes_out="out" in names,
+                    takes_gqa="enable_gqa" in names,
+                    takes_table=name == "varlen_attn" and "block_table" in names,
+                )
+            )
+    operator = torch.ops.aten._flash_attention_forward.default
+    kernels.append(AtenVarlenKernel("seqused_k" in {argument.name for argument in operator._schema.arguments}))
+    return tuple(kernels)
+
 
 KeyLayout: TypeAlias = Literal["runs", "gather"]
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, StepPlan, StepRecord, Work
-from engines.blockdiffusion.request import Answer, BlockRequest
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
-from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler
-from engines.blockdiffusion.separate import SeparateScheduler
-from engines.blockdiffusion.sequence import Sequence
+from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
+from engines.blockdiffusion.sequence import Answer, BlockRequest, Sequence
 from engines.errors import require
 from engines.named import asked
 

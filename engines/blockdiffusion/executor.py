@@ -2,33 +2,233 @@
 
 Ids are written on the host, which decides; a step's metadata goes to the device in one transfer, and the tokens and confidences
 of the places its rules asked for come back in another.
+
+Where the rows of a step lie: plain arrays over its requests, built once, all layers share them.
+
+A request's final blocks and its denoised rows are segments that each see all keys up to their own block's end: without any mask
+this is bidirectional within blocks and causal across them. Shapes: s segments, N rows.
+
+Attention of a step over the paged pool, by any of the backends of ``engines.attention``, in one call for all phases.
+
+Predicted tokens and their confidences: greedy, or drawn from each request's own seed.
+
+A draw is a function of (seed, which draw of the request, position) alone. Shapes: m rows, V vocabulary rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import attention_backend
-from engines.blockdiffusion.attention import GatheredAttention
-from engines.blockdiffusion.draws import reduced, step_draws
-from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan
-from engines.blockdiffusion.rows import StepRows, step_rows, wanted_rows
-from engines.blockdiffusion.tables import SharedTables
-from engines.dllm.decode.denoise import Reduction
+from engines.attention import Spans, VarlenAttention, attention_backend
+from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
+from engines.dllm.denoise import Reduced, Reduction, Sampling
 from engines.errors import UserError, require
 from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
-from engines.models.experts import Experts
 from engines.models.layers import FusedOps, fuse
+from engines.models.llada2 import Experts
 from engines.models.packed import PackedModel
-from engines.runtime.device import on
-from engines.runtime.pool import PoolTensors
-from engines.runtime.rows import Ints
-from engines.runtime.staging import Staging, staging_to
+from engines.models.protocol import Attend
+from engines.runtime.device import PoolTensors, Staging, Store, on, staging_to
+from engines.runtime.noise import row_keys
+from engines.runtime.rows import Ints, ranks
+
+
+class StepRows(NamedTuple):
+    slot: Ints
+    position: Ints
+    pool_row: Ints
+    """All three [N], padding included."""
+    q_len: Ints
+    k_start: Ints
+    k_len: Ints
+    """All three [s]: where among ``keys`` a segment's are."""
+    keys: Ints
+    """Rows of the pool, each request's from its first token on, one request behind the other."""
+    first_denoised: Ints
+    """[denoised] the row of each denoised block's first place, where it would be if that is not computed."""
+    block_start: Ints
+    """[denoised] the position of that place."""
+    last_final: Ints
+    """[works that want a first token] the row of their last final token."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slot)
+
+
+def step_rows(works: Sequence[Work], tables: SharedTables, block: int, *, least: int) -> StepRows:
+    """The works' rows one behind the other, padded to at least ``least``."""
+    columns = [
+        (work.slot, work.start, work.blocks, *(work.rows or (0, 0)), work.rows is not None, work.wants_first)
+        for work in works
+    ]
+    slot, start, blocks, begin, end, denoises, wants_first = np.array(columns, dtype=np.int64).T
+    denoised = end - begin
+    counts = blocks * block + denoised
+    total = int(counts.sum())
+    size = max(total, least)
+    first = counts.cumsum() - counts
+    behind = start + blocks * block
+    """Where each work's denoised block begins."""
+    slots = np.full(size, tables.padding_slot, dtype=np.int64)
+    position, pool_row = np.zeros((2, size), dtype=np.int64)
+    place = ranks(counts)
+    slots[:total] = slot.repeat(counts)
+    # Rows that are not computed lie between the final blocks and those that are.
+    jump = np.where(place >= (blocks * block).repeat(counts), begin.repeat(counts), 0)
+    position[:total] = start.repeat(counts) + place + jump
+    pool_row[:total] = tables.rows(slots[:total], position[:total])
+
+    num_keys = behind + np.where(denoises, block, 0)
+    key_first = num_keys.cumsum() - num_keys
+    segments = blocks + denoises
+    which, index = np.arange(len(works)).repeat(segments), ranks(segments)
+    is_final = index < blocks[which]
+    keys = tables.rows(slot.repeat(num_keys), ranks(num_keys))
+    return StepRows(
+        slots,
+        position,
+        pool_row,
+        np.where(is_final, block, denoised[which]),
+        key_first[which],
+        start[which] + (index + 1) * block,
+        keys,
+        (first + blocks * block - begin)[denoises.astype(bool)],
+        behind[denoises.astype(bool)],
+        (first + blocks * block - 1)[wants_first.astype(bool)],
+    )
+
+
+def wanted_rows(rows: StepRows, denoised: Denoised, shift: int) -> Ints:
+    """Rows whose logits are read: those of the wanted places of denoised blocks, by request and place, then the last final rows.
+    ``shift`` rows before a place predict it."""
+    request, place = np.nonzero(denoised.wanted)
+    return np.concatenate((rows.first_denoised[request] + place - shift, rows.last_final))
+
+
+class GatheredAttention:
+    """A layer's K and V go to the pool first; then every request's keys are fetched once, whatever number of its blocks reads
+    them."""
+
+    def __init__(self, attention: VarlenAttention, store: Store, staging: Staging) -> None:
+        self._attention, self._store, self._staging = attention, store, staging
+
+    @property
+    def name(self) -> str:
+        return self._attention.name
+
+    def attend(self, rows: StepRows, pool: PoolTensors) -> Attend:
+        pool_row, keys = self._staging.send(rows.pool_row, rows.keys)
+        spans = Spans.of_lengths(rows.q_len, rows.k_start, rows.k_len, device=pool.k.device)
+        attention, store, num_real = self._attention, self._store, int(rows.q_len.sum())
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pool_k, pool_v = pool.rows(layer)
+            store(pool_k, pool_v, pool_row, k, v)
+            out = torch.empty_like(q)
+            out[num_real:] = 0
+            return attention(q, pool_k.index_select(0, keys), pool_v.index_select(0, keys), spans, out)
+
+        return attend
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDraws(Sampling):
+    """``Sampling`` whose ``top_k`` is taken before ``top_p``, as the authors of SDAR and LLaDA2 do."""
+
+    draws: Tensor
+    """bool [m]; the others take the likeliest token."""
+
+    def rows(self, index: slice | Tensor) -> BlockDraws:
+        base = super().rows(index)
+        return BlockDraws(
+            temperature=base.temperature,
+            keys=base.keys,
+            random_remasking=base.random_remasking,
+            top_p=base.top_p,
+            top_k=base.top_k,
+            draws=self.draws[index],
+        )
+
+    def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
+        """[m, V] the tokens whose probabilities confidence is read off: the ``top_k`` likeliest, and of these the shortest beginning
+        whose probabilities sum to more than ``top_p``. None if all are.
+
+        The mask is one of them where it is so likely, as in the published samplers; it is never drawn, and where it would be
+        alone the next token joins it."""
+        if self.top_p is None or self.top_k is None:
+            return None
+        ordered, token = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
+        place = torch.arange(logits.shape[1], device=logits.device)
+        is_near = place < self.top_k.unsqueeze(1)
+        scaled = (ordered - ordered[:, :1]) / torch.where(self.temperature > 0, self.temperature, 1.0).unsqueeze(1)
+        share = torch.softmax(scaled.masked_fill(~is_near, -torch.inf), dim=-1)
+        top_p = self.top_p.unsqueeze(1)
+        is_kept = is_near & ((share.cumsum(dim=-1) - share <= top_p) | (top_p >= 1))
+        if suppress_id is not None:
+            is_kept |= (place == 1) & (token[:, :1] == suppress_id)
+        return torch.empty_like(is_kept).scatter_(1, token, is_kept)
+
+    def tokens(self, logits: Tensor, greedy: Tensor, kept: Tensor | None) -> Tensor:
+        return torch.where(self.draws, super().tokens(logits, greedy, kept), greedy)
+
+    def remasked(self, confidence: Tensor) -> Tensor:
+        return confidence
+
+
+def step_draws(
+    rows: StepRows, wanted: np.ndarray, denoised: Denoised, staging: Staging, vocab: int
+) -> BlockDraws | None:
+    """For the ``wanted`` rows [m] of a step, as ``rows.wanted_rows`` orders them. None where all are greedy at temperature 0.
+
+    A block's first token is the likeliest, whatever its request draws.
+    """
+    if all(each.temperature == 0 for each in denoised.sampling):
+        return None
+    request, place = np.nonzero(denoised.wanted)
+    sampling, num_first = denoised.sampling, len(wanted) - len(request)
+
+    def column(of_requests: Sequence[float], otherwise: float) -> np.ndarray:
+        """[m] of each row's request; integers stay integers."""
+        return np.append(np.array(of_requests)[request], np.full(num_first, otherwise))
+
+    seeds = column([each.seed for each in sampling], 0)
+    draw = column(denoised.draw.tolist(), 0)
+    where = np.append(rows.block_start[request] + place, np.zeros(num_first, dtype=np.int64))
+    keys = row_keys(*staging.send(seeds, draw, where))
+    cut = [each.top_k is not None or each.top_p < 1 for each in sampling]
+    has_cuts = bool(column(cut, False).any())
+    return BlockDraws(
+        temperature=staging.floats(column([each.temperature for each in sampling], 0.0)),
+        keys=keys,
+        random_remasking=torch.zeros_like(keys, dtype=torch.bool),
+        top_p=staging.floats(column([each.top_p for each in sampling], 1.0)) if has_cuts else None,
+        top_k=staging.ints(column([min(each.top_k or vocab, vocab) for each in sampling], vocab)) if has_cuts else None,
+        draws=staging.ints(column([int(each.draws) for each in sampling], 0)).bool(),
+    )
+
+
+def reduced(
+    model: PackedModel, hidden: Tensor, reduction: Reduction, draws: BlockDraws | None, *, most: int
+) -> Reduced:
+    """Token and confidence of hidden states [m, d], at most ``most`` rows of logits at a time and in parts of nearly equal size:
+    none is so small that it would be summed in another order."""
+    num_parts = -(-len(hidden) // most)
+    bounds = np.linspace(0, len(hidden), num_parts + 1).astype(int).tolist()
+    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    found = [reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts]
+    tokens, confidences = zip(*found, strict=True)
+    return torch.cat(tokens), torch.cat(confidences)
+
 
 _LEAST_LOGITS = 64
 

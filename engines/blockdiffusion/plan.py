@@ -1,15 +1,122 @@
-"""What a step computes and what comes of it: plain data between scheduler, executor and engine."""
+"""What a step computes and what comes of it: plain data between scheduler, executor and engine.
+
+Block tables whose final blocks several sequences may hold: the prefix cache.
+
+A unit of it is a whole number of pool blocks and of diffusion blocks, known by a key of its ids and all before them. A block that
+is not final, or only in part wanted, has no key: the K/V of a token depends on all tokens of its block. Plain arrays, no torch.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import Bools, Floats
-from engines.blockdiffusion.tables import SharedTables
-from engines.runtime.rows import Ints
+from engines.blockdiffusion.sequence import BlockSampling
+from engines.errors import require
+from engines.runtime.rows import NOBODY, BlockTables, Ints
+
+
+class SharedTables(BlockTables):
+    """``unit`` tokens are cached together; K/V of units that nobody holds stays until its room is needed, the least recently
+    used first and of a sequence the last."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        num_blocks: int,
+        block_size: int,
+        max_len: int,
+        diffusion_block: int,
+        caches: bool = True,
+    ) -> None:
+        super().__init__(num_slots=num_slots, num_blocks=num_blocks, block_size=block_size, max_len=max_len)
+        require(
+            block_size % diffusion_block == 0 or diffusion_block % block_size == 0,
+            f"block_size={block_size} of the pool must divide the diffusion block of {diffusion_block} tokens, or be a multiple of it",
+        )
+        self.unit = max(block_size, diffusion_block)
+        self.caches = caches
+        self._width = self.unit // block_size
+        self._known: dict[bytes, list[int]] = {}
+        """Pool blocks of each unit."""
+        self._key_of: dict[int, bytes] = {}
+        """By pool block."""
+        self._users: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def room(self) -> int:
+        """Pool blocks that can be had: free ones, and those of units that nobody holds."""
+        return self.num_free + len(self._idle) * self._width
+
+    @property
+    def num_cached(self) -> int:
+        """Units with a key."""
+        return len(self._known)
+
+    def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
+        """Have a slot without blocks hold the units of the longest known beginning of ``keys``; how many tokens."""
+        assert self.held[slot] == 0, f"slot {slot} holds blocks"
+        found = self._num_known(keys)
+        for i, key in enumerate(keys[:found]):
+            self.table[slot, i * self._width : (i + 1) * self._width] = self._known[key]
+            self._users[key] += 1
+            self._idle.pop(key, None)
+        self.held[slot] = found * self._width
+        return found * self.unit
+
+    def cached(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Tokens of the longest known beginning of ``keys``, and how many pool blocks of it nobody holds."""
+        found = self._num_known(keys)
+        return found * self.unit, sum(key in self._idle for key in keys[:found]) * self._width
+
+    def publish(self, slot: int, first: int, keys: Sequence[bytes]) -> None:
+        """The slot's units from ``first`` on are final, computed and known by these keys from now on."""
+        if not self.caches:
+            return
+        for i, key in enumerate(keys, start=first):
+            if key in self._known:
+                continue
+            blocks = self.table[slot, i * self._width : (i + 1) * self._width].tolist()
+            self._known[key], self._users[key] = blocks, 1
+            self._key_of |= dict.fromkeys(blocks, key)
+
+    def grow(self, slots: Ints, lengths: Ints) -> None:
+        missing = self.missing(slots, lengths)
+        while self.num_free < missing and self._idle:
+            key, _ = self._idle.popitem(last=False)
+            self._forget(key)
+        super().grow(slots, lengths)
+
+    def trim(self, slot: int, tokens: int) -> int:
+        """Give back the blocks behind the first ``tokens``, a whole number of units; how many."""
+        kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
+        blocks = self.table[slot, kept:had].tolist()
+        self._free(np.array([block for block in blocks if block not in self._key_of], dtype=np.int32))
+        # The last unit is the first to go once room is needed.
+        for key in dict.fromkeys(self._key_of[block] for block in reversed(blocks) if block in self._key_of):
+            self._users[key] -= 1
+            if not self._users[key]:
+                self._idle[key] = None
+        self.table[slot, kept:had] = NOBODY
+        self.held[slot] = kept
+        return had - kept
+
+    def _forget(self, key: bytes) -> None:
+        blocks = self._known.pop(key)
+        del self._users[key]
+        for block in blocks:
+            del self._key_of[block]
+        self._free(np.array(blocks, dtype=np.int32))
+
+    def _num_known(self, keys: Sequence[bytes]) -> int:
+        """Units of the longest known beginning."""
+        return next((i for i, key in enumerate(keys) if key not in self._known), len(keys))
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from engines.cost.roofline import StepPrice
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, ServeOptions, SparsityConfig, TiePolicy
 from engines.dllm.engine import Engine
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.simulated import RooflineExecutor
 from engines.dllm.phase import DelayedCache, RefreshRule, Settling, check_settling
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler

@@ -10,7 +10,7 @@ import torch
 from engines import kernels
 from engines.kernels import host
 from engines.models.layers import FusedOps
-from engines.runtime.pool import Store, store_by_index
+from engines.runtime.device import Store, store_by_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class TritonKernels:
     def store(self) -> Store:
         if not self.serve("store"):
             return store_by_index
-        from engines.kernels.store import store
+        from engines.kernels.pack import store
 
         return store
 

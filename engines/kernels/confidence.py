@@ -53,7 +53,7 @@ def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tupl
 def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
     """Reduce the shard [M, V] whose first column is token ``offset``; ``suppress_id`` is a token of any shard."""
     parts = _tile_parts(logits, suppress_id, offset)
-    from engines.kernels.jit.confidence import merge_parts
+    from engines.kernels.jit import merge_parts
 
     rows, count = parts.best.shape
     merged = _empty((rows,), logits.device)
@@ -112,7 +112,7 @@ def _empty(shape: tuple[int, ...], device: torch.device) -> Partial:
 def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
     """[M, tiles] of TILE logits each."""
     _check(logits)
-    from engines.kernels.jit.confidence import reduce_tiles
+    from engines.kernels.jit import reduce_tiles
 
     rows, vocabulary = logits.shape
     count = tiles(vocabulary, TILE)
@@ -137,7 +137,7 @@ def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial
 
 def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
     """Merge parts [M, count] or [count, M]."""
-    from engines.kernels.jit.confidence import merge_parts
+    from engines.kernels.jit import merge_parts
 
     parts = Partial(*(t.contiguous() for t in parts))
     expect(

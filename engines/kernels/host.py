@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engines.kernels.launch import expect
 from engines.models.layers import rotate_halves
-from engines.runtime.pool import store_by_index
+from engines.runtime.device import store_by_index
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.cpp", "spans.cpp"))
 _READ = (*SOURCES, SOURCES[0].with_name("lanes.hpp"))
@@ -122,7 +122,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
-    """As ``engines.kernels.rotary.rotate``."""
+    """As ``engines.kernels.rowwise.rotate``."""
     rows, heads, width = q.shape
     expect(_has_whole_rows(q) and _has_whole_rows(k), "q [N, H, D] and k [N, Hkv, D], heads side by side")
     cos, sin = (table.to(torch.float32).contiguous() for table in (cos, sin))
@@ -143,7 +143,7 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """As ``engines.kernels.swiglu.swiglu``."""
+    """As ``engines.kernels.rowwise.swiglu``."""
     rows, width = gate.shape
     expect(gate.stride(1) == up.stride(1) == 1, "gate and up [N, F] with contiguous F")
     out = gate.new_empty((rows, width))
@@ -161,7 +161,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    """As ``engines.kernels.store.store``; of rows that are named twice the last stays."""
+    """As ``engines.kernels.pack.store``; of rows that are named twice the last stays."""
     expect(all(_has_whole_rows(x) for x in (k, v)), "k and v [M, Hkv, D], heads side by side in a row")
     expect(pool_k.is_contiguous() and pool_v.is_contiguous() and rows.is_contiguous(), "a contiguous pool and rows")
     _kernel("store", k.dtype)(

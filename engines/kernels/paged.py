@@ -26,7 +26,7 @@ def paged_attention(
 ) -> Tensor:
     """[N, H, D]; ``max_q`` bounds the queries of a sequence."""
     _check(q, k, v, cu_q, used_k, table)
-    from engines.kernels.jit.paged import paged_causal
+    from engines.kernels.jit import paged_causal
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     n, kv_heads, width = len(used_k), k.shape[2], q.shape[2]

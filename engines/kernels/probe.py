@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from engines.kernels import host
-from engines.kernels.building import Building
 from engines.kernels.confidence import (
     Partial,
     combine,
@@ -20,12 +19,10 @@ from engines.kernels.confidence import (
     partial,
     partial_reference,
 )
-from engines.kernels.pack import pack, pack_reference
-from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
-from engines.kernels.rotary import rotate, rotate_reference
+from engines.kernels.launch import Building
+from engines.kernels.pack import pack, pack_reference, store, store_reference
+from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
-from engines.kernels.store import store, store_reference
-from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import FusedOps
 
 ROUNDING = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1e-5}

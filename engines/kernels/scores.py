@@ -1,19 +1,131 @@
-"""Importance scores of context rows, pooled (dLLM-Serve eq. 6), as ``engines.kernels.importance`` defines them.
+"""Importance scores of context rows, pooled (dLLM-Serve eq. 6), as ``engines.kernels.scores`` defines them.
 
 Shapes: n building requests, N packed rows, H / Hkv heads of width D, C the longest context. Sums are
 float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. The mean over
 query rows comes first: a mean of dot products is the dot product with the mean.
+
+Importance of context rows to a block (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``; ours for ``attended``), in torch.
+
+Shapes: n requests building their cache in this step, B the longest block, C the longest context
+(all positions outside the block: prefix ++ suffix, as one list), H / Hkv heads, D head width.
+
+score[h, j] = mean over the block's query rows of q[h] . k[j], after rotation, unscaled. ``head``
+ranks each KV head on its own (with GQA the maximum over its query heads) and pools per head;
+``uniform`` averages the heads first, then pools, and all heads share one set; so do they of ``attended``, whose
+scores are attention probabilities. Pooling is a max over
+``kernel`` neighbours of the list, across the gap the block leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.building import Building
-from engines.kernels.importance import ContextRows, Selection, importance
-from engines.kernels.launch import expect, expect_alike, power_of_two, tiles
+from engines.kernels.launch import Building, expect, expect_alike, power_of_two, tiles
+from engines.models.protocol import Ranks
 from engines.runtime.device import on
+
+Selection = Literal["head", "uniform"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextRows:
+    """Where block and context rows of the building requests lie among the step's packed rows."""
+
+    block_rows: Tensor
+    """[n, B] packed row of each block position (padding repeats row 0 of the request)."""
+    block_valid: Tensor | None
+    """[n, B]; None where all blocks are equally long."""
+    context_rows: Tensor
+    """[n, C]"""
+    context_valid: Tensor | None
+    """[n, C]; None where all contexts are equally long."""
+
+
+def importance(
+    q: Tensor, k: Tensor, rows: ContextRows, selection: Selection, kernel: int, ranks: Ranks | None = None
+) -> Tensor:
+    """Pooled scores [n, Hkv or 1, C]; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
+
+    Where heads are divided among ``ranks``, q and k hold this process's; ``uniform`` still averages all heads.
+    """
+    n, context = rows.context_rows.shape
+    kv_heads, width = k.shape[1], k.shape[2]
+    group = q.shape[1] // kv_heads
+    block_q = q[rows.block_rows]
+    if rows.block_valid is None:
+        mean_q = block_q.sum(dim=1) / block_q.shape[1]
+    else:
+        weight = rows.block_valid.to(q.dtype)
+        mean_q = (block_q * weight[:, :, None, None]).sum(dim=1) / weight.sum(dim=1)[:, None, None]
+    # A product and a sum over D, not a matmul: each score is then the same number in any batch.
+    keys = k[rows.context_rows].unsqueeze(3)
+    score = (mean_q.view(n, 1, kv_heads, group, width) * keys).sum(dim=-1)
+    score = score.amax(dim=3) if selection == "head" else _mean_of_heads(score.flatten(2), ranks)
+    return _pooled(score.transpose(1, 2), rows.context_valid, kernel).reshape(n, -1, context)
+
+
+def _pooled(score: Tensor, valid: Tensor | None, kernel: int) -> Tensor:
+    """[n, heads, C] with -inf where ``valid`` [n, C] is false."""
+    padding = None if valid is None else ~valid.unsqueeze(1)
+    if padding is not None:
+        score = score.masked_fill(padding, -torch.inf)
+    if kernel > 1:
+        score = F.max_pool1d(score, kernel, stride=1, padding=kernel // 2)
+        if padding is not None:
+            score = score.masked_fill(padding, -torch.inf)
+    return score
+
+
+def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
+    """[n, C, 1] of [n, C, H]; equally many heads on every rank."""
+    if ranks is None:
+        return score.mean(dim=2, keepdim=True)
+    total = ranks.all_reduce(score.sum(dim=2, keepdim=True, dtype=torch.promote_types(score.dtype, torch.float32)))
+    return (total / (score.shape[2] * ranks.size)).to(score.dtype)
+
+
+QUERY_ROWS = 32
+"""Query rows whose probabilities are alive at once."""
+
+
+def attended(
+    q: Tensor,
+    k: Tensor,
+    rows: ContextRows,
+    block_len: Sequence[int],
+    num_context: Sequence[int],
+    kernel: int,
+    ranks: Ranks | None = None,
+) -> Tensor:
+    """Pooled scores [n, 1, C] float32 of ``attended``; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
+
+    score[j] = max over heads h and the block's query rows i of softmax_j(q[i, h] . k[j] / sqrt(D)) over context and block: the largest share
+    that any row of the block gives row j where the cache is built. It multiplies the block's B queries with the keys of all T rows once
+    more, B / T of the Refresh's own products, and holds [H, QUERY_ROWS, T] of one request at a time, which no other request changes.
+    """
+    n, context = rows.context_rows.shape
+    group = q.shape[1] // k.shape[1]
+    score = q.new_full((n, context), -torch.inf, dtype=torch.float32)
+    for i, (block, length) in enumerate(zip(block_len, num_context, strict=True)):
+        if length == 0:
+            continue
+        own, around = rows.block_rows[i, :block], rows.context_rows[i, :length]
+        keys = k[torch.cat((around, own))].float().permute(1, 2, 0).repeat_interleave(group, dim=0)
+        best = score[i, :length]
+        for part in own.split(QUERY_ROWS):
+            queries = q[part].float().transpose(0, 1) * q.shape[2] ** -0.5
+            best = torch.maximum(best, (queries @ keys).softmax(dim=-1)[..., :length].amax(dim=(0, 1)))
+        score[i, :length] = best
+    if ranks is not None:
+        score = ranks.all_gather(score.unsqueeze(0)).amax(dim=0)
+    return _pooled(score.unsqueeze(1), rows.context_valid, kernel)
+
 
 _QUERY_ROWS = 16
 _HEAD_TILE = 64
@@ -30,7 +142,7 @@ def scores(
     the longest of the step, or more; ``kernel`` is odd.
     """
     _check(q, k, building, selection, kernel)
-    from engines.kernels.jit.scores import pooled_scores
+    from engines.kernels.jit import pooled_scores
 
     n, (kv_heads, width) = len(building.kept), k.shape[1:]
     uniform = selection == "uniform"
@@ -70,7 +182,7 @@ def scores(
 
 def _mean_queries(q: Tensor, building: Building, group: int, max_block: int) -> Tensor:
     """[n, H / group, D] float32 means over the rows of each request's block, and over ``group`` neighbouring heads."""
-    from engines.kernels.jit.scores import mean_queries
+    from engines.kernels.jit import mean_queries
 
     n, heads, width = len(building.kept), q.shape[1] // group, q.shape[2]
     mean_q = torch.empty((n, heads, width), dtype=torch.float32, device=q.device)

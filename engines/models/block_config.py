@@ -13,11 +13,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from engines.errors import UserError, require
 from engines.knobs import Range
 from engines.models.checkpoint import checkpoint_dir, read_json
-from engines.models.config import Heads, Hidden, Layers, Positive, Rows, Width
-from engines.models.config_fields import (
+from engines.models.config import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
+    Heads,
+    Hidden,
+    Layers,
+    Positive,
     Rope,
+    Rows,
+    Width,
     decoder_fields,
     plain_rope,
     read_numbers,

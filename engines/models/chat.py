@@ -3,21 +3,35 @@
 A rendered conversation holds its special tokens as text, the leading BOS included, so it is encoded
 without adding any: exactly one BOS. A raw prompt is encoded as it is and gets none. Content that
 spells a special token becomes that token, as upstream, but for a mask, which stays text.
+
+Texts and conversations of a causal checkpoint: its tokenizer, its chat template, and the ids that end an answer.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from tokenizers import Tokenizer
+
 from engines.errors import UserError, require
 from engines.models.checkpoint import read_json, read_text
 from engines.models.config import ModelConfig
-from engines.models.templates import render_template
-from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_content
+from engines.models.tokenizer import (
+    NO_ID,
+    Speller,
+    TextTokenizer,
+    find_backend,
+    load_tokenizer,
+    longest_token,
+    token_content,
+)
 
 ROLES = ("system", "developer", "user", "assistant")
 _FURTHER_FIELDS = frozenset({"name", "reasoning", "reasoning_content"})
@@ -214,3 +228,160 @@ def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> Answer:
         if token in end_ids:
             return Answer(tuple(ids[:place]), "stop")
     return Answer(tuple(ids), "length")
+
+
+_ANY_FAMILY = "dream"
+"""``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalText:
+    """Prompts are encoded as transformers and vLLM do: a raw text gets the special tokens that its tokenizer adds, a
+    rendered conversation, which spells its own, none."""
+
+    backend: Tokenizer
+    template: ChatTemplate | None
+    end_ids: frozenset[int]
+    eos_id: int | None = None
+    """The tokenizer's own end of text, one of ``end_ids``."""
+    mask_id: int = NO_ID
+    """A token of diffusion LLMs that no text spells."""
+
+    @property
+    def shows_half_characters(self) -> bool:
+        """Whether bytes of half a character at the end of an answer are part of its text: of a causal model they are not, as in
+        vLLM."""
+        return self.mask_id != NO_ID
+
+    @cached_property
+    def speller(self) -> Speller:
+        return Speller(self.backend)
+
+    @cached_property
+    def longest_token(self) -> int:
+        return longest_token(self.backend)
+
+    def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
+        """``add_special`` None adds the special tokens; ``keep`` as in ``encoded``."""
+        return tuple(self._tokenizer.encode(text, add_special=add_special is not False, keep=keep))
+
+    def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids of each word as it begins a text and, where that takes as many tokens and begins with another, as it stands
+        behind a blank, as vLLM tells bad words."""
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            first, *others = (self._ids(blank + word.lstrip()) for blank in ("", " "))
+            require(len(first) > 0, f"bad_words has {word!r}, which has no token: leave it out")
+            found.append(first)
+            found += [ids for ids in others if len(ids) == len(first) and ids[0] != first[0]]
+        return tuple(found)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        form: PromptForm = USUAL_FORM,
+        *,
+        add_special: bool | None = None,
+        keep: int | None = None,
+    ) -> tuple[int, ...]:
+        """May take seconds: a template runs in a process of its own."""
+        if self.template is None:
+            raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
+        return self.encode(
+            self.template.render(parse_messages(messages), form), add_special=add_special is True, keep=keep
+        )
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
+        """Has what the mask spells be text."""
+        end = NO_ID if self.eos_id is None else self.eos_id
+        return TextTokenizer(backend=self.backend, mask_token_id=self.mask_id, eos_token_id=end)
+
+
+def load_causal_text(directory: Path) -> CausalText | None:
+    """None where the folder has no tokenizer."""
+    backend = find_backend(directory)
+    if backend is None:
+        return None
+    template = load_chat_template(directory, _ANY_FAMILY)
+    eos_id = _text_end(directory, backend)
+    return CausalText(
+        backend=backend,
+        template=None if template.source is None else template,
+        end_ids=stored_ends(directory) | (frozenset() if eos_id is None else {eos_id}),
+        eos_id=eos_id,
+    )
+
+
+def stored_ends(directory: Path) -> frozenset[int]:
+    """What the checkpoint generates up to, as in vLLM; a text ends at its tokenizer's end of text besides."""
+    for name in ("generation_config.json", "config.json"):
+        found: Any = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        require(
+            all(type(each) is int and each >= 0 for each in ids),
+            f"{directory / name} has eos_token_id={found!r}: give an id, or a list of ids",
+        )
+        if ids:
+            return frozenset(ids)
+    return frozenset()
+
+
+def _text_end(directory: Path, backend: Tokenizer) -> int | None:
+    config = directory / "tokenizer_config.json"
+    content = token_content(read_json(config).get("eos_token")) if config.is_file() else None
+    return None if content is None else backend.token_to_id(content)
+
+
+_MOST_CHARS = 1 << 22
+"""Of a rendered conversation."""
+
+
+def render_template(source: str, variables: Mapping[str, Any]) -> str:
+    """A checkpoint's chat template, filled in Jinja's sandbox. Raises UserError for one that fails, and for a missing jinja2."""
+    try:
+        environment = _environment()
+    except ImportError:
+        raise UserError(
+            "the checkpoint's chat template needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'"
+        ) from None
+    try:
+        # Messages go through JSON, so that a template gets copies.
+        text = str(environment.from_string(source).render(**json.loads(json.dumps(variables))))
+        text.encode("utf-8")
+        require(len(text) <= _MOST_CHARS, f"it renders {len(text)} characters")
+    except Exception as error:
+        is_said = isinstance(error, UserError) or "jinja2" in type(error).__module__  # which names what is wrong
+        reason = str(error if is_said else f"{type(error).__name__}: {error}")[:500]
+        raise UserError(
+            f"the checkpoint's chat template failed ({reason}): change the messages or fix the template"
+        ) from error
+    return text
+
+
+@cache
+def _environment() -> Any:
+    """The environment published templates are written for."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def as_json(value: object, indent: int | None = None, **how: Any) -> str:
+        # Jinja's own filter escapes HTML, which would put "\u003c" for "<" into a prompt.
+        return json.dumps(value, indent=indent, **{"ensure_ascii": False, **how})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = time.strftime
+    return environment

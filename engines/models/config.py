@@ -1,12 +1,22 @@
-"""What every diffusion language model's configuration says, under one set of names."""
+"""What every diffusion language model's configuration says, under one set of names.
+
+Strict reading of a parsed ``config.json``, its rotary positions included: nothing assumed, nothing unsupported passed over.
+
+How a model is divided among ranks, by its dimensions alone; no torch.
+
+Attention is divided by KV head, each with its query heads; the MLP by hidden unit; embedding and output
+head by vocabulary id. Norms are whole on every rank.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from engines.knobs import Range
+from engines.errors import UserError, require
+from engines.knobs import Range, knobs_of
 
 Width = Annotated[int, Range(1, 2**17)]
 Layers = Annotated[int, Range(1, 1024)]
@@ -49,3 +59,228 @@ class ModelConfig(ABC):
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """The published layout of ``config.json``."""
+
+
+DECODER_SIZES = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "mlp_hidden_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_sequence_length": "max_position_embeddings",
+}
+"""Our names of a decoder's sizes -> those that Qwen, Llama, Mistral and Dream publish."""
+LAYERS = ("full_attention", "sliding_attention")
+"""Types that ``sliding_window`` reads."""
+SAID = "config.json: "
+"""In front of what is wrong with it."""
+IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),  # two names of one function
+    "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
+    "use_mrope": (False, None),
+    "quantization_config": (None,),
+}
+
+
+def decoder_fields(
+    kind: type, raw: Mapping[str, Any], *, layers: Sequence[str] = ("full_attention",)
+) -> dict[str, Any]:
+    """What Qwen, Llama, Mistral and Dream publish alike, by our names; ``layers`` are the types that are computed."""
+    layer_types(raw, layers)
+    return {
+        **read_numbers(kind, raw, {**DECODER_SIZES, "rms_norm_eps": "rms_norm_eps"}),
+        "weight_tying": flag(raw, "tie_word_embeddings"),
+    }
+
+
+def sliding_window(raw: Mapping[str, Any], num_layers: int, *, always: bool = False) -> int | None:
+    """Tokens that a query of some layer sees at most, itself included; None where every layer sees all.
+
+    ``always`` is Mistral's, whose window is in use and 4,096 unless the config says otherwise; Qwen's is with
+    ``use_sliding_window``, from layer ``max_window_layers`` on.
+    """
+    types = layer_types(raw, LAYERS)
+    require(
+        types is None or len(types) == num_layers,
+        f"config.json has {len(types or ())} layer_types and num_hidden_layers={num_layers}: give one a layer, or null",
+    )
+    is_used = always or flag(raw, "use_sliding_window")
+    needed = {"sliding_window"} if types is not None else {"sliding_window", "max_window_layers"}
+    missing = sorted(name for name in needed if name not in raw)
+    require(
+        always or not is_used or not missing,
+        f"config.json has use_sliding_window=True and lacks {', '.join(missing)}: say which layers have which window",
+    )
+    window, first = raw.get("sliding_window", 4096), raw.get("max_window_layers")
+    for name, value, least in (("sliding_window", window, 1), ("max_window_layers", first, 0)):
+        require(
+            value is None or (type(value) is int and value >= least),
+            f"config.json has {name}={value!r}: give a whole number from {least} on, or null",
+        )
+    window = window if is_used else None
+    if types is None:
+        return window if always or (first or 0) < num_layers else None
+    slides = "sliding_attention" in types
+    require(
+        not slides or window is not None,
+        "config.json has layer_types with 'sliding_attention' and no sliding_window in use: correct one of them",
+    )
+    return window if slides else None
+
+
+def layer_types(raw: Mapping[str, Any], implemented: Sequence[str]) -> Sequence[str] | None:
+    types = raw.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list | tuple):
+        raise UserError(f"config.json has layer_types={types!r}: give a list of one type a layer, or null")
+    others = sorted({repr(each) for each in types if each not in implemented})
+    if others:
+        said = " and ".join(map(repr, implemented))
+        raise UserError(f"config.json has layer_types=[{', '.join(others)}]; only {said} is implemented")
+    return types
+
+
+def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if raw.get(name) is None]
+    if missing:
+        raise UserError(f"config.json lacks {', '.join(missing)}: add the architecture's fields")
+
+
+def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]]) -> None:
+    """``implemented``: field -> the only values the modules here compute, the usual one first."""
+    for name, allowed in implemented.items():
+        if name in raw and raw[name] not in allowed:
+            raise UserError(f"config.json has {name}={raw[name]!r}; only {allowed[0]!r} is implemented")
+
+
+def read_numbers(kind: type, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a configuration, each by its published name and in the range that it declares; what is absent or null is left out."""
+    knobs = knobs_of(kind)
+    given = {field: raw[name] for field, name in names.items() if raw.get(name) is not None}
+    return {field: knobs[field]._replace(name=names[field]).check(value, prefix=SAID) for field, value in given.items()}
+
+
+def token_id(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
+    value = raw[name]
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise UserError(f"config.json has {name}={value!r}: give one id below the {vocab_size} vocabulary rows")
+    return value
+
+
+def flag(raw: Mapping[str, Any], name: str) -> bool:
+    """False where the field is absent or null."""
+    value = raw.get(name)
+    if value not in (True, False, None):
+        raise UserError(f"config.json has {name}={value!r}: give true or false")
+    return bool(value)
+
+
+def check_heads(n_heads: int, n_kv_heads: int, d_model: int) -> None:
+    if d_model % n_heads or n_heads % n_kv_heads:
+        raise UserError(
+            f"config.json: n_heads={n_heads} must divide d_model={d_model} and be a multiple of n_kv_heads={n_kv_heads}"
+        )
+    if d_model // n_heads % 2:
+        raise UserError(
+            f"config.json: d_model={d_model} over n_heads={n_heads} is an odd head width, which rotary positions cannot halve"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """``scaling`` is what a checkpoint says beyond theta, None where it says nothing."""
+
+    theta: Positive
+    scaling: LinearScaling | Llama3Scaling | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Every frequency divided by ``factor`` (position interpolation, arXiv 2306.15595)."""
+
+    factor: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1's: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
+
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_position_embeddings: Rows
+
+    def __post_init__(self) -> None:
+        require(
+            self.low_freq_factor < self.high_freq_factor,
+            f"config.json has low_freq_factor={self.low_freq_factor} and high_freq_factor={self.high_freq_factor}: the "
+            "second must be larger",
+        )
+
+
+def read_rope(raw: Mapping[str, Any], *, usual_theta: float | None = None) -> Rope:
+    """From ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, which replaced the two in transformers 5.
+
+    ``usual_theta`` is that of a family whose published configs lack it.
+    """
+    found = [_rope_of(raw, name, usual_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    if len(found) == 2 and found[0] != found[1]:
+        raise UserError("config.json has rope_parameters and a rope_scaling that differ: correct one of them")
+    return found[0] if found else _rope_of(raw, None, usual_theta)
+
+
+def plain_rope(raw: Mapping[str, Any]) -> Rope:
+    """As ``read_rope``, of a model whose positions nothing scales."""
+    rope = read_rope(raw)
+    if rope.scaling is not None:
+        name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+        raise UserError(f"config.json has {name}={raw[name]!r}; only positions that nothing scales are implemented")
+    return rope
+
+
+def _rope_of(raw: Mapping[str, Any], name: str | None, usual_theta: float | None) -> Rope:
+    scaling = {} if name is None else raw[name]
+    if not isinstance(scaling, Mapping):
+        raise UserError(f"config.json has {name}={scaling!r}: give an object, or null")
+    theta = scaling if scaling.get("rope_theta") is not None else raw
+    if usual_theta is None:
+        require_fields(theta, ("rope_theta",))
+    rope = Rope(**{"theta": usual_theta} | read_numbers(Rope, theta, {"theta": "rope_theta"}))
+    if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise UserError(
+            f"config.json has partial_rotary_factor={scaling['partial_rotary_factor']!r}; only 1.0 is implemented"
+        )
+    kind, *others = [scaling[key] for key in ("rope_type", "type") if scaling.get(key) is not None] or ["default"]
+    if others not in ([], [kind]):
+        raise UserError(f"config.json has rope_type={kind!r} and type={others[0]!r}: correct one of them")
+    if kind == "default":
+        return rope
+    kinds: dict[object, Any] = {"linear": LinearScaling, "llama3": Llama3Scaling}
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UserError(
+            f"config.json has rope_type={kind!r}; only 'default', 'linear' and 'llama3' are implemented "
+            f"({name}={dict(scaling)!r})"
+        )
+    names = {key: key for key in knobs_of(kinds[kind])}
+    require_fields(scaling, names)
+    found = kinds[kind](**read_numbers(kinds[kind], scaling, names))
+    return rope if found == LinearScaling(factor=1.0) else replace(rope, scaling=found)
+
+
+def span(length: int, rank: int, size: int) -> tuple[int, int]:
+    """(start, end) of a rank's part of ``length``; parts differ by one at most, and lie in the ranks' order."""
+    return rank * length // size, (rank + 1) * length // size
+
+
+def check_division(config: ModelConfig, size: int) -> None:
+    """Refuse a number of ranks the model's heads cannot be shared among."""
+    if size < 1:
+        raise UserError(f"tensor_parallel={size} must be at least 1")
+    fits = [n for n in range(1, config.n_kv_heads + 1) if config.n_kv_heads % n == config.n_heads % n == 0]
+    for field in ("n_kv_heads", "n_heads"):
+        if getattr(config, field) % size:
+            raise UserError(
+                f"tensor_parallel={size} does not divide the model's {field}={getattr(config, field)}: "
+                f"use one of {', '.join(map(str, fits))}"
+            )

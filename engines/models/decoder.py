@@ -12,8 +12,8 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig
-from engines.models.config_fields import Llama3Scaling, Rope
-from engines.models.dream_config import DreamConfig
+from engines.models.config import Llama3Scaling, Rope
+from engines.models.diffusion_config import DreamConfig
 from engines.models.layers import (
     GatedMLP,
     Linear,

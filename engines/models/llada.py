@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from engines.models.diffusion_config import LLaDAConfig
 from engines.models.layers import (
     GatedMLP,
     Linear,
@@ -14,7 +15,6 @@ from engines.models.layers import (
     inverse_frequencies,
     rotary_tables,
 )
-from engines.models.llada_config import LLaDAConfig
 from engines.models.packed import PackedModel
 from engines.models.protocol import Attend, Rotary
 

@@ -1,20 +1,172 @@
 """LLaDA2 over packed rows: a mixture-of-experts decoder that attends within blocks and to those before.
 
 Shapes as in ``engines.models.packed``. State-dict names are those of the published checkpoints.
+
+A mixture of experts over packed rows (LLaDA2).
+
+Rows are sorted by their expert, each expert's are one product, and a row's result is the same in any company: on a CPU no
+expert multiplies fewer rows than its products need for that. Shapes: n rows, E experts, k of them a row, d model width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.block_config import BlockConfig
+from engines.models.block_config import BlockConfig, ExpertsConfig
 from engines.models.decoder import DecoderModel
-from engines.models.experts import DenseMLP, MixtureMLP, Router
-from engines.models.layers import Linear, RMSNorm, RotaryAttention, rotate_halves
+from engines.models.layers import GatedMLP, Linear, Products, RMSNorm, RotaryAttention, one_tensor, rotate_halves
 from engines.models.protocol import Attend
+
+LEAST_ROWS = 16
+"""Rows of an expert's product on a CPU, zeros included: with fewer, MKL adds in another order."""
+
+
+class Router(nn.Module):
+    """Which experts a row gets, and with what weights; in float32 whatever the model is in."""
+
+    def __init__(self, width: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_experts, width, dtype=torch.float32))
+        self.expert_bias = nn.Parameter(torch.zeros(config.num_experts, dtype=torch.float32))
+        self._config = config
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Router:
+        """Moved with the model, never rounded with it."""
+
+        def moved(held: Tensor) -> Tensor:
+            there = fn(held)
+            return there if there.dtype == torch.float32 else held.to(there.device, torch.float32)
+
+        super()._apply(moved, recurse)
+        return self
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts [n, k] and their weights [n, k] float32.
+
+        The bias says which are chosen, and nothing of their weights. A group's score is the sum of its two best, and
+        experts outside the best groups are not chosen.
+        """
+        config = self._config
+        n, groups = h.shape[0], config.num_groups
+        scores = torch.sigmoid(F.linear(_wide(h), self.weight))[:n]
+        by_group = (scores + self.expert_bias).view(n, groups, -1)
+        best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(config.groups_per_token, dim=-1, sorted=False).indices
+        is_shut = torch.ones((n, groups), dtype=torch.bool, device=h.device).scatter_(1, best, False)
+        open_to = by_group.masked_fill(is_shut.unsqueeze(-1), -torch.inf).view(n, -1)
+        chosen = open_to.topk(config.experts_per_token, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        return chosen, weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) * config.scaling
+
+    __call__ = forward
+
+
+def _wide(h: Tensor) -> Tensor:
+    """Float32 rows, on a CPU at least ``LEAST_ROWS`` of them."""
+    missing = LEAST_ROWS - h.shape[0] if h.device.type == "cpu" else 0
+    return F.pad(h.float(), (0, 0, 0, missing)) if missing > 0 else h.float()
+
+
+class Expert(nn.Module):
+    """Holds an expert's matrices under their published names; ``Experts`` multiplies them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+
+class Experts(nn.ModuleList):
+    def __init__(self, width: int, config: ExpertsConfig) -> None:
+        super().__init__(Expert(width, config.expert_hidden) for _ in range(config.num_experts))
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Experts:
+        super()._apply(fn, recurse)
+        self._joined = None
+        return self
+
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """gate and up [E, 2 hidden, d], down [E, d, hidden]; from the first call on the parameters are views of them."""
+        if self._joined is None:
+            experts = [cast(Expert, each) for each in self]
+            inner = [matrix.weight for each in experts for matrix in (each.gate_proj, each.up_proj)]
+            outer = [each.down_proj.weight for each in experts]
+            with torch.no_grad():
+                one = [one_tensor(cast(list[nn.Parameter], part)) for part in (inner, outer)]
+            self._joined = one[0].unflatten(0, (len(experts), -1)), one[1].unflatten(0, (len(experts), -1))
+        return self._joined
+
+    def forward(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """[n, d] of h [n, d]: the weighted sum of what each row's experts make of it."""
+        inner, outer = self.matrices()
+        n, k = chosen.shape
+        place, ends, size = _sorted_places(chosen.flatten(), len(inner))
+        rows = h.new_zeros((size, h.shape[1])).index_copy_(0, place, h.repeat_interleave(k, dim=0))
+        gate, up = F.grouped_mm(rows, inner.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        made = F.grouped_mm(F.silu(gate).mul_(up), outer.transpose(1, 2), offs=ends)
+        parts = made.index_select(0, place).view(n, k, -1)
+        return (parts * weights.to(parts.dtype).unsqueeze(-1)).sum(dim=1)
+
+    __call__ = forward
+
+
+def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, int]:
+    """The place each pair of a row and an expert [p] takes among all sorted by expert; the end of each expert's places [E]
+    int32; and how many places there are."""
+    counts = (
+        torch.bincount(expert, minlength=num_experts) if expert.device.type == "cpu" else _counts(expert, num_experts)
+    )
+    room = counts
+    if expert.device.type == "cpu":
+        room = torch.where(counts > 0, counts.clamp(min=LEAST_ROWS), 0)
+    ends = room.cumsum(0)
+    order = expert.argsort(stable=True)
+    first = ends - room - (counts.cumsum(0) - counts)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(expert), device=expert.device) + first[expert[order]]
+    size = int(ends[-1]) if expert.device.type == "cpu" else len(expert)
+    return place, ends.to(torch.int32), size
+
+
+def _counts(expert: Tensor, num_experts: int) -> Tensor:
+    """``bincount`` without waiting for the device."""
+    return torch.zeros(num_experts, dtype=torch.int64, device=expert.device).index_add_(
+        0, expert, torch.ones_like(expert)
+    )
+
+
+class DenseMLP(GatedMLP):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = Linear(width, hidden), Linear(width, hidden)
+        self.down_proj = Linear(hidden, width)
+        self.gate_and_up = Products(self.gate_proj, self.up_proj)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.down_proj(self.gated(h))
+
+    __call__ = forward
+
+
+class MixtureMLP(nn.Module):
+    """Routed experts and one that every row gets, unweighted."""
+
+    def __init__(self, width: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.gate = Router(width, config)
+        self.experts = Experts(width, config)
+        self.shared_experts = DenseMLP(width, config.shared_hidden)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.experts(h, *self.gate(h)) + self.shared_experts(h)
+
+    __call__ = forward
 
 
 class LLaDA2Attention(RotaryAttention):

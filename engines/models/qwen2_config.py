@@ -9,12 +9,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from engines.errors import UserError, require
 from engines.models.checkpoint import checkpoint_dir, read_json
-from engines.models.config import Heads, Hidden, Layers, Positive, Rows, Width
-from engines.models.config_fields import (
+from engines.models.config import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
     LAYERS,
+    Heads,
+    Hidden,
+    Layers,
+    Positive,
     Rope,
+    Rows,
+    Width,
     decoder_fields,
     flag,
     read_numbers,

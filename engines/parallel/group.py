@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.errors import UserError
+from engines.models.config import span
 from engines.models.loader import check_device
-from engines.parallel.division import span
 
 T = TypeVar("T")
 

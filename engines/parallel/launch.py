@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from engines.errors import UserError
 from engines.parallel.group import TensorParallel, abort_tensors, join, leave, rank_device
-from engines.runtime.signals import held
+from engines.runtime.machine import held
 
 HOST = "127.0.0.1"
 _START_TIMEOUT_S = 300.0

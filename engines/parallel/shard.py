@@ -1,7 +1,7 @@
 """A rank's part of a LLaDA or Dream model, cut out of the whole one or read as such from a checkpoint.
 
 Two sums over the ranks per layer (behind attention and behind the MLP) and one behind the embedding. Which
-rank holds which head or id follows from ``engines.parallel.division``.
+rank holds which head or id follows from ``engines.models.config``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engines.models.config import check_division, span
 from engines.models.decoder import DreamModel
 from engines.models.layers import Linear, RotaryAttention
 from engines.models.llada import LLaDAModelLM
-from engines.models.loader import Weights, load_model
+from engines.models.loader import Part, Weights, load_model
 from engines.models.protocol import DiffusionModel
-from engines.models.weights import Part
-from engines.parallel.division import check_division, span
 from engines.parallel.group import TensorParallel
 
 _Cut = Literal["outputs", "inputs", "ids"]

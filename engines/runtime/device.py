@@ -1,12 +1,146 @@
-"""The device that launches, events and allocations without a device of their own go to."""
+"""The device that launches, events and allocations without a device of their own go to.
+
+The memory of K and V that an allocator hands out: rows of a ``KvPool``, or blocks of ``BlockTables``.
+
+Host arrays to the device, all of a step's in one transfer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Make ``device`` the current one, and its current stream the one that is launched to."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class Model(Protocol):
+    """What the pool reads of a model."""
+
+    kv_heads_here: int
+
+    @property
+    def config(self) -> Any: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class PoolTensors:
+    """``k`` and ``v`` [layers, *places, Hkv, D], of the heads this process holds."""
+
+    def __init__(self, k: Tensor, v: Tensor) -> None:
+        self.k, self.v = k, v
+        # Views cost a step more than what is made of them.
+        self._rows = [(k[layer].flatten(0, -3), v[layer].flatten(0, -3)) for layer in range(len(k))]
+
+    @classmethod
+    def of(cls, model: Model, *places: int, make: Callable[..., Tensor] = torch.empty) -> PoolTensors:
+        """In the dtype and on the device of the model; unwritten, but where ``make`` is torch.zeros."""
+        shape, weight = model.config, next(model.parameters())
+        size = (shape.n_layers, *places, model.kv_heads_here, shape.head_dim)
+        k, v = (make(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
+        return cls(k, v)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer, [rows, Hkv, D]."""
+        return self._rows[layer]
+
+    @property
+    def num_rows(self) -> int:
+        return self.k.shape[1:-2].numel()
+
+    def fill_with_zeros(self) -> None:
+        self.k.zero_()
+        self.v.zero_()
+
+    def close(self) -> None:
+        """Give the memory back; the rows are gone."""
+        self._rows = []
+        self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
+
+
+Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(pool_k, pool_v [R, Hkv, D] of a layer, rows [M], k, v [M, Hkv, D]): pool[rows[i]] = row i."""
+
+
+def store_by_index(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    pool_k.index_copy_(0, rows, k)
+    pool_v.index_copy_(0, rows, v)
+
+
+class Transfer(Protocol):
+    """The part of ``torch.cuda.Event`` that is used."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+
+class Staging:
+    """Arrays in a CPU's memory are used as they are."""
+
+    def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
+        """The arrays as int64 tensors of their shapes."""
+        return [torch.from_numpy(array) for array in arrays]
+
+    def fill(self, target: Tensor, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """The arrays one behind the other, from the start of ``target`` [at least their sizes]."""
+        flat = np.concatenate([array.ravel() for array in arrays])
+        target[: len(flat)] = torch.from_numpy(flat)
+
+    def ints(self, values: Sequence[int] | NDArray[Any]) -> Tensor:
+        """int64 on the device."""
+        return self.send(np.array(values, dtype=np.int64))[0]
+
+    def floats(self, values: NDArray[Any]) -> Tensor:
+        """float64 on the device."""
+        (bits,) = self.send(np.ascontiguousarray(values, dtype=np.float64).view(np.int64))
+        return bits.view(torch.float64)
+
+
+class PinnedStaging(Staging):
+    """Transfers leave from page-locked memory and are not waited for; tensors of one ``send`` share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffers: list[tuple[Tensor, Transfer]] = []
+
+    def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
+        sizes = [array.size for array in arrays]
+        target = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
+        self.fill(target, arrays)
+        return [part.view(array.shape) for part, array in zip(target.split(sizes), arrays, strict=True)]
+
+    def fill(self, target: Tensor, arrays: Sequence[NDArray[np.int64]]) -> None:
+        size = sum(array.size for array in arrays)
+        if size == 0:
+            return
+        buffer, transfer = self._free_buffer(size)
+        np.concatenate([array.ravel() for array in arrays], out=buffer[:size].numpy())
+        target[:size].copy_(buffer[:size], non_blocking=True)
+        transfer.record()
+
+    def _free_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+        """One whose transfer is over. There are as many as a device's lag ever needed (``step_timer.MAX_IN_FLIGHT``)."""
+        for i, (buffer, transfer) in enumerate(self._buffers):
+            if buffer.numel() >= size and transfer.query():
+                # The least recently used comes first.
+                self._buffers.append(self._buffers.pop(i))
+                return buffer, transfer
+        self._buffers.append(self._new_buffer(1 << max(12, (size - 1).bit_length())))
+        return self._buffers[-1]
+
+    def _new_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+        return torch.empty(size, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
+
+
+def staging_to(device: torch.device) -> Staging:
+    return PinnedStaging(device) if device.type == "cuda" else Staging()

@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from engines.runtime.device import Staging
 from engines.runtime.rows import Ints
-from engines.runtime.staging import Staging
 
 
 class Recording(Protocol):

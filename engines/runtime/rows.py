@@ -1,9 +1,17 @@
-"""Rows of packed steps as plain arrays; no torch."""
+"""Rows of packed steps as plain arrays; no torch.
+
+Block tables: which blocks of the KV pool hold the tokens of a sequence (paged attention, arXiv 2309.06180).
+
+Plain arrays, no torch. Block 0 belongs to nobody: padding is read from it and written to it. A slot is a row of the
+table, a sequence's place while it holds K/V.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engines.errors import require
 
 Ints = NDArray[np.int64]
 
@@ -15,3 +23,108 @@ the same alone and in company (on CPU bit for bit)."""
 def ranks(counts: Ints) -> Ints:
     """Place of every row within its own run, of runs of these lengths that lie one behind the other."""
     return np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
+
+
+NOBODY = 0
+"""The block of padding."""
+
+
+class OutOfBlocksError(RuntimeError):
+    """The pool has too few free blocks; nothing was taken. Who asks makes room first (``PrefixCache``)."""
+
+
+class BlockTables:
+    """``num_blocks`` blocks of ``block_size`` tokens for ``num_slots`` sequences of up to ``max_len`` tokens.
+
+    ``table`` [num_slots + 1, width] holds block numbers, NOBODY past a sequence's last block. Its last row is the slot
+    of padding, and ``spare`` columns are never taken, so that padding behind a sequence's last token has a place.
+    """
+
+    def __init__(self, *, num_slots: int, num_blocks: int, block_size: int, max_len: int, spare: int = 0) -> None:
+        for name, value in (("num_slots", num_slots), ("num_blocks", num_blocks), ("block_size", block_size)):
+            require(value >= 1, f"{name}={value} must be at least 1")
+        require(max_len >= 1, f"max_len={max_len} must be at least 1")
+        self.num_blocks, self.block_size, self.max_len = num_blocks, block_size, max_len
+        self.num_slots = num_slots
+        self.table = np.zeros((num_slots + 1, -(-max_len // block_size) + spare), dtype=np.int32)
+        self.held = np.zeros(num_slots + 1, dtype=np.int64)
+        """[num_slots + 1] blocks of each slot."""
+        self._free_blocks = np.arange(num_blocks, 0, -1, dtype=np.int32)
+        self._num_free = num_blocks
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def padding_slot(self) -> int:
+        return self.num_slots
+
+    @property
+    def num_free(self) -> int:
+        """Free blocks."""
+        return self._num_free
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def open(self) -> int:
+        """A slot without blocks."""
+        require(bool(self._free_slots), f"all {self.num_slots} slots are taken: raise num_slots")
+        return self._free_slots.pop()
+
+    def close(self, slot: int) -> None:
+        """Give back the slot and its blocks."""
+        assert slot not in self._free_slots, f"slot {slot} is closed"
+        self.trim(slot, 0)
+        self._free_slots.append(slot)
+
+    def missing(self, slots: Ints, lengths: Ints) -> int:
+        """Blocks it takes to have room for ``lengths`` tokens in each of the slots."""
+        return int(self._deficits(slots, lengths).sum())
+
+    def grow(self, slots: Ints, lengths: Ints) -> None:
+        """Have room for ``lengths`` [n] tokens in ``slots`` [n], all different. OutOfBlocksError leaves everything as it was."""
+        deficits = self._deficits(slots, lengths)
+        total = int(deficits.sum())
+        if total == 0:
+            return
+        longest = int(lengths.max())
+        if longest > self.max_len:
+            raise OutOfBlocksError(f"a sequence of {longest} tokens exceeds max_len={self.max_len}: raise it")
+        if total > self._num_free:
+            raise OutOfBlocksError(
+                f"{total} more blocks of {self.block_size} tokens are needed and {self._num_free} of {self.num_blocks} are "
+                "free: admit less, or raise num_blocks"
+            )
+        self._num_free -= total
+        taken = self._free_blocks[self._num_free : self._num_free + total]
+        row = np.repeat(np.arange(len(slots)), deficits)
+        # Places of each slot's new blocks behind those it has.
+        place = ranks(deficits) + self.held[slots][row]
+        self.table[slots[row], place] = taken
+        self.held[slots] += deficits
+
+    def trim(self, slot: int, tokens: int) -> int:
+        """Give back the blocks behind the first ``tokens``; how many."""
+        kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
+        freed = had - kept
+        if freed:
+            self._free(self.table[slot, kept:had])
+            self.table[slot, kept:had] = NOBODY
+            self.held[slot] = kept
+        return freed
+
+    def rows(self, slot: Ints, position: Ints) -> Ints:
+        """Rows of the pool, of tokens at ``position`` of ``slot`` (any one shape); past the table, NOBODY's."""
+        block, offset = np.divmod(position, self.block_size)
+        inside = np.minimum(block, self.table.shape[1] - 1)
+        return self.table[slot, inside].astype(np.int64) * self.block_size + offset
+
+    def _free(self, blocks: np.ndarray) -> None:
+        self._free_blocks[self._num_free : self._num_free + len(blocks)] = blocks
+        self._num_free += len(blocks)
+
+    def _deficits(self, slots: Ints, lengths: Ints) -> Ints:
+        return np.maximum(-(-lengths // self.block_size) - self.held[slots], 0)

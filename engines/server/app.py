@@ -23,11 +23,11 @@ from starlette.routing import Route
 from engines.errors import UserError
 from engines.server.body import Body, ChatBody, CompletionBody, Conversation, Messages, Object, Schema, Whole
 from engines.server.completion import LARGE_TEXT, Served, of_users
+from engines.server.connection import LARGE_BODY, Addressed, Intake, own_names
 from engines.server.errors import ApiError, refused
-from engines.server.intake import LARGE_BODY, Addressed, Intake, own_names
-from engines.server.metrics import Metrics
 from engines.server.reply import Reply
 from engines.server.responses import ResponsesBody
+from engines.server.service import Metrics
 from engines.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from engines.policies.views import Batching, PrefillQueue, PrefillTask, Situatio
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, PromptScored, Submission, Tokens
 
 if TYPE_CHECKING:
-    from engines.ar.torch import batch
+    from engines.ar.torch import rows
     from engines.ar.torch.executor import TorchExecutor
     from engines.ar.torch.worker import Step
 
@@ -79,7 +79,7 @@ class _Request:
     end_ids: frozenset[int]
     wants_tokens: bool
     generation: ArGeneration
-    sequence: batch.Sequence
+    sequence: rows.Sequence
     length: int
     """Most tokens of its answer."""
     token_ids: list[int] = field(default_factory=list)
@@ -203,10 +203,10 @@ class ServedAr:
 
     # ---- what the worker asks and tells -------------------------------------------------------------------
 
-    def ids(self, sequence: batch.Sequence, start: int) -> Ints:
+    def ids(self, sequence: rows.Sequence, start: int) -> Ints:
         return self._by_order[sequence.order].prompt[start:]
 
-    def hear(self, sequence: batch.Sequence, token: int) -> bool:
+    def hear(self, sequence: rows.Sequence, token: int) -> bool:
         request = self._by_order[sequence.order]
         if not request.token_ids and request.generation.prompt_logprobs is not None:
             self._tell_prompt(request)
@@ -220,16 +220,16 @@ class ServedAr:
             request.num_told += 1
         return is_over
 
-    def began(self, sequence: batch.Sequence, now: float) -> None:
+    def began(self, sequence: rows.Sequence, now: float) -> None:
         request = self._by_order[sequence.order]
         if not request.has_begun:
             request.has_begun = True
             self._events.append(Admitted(request.request_id))
 
-    def prefilled(self, sequence: batch.Sequence, task: PrefillTask, now: float) -> None:
+    def prefilled(self, sequence: rows.Sequence, task: PrefillTask, now: float) -> None:
         self._counts["reused_tokens"] += task.history
 
-    def done(self, sequence: batch.Sequence, now: float) -> None:
+    def done(self, sequence: rows.Sequence, now: float) -> None:
         request = self._by_order[sequence.order]
         ids = tuple(request.token_ids[request.num_told :])
         self._events.append(Finished(request.request_id, ids, request.take_logprobs()))

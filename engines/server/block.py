@@ -8,8 +8,8 @@ from time import perf_counter
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.plan import StepRecord
-from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import DecodeRule
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
 
 

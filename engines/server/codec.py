@@ -11,10 +11,10 @@ from typing import ClassVar
 from tokenizers import Tokenizer
 
 from engines.errors import UserError
-from engines.models.causal_text import CausalText
 from engines.models.chat import (
     EMBEDDED_CHAT,
     USUAL_FORM,
+    CausalText,
     ChatTemplate,
     PromptForm,
     end_token_ids,

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
-from engines.server.answer import Answer, Piece, Stops
+from engines.server.answer import Answer, Piece, Score, ScoredTokens, Stops, prompt_logprobs, scores_of
 from engines.server.body import MOST_CHOICES, SEEDS, AnswerBody, ChatBody, CompletionBody
 from engines.server.codec import Codec
 from engines.server.errors import ApiError, refused
-from engines.server.logprobs import Score, ScoredTokens, prompt_logprobs, scores_of
 from engines.server.protocol import (
     Accepted,
     Admitted,

@@ -17,8 +17,22 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
-from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel, Submission
-from engines.server.wire import Able, Cancel, Command, Ready, Report, Stop, Unable
+from engines.server.protocol import (
+    Able,
+    Accepted,
+    Cancel,
+    Command,
+    Event,
+    Failed,
+    Ready,
+    Refused,
+    Report,
+    ServedEngine,
+    ServedModel,
+    Stop,
+    Submission,
+    Unable,
+)
 
 _STATUS_EVERY_S = 0.05
 """Between two reports of a status in which nothing happened to a request."""

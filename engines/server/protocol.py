@@ -2,10 +2,16 @@
 
 A ``ServedModel`` is made where the server runs and pickled to the engine's process, which makes a ``ServedEngine`` of
 it. ``Submission`` goes there, ``Event`` comes back. The server talks to the process (``service.py``) and never to an engine.
+
+What goes between the server and its engine's process: pickles behind their length, over a socket that both inherit, as the
+engine's end, a ``multiprocessing.connection.Connection``, frames them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -207,3 +213,52 @@ class ServedModel(Protocol):
     def serving(self) -> AbstractContextManager[ServedEngine]:
         """Load the model; called in the engine's process."""
         ...
+
+
+_LENGTH = struct.Struct("!i")
+
+
+class Cancel(NamedTuple):
+    request_id: int
+
+
+class Stop(NamedTuple):
+    """Nothing that runs is waited for."""
+
+
+Command = Submission | Cancel | Stop
+
+
+class Able(NamedTuple):
+    """The machine has what the model needs, which is loaded now."""
+
+
+class Ready(NamedTuple):
+    status: EngineStatus
+
+
+class Report(NamedTuple):
+    events: Sequence[Event]
+    status: EngineStatus
+
+
+class Unable(NamedTuple):
+    """The model cannot be served; the process ends."""
+
+    sentence: str
+    is_users: bool
+    """Whether it is the user's to mend."""
+
+
+def frame(message: Any) -> bytes:
+    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(content)) + content
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Any:
+    """None at the end of the stream, in the middle of a frame too."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

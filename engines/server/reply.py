@@ -10,14 +10,12 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from engines.server.answer import Piece
+from engines.server.answer import Piece, joined
 from engines.server.body import AnswerBody
 from engines.server.completion import Completion, Part, Served, Usage
 from engines.server.errors import ApiError, too_late
-from engines.server.format import Choice, Format
-from engines.server.logprobs import joined
-from engines.server.metrics import Metrics
-from engines.server.responses import ResponseFormat, ResponsesBody
+from engines.server.responses import Choice, Format, ResponseFormat, ResponsesBody
+from engines.server.service import Metrics
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig, SparsityConfig
-from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory
+from engines.dllm.memory import MemoryPlan, concurrency, divide_memory
 from engines.dllm.sequence import cache_rows
 from paper_figures.common.caption import basis, basis_of
 from paper_figures.common.figure import Columns, Page, Picture, Table, table

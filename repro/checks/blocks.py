@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import (
     DecodeRule,
     Dynamic,
@@ -25,11 +24,12 @@ from engines.blockdiffusion.rules import (
     Static,
     SubBlocks,
 )
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.errors import UserError
 from repro.systems.block.settings import EMBEDDED_DIR
 
 if TYPE_CHECKING:
-    from engines.blockdiffusion.request import Answer
+    from engines.blockdiffusion.sequence import Answer
     from engines.models.block_config import BlockConfig
     from engines.models.packed import PackedModel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig
-from engines.dllm.memory.budget import divide_memory
+from engines.dllm.memory import divide_memory
 from engines.knobs import knobs_of
 from engines.models.shape import model_shape
 from repro.gpu_suite.checks import check_cell

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows
-from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory, logit_rows_at_once
+from engines.dllm.memory import MemoryPlan, concurrency, divide_memory, logit_rows_at_once
 from engines.models.shape import ModelShape
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from engines.cost.roofline import Calibration, Roofline, StepWork, gpu
-from engines.dllm.executor.roofline import RooflineExecutor, copying
+from engines.dllm.executor.simulated import RooflineExecutor, copying
 from engines.dllm.plan import StepOutcome, StepPlan
 from repro.files import replace_text
 from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 
 from engines.errors import UserError
 from engines.knobs import Range
-from engines.runtime.signals import held
+from engines.runtime.machine import held
 from repro.cores import usable_cores
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, collect, utc_now

@@ -16,7 +16,7 @@ from engines.cluster.hardware import Hardware, cost_constants
 from engines.cost.kernels import Card, load_folder
 from engines.cost.roofline import GB, GPUS, L40S, CardCalibration, Gpu
 from engines.dllm.config import EngineConfig
-from engines.dllm.memory.budget import divide_memory
+from engines.dllm.memory import divide_memory
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from engines.models.checkpoint import config_of, digest_of

@@ -9,7 +9,7 @@ from typing import Any
 from engines.cost.roofline import L40S, Calibration, Roofline
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.roofline import RooflineExecutor, step_work
+from engines.dllm.executor.simulated import RooflineExecutor, step_work
 from engines.dllm.phase import RefreshRule
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool, Scheduler

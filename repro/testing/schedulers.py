@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.executor.roofline import check_simulated
+from engines.dllm.executor.simulated import check_simulated
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling import KvPool, Scheduler

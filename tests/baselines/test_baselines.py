@@ -15,7 +15,7 @@ from support.reference_samplers import Dims, Sampled, Weights, dream, dream_bloc
 from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.decode import timestep
+from engines.dllm.sequence import timestep_quota, timesteps
 from engines.runtime.noise import row_keys, uniform
 from repro.generation import Generated, GenerateOptions, generate
 
@@ -266,7 +266,7 @@ def test_dream_methods_differ(folder):
 
 @pytest.mark.parametrize("steps", [*range(1, 130), 255, 256, 511, 512, 1000, 1024, 4096, 8192])
 def test_timesteps_are_torchs_bit_for_bit(steps):
-    exact = np.array(timestep.timesteps(steps))
+    exact = np.array(timesteps(steps))
     times = exact.astype(np.float32)
     assert np.array_equal(times, exact), "every value is a float32 already"
     assert np.array_equal(times.view(np.int32), torch.linspace(1, 1e-3, steps + 1).numpy().view(np.int32))
@@ -278,7 +278,7 @@ def test_quota_is_the_float32_expression(masks, step, steps):
     times = torch.linspace(1, 1e-3, steps + 1)
     count = torch.tensor(masks)
     expected = masks if step == steps - 1 else int(count * (1 - times[step + 1] / times[step]))
-    assert timestep.quota(masks, step, steps) == expected
+    assert timestep_quota(masks, step, steps) == expected
 
 
 def test_quota_over_a_grid():
@@ -287,4 +287,4 @@ def test_quota_over_a_grid():
         for step in range(0, steps - 1, 1 + steps // 32):
             masks = torch.arange(1, 520)
             expected = (masks * (1 - times[step + 1] / times[step])).to(torch.int64).tolist()
-            assert [timestep.quota(n, step, steps) for n in range(1, 520)] == expected
+            assert [timestep_quota(n, step, steps) for n in range(1, 520)] == expected

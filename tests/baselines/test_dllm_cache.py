@@ -28,13 +28,13 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline, StepWork
 from engines.dllm.config import DecodeConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.phase import NoCache
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
 from engines.models.decoder import DreamModel
-from engines.models.dream_config import DreamConfig
+from engines.models.diffusion_config import DreamConfig
 from engines.models.loader import load_model
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B, ModelShape
 

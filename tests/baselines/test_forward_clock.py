@@ -10,9 +10,8 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.candidates import CandidateChoice
-from engines.dllm.executor.commit import Commit
 from engines.dllm.executor.layout import Layouts
+from engines.dllm.executor.output import CandidateChoice, Commit
 from engines.dllm.executor.state import RequestState
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler

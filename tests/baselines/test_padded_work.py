@@ -14,7 +14,7 @@ from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.roofline import step_work
+from engines.dllm.executor.simulated import step_work
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.kernels import probe

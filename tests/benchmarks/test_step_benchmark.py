@@ -12,9 +12,9 @@ from support.tiny_models import GQA, network
 
 from engines.cost.roofline import L40S, Roofline, StepWork
 from engines.dllm.config import EngineConfig
-from engines.dllm.decode.denoise import FusedReduction
+from engines.dllm.denoise import FusedReduction
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import step_work
+from engines.dllm.executor.simulated import step_work
 from engines.dllm.phase import DelayedCache, Phase
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler

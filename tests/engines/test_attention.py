@@ -27,17 +27,17 @@ from engines.attention import (
     sdpa,
 )
 from engines.attention import varlen_attention as run_by_run
-from engines.attention.flash import FlashVarlen
-from engines.attention.kernels import (
+from engines.attention.backends import SdpaPadded
+from engines.attention.flash import (
     AtenVarlenKernel,
     FlashAttnKernel,
+    FlashVarlen,
     TorchVarlenKernel,
     flash_attn_kernels,
     parameters_of,
     torch_varlen_kernels,
 )
-from engines.attention.padded import SdpaPadded
-from engines.attention.probe import Example, attempts, probe
+from engines.attention.registry import Example, attempts, probe
 from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
 from engines.kernels import host

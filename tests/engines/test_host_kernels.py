@@ -11,9 +11,7 @@ from support.causal import executor, generate, prompt, run, small_model, start
 from torch import Tensor
 
 from engines.kernels import host, probe
-from engines.kernels.rmsnorm import rms_norm_reference
-from engines.kernels.rotary import rotate_reference
-from engines.kernels.swiglu import swiglu_reference
+from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
 
 try:
     host.library()

@@ -26,24 +26,22 @@ from torch import Tensor
 
 from engines.attention import sdpa
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
-from engines.dllm.decode.vocabulary import vocabulary_reduction
+from engines.dllm.denoise import Reduction, reduce_in_chunks, vocabulary_reduction
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.ranks import LeadingExecutor, follow
+from engines.dllm.executor.torch import LeadingExecutor, follow
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError
-from engines.kernels.importance import ContextRows, attended, importance
+from engines.kernels.scores import ContextRows, attended, importance
 from engines.models.checkpoint import TINY_DIR, config_of
-from engines.models.dream_config import DREAM_7B
-from engines.models.llada_config import LLADA_8B
+from engines.models.config import check_division, span
+from engines.models.diffusion_config import DREAM_7B, LLADA_8B
 from engines.models.loader import load_model
 from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer
 from engines.parallel import launch
-from engines.parallel.division import check_division, span
 from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import RankFailed, local_ranks
 from engines.parallel.shard import PartialLinear, load_shard, shard_model

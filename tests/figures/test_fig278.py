@@ -6,7 +6,7 @@ import pytest
 from support.platforms import CPU_TINY, L40S, RTX4090
 from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
 
-from engines.dllm.memory.budget import divide_memory
+from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve import fig2, fig3, fig7, fig8
 from paper_figures.dllm_serve.layout import shape_of
 from repro.reports.ablation import COMPONENTS, LADDER, component, rungs

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.causal import VOCAB, pooled, prompt, run, start
 
+from engines.ar.torch.attention import PagedAttention, Served, kernels, probe
 from engines.ar.torch.executor import TorchExecutor, grid
-from engines.ar.torch.paged import PagedAttention, Served, kernels, probe
 from engines.ar.torch.rows import StepWork
 from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal

@@ -18,7 +18,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines import kernels
 from engines.attention import availability
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.decode.denoise import Reduced
+from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import TorchExecutor

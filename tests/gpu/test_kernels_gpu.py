@@ -10,10 +10,8 @@ from support.kernel_cases import DTYPES, Drawn, Sizes
 
 from engines.kernels.confidence import confidence
 from engines.kernels.pack import pack
-from engines.kernels.rmsnorm import rms_norm
-from engines.kernels.rotary import rotate
+from engines.kernels.rowwise import rms_norm, rotate, swiglu
 from engines.kernels.scores import scores
-from engines.kernels.swiglu import swiglu
 from engines.models.layers import inverse_frequencies, rotary_tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")]

@@ -29,8 +29,8 @@ LEAVES = {
 
 POLICIES = (
     *("engines.dllm.config", "engines.dllm.plan", "engines.dllm.sequence"),
-    *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.engine", "engines.dllm.scheduling"),
-    *("engines.dllm.memory.budget", "engines.dllm.executor.roofline"),
+    *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.phase", "engines.dllm.scheduling"),
+    *("engines.dllm.memory", "engines.dllm.executor.simulated"),
     *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.dllm.static.scheduler", "repro.runs.system"),
     *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),
@@ -186,7 +186,7 @@ def test_policies_load_no_torch(policy):
     assert direct == set()
 
 
-ARITHMETIC = "engines.models.shape, engines.cost.roofline, engines.cost.roofline, engines.dllm.memory.budget"
+ARITHMETIC = "engines.models.shape, engines.cost.roofline, engines.dllm.memory"
 HARNESS = "repro.registry, repro.runs.step_driver, repro.runs.progress, repro.runs.sweep, repro.runs.family"
 SIMULATION = (
     "from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"
@@ -230,7 +230,7 @@ def test_a_method_is_in_the_file_of_its_name():
 
 def test_real_workers_and_policies_know_no_simulator():
     """Simulated, torch and live workers ask the same policies, and a policy does not know which of them does."""
-    simulated = tuple(f"engines.cluster.{name}" for name in ("cluster", "simulation", "worker", "decode"))
+    simulated = tuple(f"engines.cluster.{name}" for name in ("simulation", "worker", "decode"))
     real = ("engines.policies", "engines.ar.torch", "engines.server", "engines.ampd.policies")
     wrong = [
         (name, target)

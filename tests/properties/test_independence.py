@@ -15,7 +15,7 @@ from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, r
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
+from engines.dllm.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler

@@ -25,12 +25,12 @@ from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
 
 from engines.ar.torch.engine import Engine
-from engines.ar.torch.measured import MeasuredSteps
+from engines.ar.torch.executor import MeasuredSteps
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.latency import StepModel
 from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig
-from engines.models.causal_text import CausalText, load_causal_text
+from engines.models.chat import CausalText, load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
 from engines.policies.views import OpenQueue

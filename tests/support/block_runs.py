@@ -11,9 +11,9 @@ from support.block_models import MASK, block_model
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan
-from engines.blockdiffusion.request import Answer, BlockRequest
 from engines.blockdiffusion.rules import DecodeRule
 from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
+from engines.blockdiffusion.sequence import Answer, BlockRequest
 
 
 class Recorder(TorchBlockExecutor):

@@ -7,15 +7,14 @@ import numpy as np
 import torch
 from support.graph_recorders import EagerRecorder
 
+from engines.ar.torch.attention import PagedAttention, ReferenceKernel
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.paged import PagedAttention, ReferenceKernel
 from engines.ar.torch.rows import StepWork
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CausalConfig, tiny_causal
-from engines.runtime.pool import store_by_index
-from engines.runtime.staging import Staging
+from engines.runtime.device import Staging, store_by_index
 
 VOCAB = 97
 SIZES = {

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.models.dream_config import DreamConfig
+from engines.models.diffusion_config import DreamConfig
 
 DREAM = DreamConfig(
     d_model=32,

@@ -9,7 +9,7 @@ from support.prefill_runs import prefill_run
 from support.session_runs import planner_run, session_run
 from support.stored_runs import calibration_of, changed, charged, stored, told_of
 
-from engines.dllm.memory.budget import divide_memory
+from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve import fig2
 from paper_figures.dllm_serve.layout import shape_of
 from repro.reports.figures import Figure, View

@@ -22,7 +22,7 @@ IMPORTED = (
     "support.tiny_models",
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # a model that is moved off the meta device imports it
-    *("engines.dllm.executor.compose", "engines.dllm.executor.ranks", "engines.models.loader"),
+    *("engines.dllm.executor.compose", "engines.dllm.executor.torch", "engines.models.loader"),
     *("engines.models.tokenizer", "engines.parallel.launch", "engines.parallel.shard"),
 )
 

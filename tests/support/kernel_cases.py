@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.building import Building
 from engines.kernels.confidence import (
     Partial,
     combine,
@@ -17,13 +16,11 @@ from engines.kernels.confidence import (
     partial,
     partial_reference,
 )
-from engines.kernels.pack import pack, pack_reference
+from engines.kernels.launch import Building
+from engines.kernels.pack import pack, pack_reference, store, store_reference
 from engines.kernels.paged import paged_attention, paged_attention_reference
-from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
-from engines.kernels.rotary import rotate, rotate_reference
+from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import Selection, scores, scores_reference
-from engines.kernels.store import store, store_reference
-from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -10,13 +10,10 @@ import torch
 from support.kernel_cases import Drawn, Sizes
 
 from engines.kernels.confidence import confidence, partial
-from engines.kernels.pack import pack
+from engines.kernels.pack import pack, store
 from engines.kernels.paged import paged_attention
-from engines.kernels.rmsnorm import rms_norm
-from engines.kernels.rotary import rotate
+from engines.kernels.rowwise import rms_norm, rotate, swiglu
 from engines.kernels.scores import scores
-from engines.kernels.store import store
-from engines.kernels.swiglu import swiglu
 
 CANONICAL = {
     torch.bfloat16: "bf16",

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.ampd.live.server import RedisServer
-from engines.ampd.live.store import Store, texts
+from engines.ampd.live.store import RedisServer, Store, texts
 
 needs_redis = pytest.mark.skipif(
     find_spec("redis") is None or shutil.which("redis-server") is None,

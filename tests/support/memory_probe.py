@@ -12,7 +12,7 @@ class LogitsProbe(TorchDispatchMode):
 
     ``peak_bytes`` is the most that such storages took together after any operator. Storages that existed
     before (the embedding, the head) are not operator results and are not seen; what an operator allocates
-    and frees inside itself is not seen either, see ``engines.dllm.memory.profile.peak_bytes``.
+    and frees inside itself is not seen either, see ``engines.dllm.executor.compose.peak_bytes``.
     """
 
     def __init__(self, vocab: int) -> None:

@@ -12,8 +12,8 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.state import RequestState
 from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
+from engines.runtime.device import Staging
 from engines.runtime.rows import Ints
-from engines.runtime.staging import Staging
 
 
 class CountingStaging(Staging):

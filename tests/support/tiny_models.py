@@ -19,9 +19,8 @@ from torch import Tensor
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.models.decoder import DreamModel
-from engines.models.dream_config import DreamConfig
+from engines.models.diffusion_config import DreamConfig, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
-from engines.models.llada_config import LLaDAConfig
 
 MaskRow = Literal["zero", "loud"]
 

@@ -19,7 +19,7 @@ from baselines.dllm.dllm_cache.schedule import CacheStep
 from engines.dllm.executor.state import RequestState
 from engines.dllm.plan import StepPlan
 from engines.models.config import ModelConfig
-from engines.runtime.staging import Staging
+from engines.runtime.device import Staging
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from engines.dllm.executor.step import Forwarded, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.kernels.host import Runs, attend_runs
 from engines.models.protocol import DiffusionModel
+from engines.runtime.device import Staging
 from engines.runtime.rows import MIN_ROWS
-from engines.runtime.staging import Staging
 from engines.runtime.step_timer import StepTimer
 
 Columns = tuple[slice | Tensor, slice | Tensor]

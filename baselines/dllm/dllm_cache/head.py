@@ -9,7 +9,7 @@ from torch import Tensor
 
 from baselines.dllm.dllm_cache.forward import Residual
 from baselines.dllm.static.head import Project, Reduce
-from engines.dllm.decode.denoise import Reduced, Reduction, Sampling, reduce_in_parts
+from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.executor.step import Guidance
 from engines.models.protocol import DiffusionModel
 

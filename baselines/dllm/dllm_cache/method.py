@@ -16,8 +16,8 @@ from baselines.dllm.static.search import StaticFootprint, base_bytes
 from engines.cost.roofline import StepPrice
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.executor.simulated import RooflineExecutor
+from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.phase import NoCache, Phase, Window
 from engines.dllm.plan import Request

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import EngineConfig
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.simulated import RooflineExecutor
 from engines.dllm.plan import Request, StepPlan
 from engines.models.shape import ModelShape
 

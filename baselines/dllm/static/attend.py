@@ -15,9 +15,8 @@ from engines.dllm.plan import PlanItem
 from engines.kernels.host import Runs, attend_runs
 from engines.models.config import ModelConfig
 from engines.models.protocol import Attend
-from engines.runtime.pool import PoolTensors
+from engines.runtime.device import PoolTensors, Staging
 from engines.runtime.rows import MIN_ROWS
-from engines.runtime.staging import Staging
 from engines.runtime.step_timer import StepTimer
 
 

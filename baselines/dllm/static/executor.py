@@ -15,7 +15,7 @@ from baselines.dllm.static.head import MonolithicHead, every_row_s_logits, reduc
 from engines.attention import batch_attention
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.compose import Shared
-from engines.dllm.executor.forward import PackedForward
+from engines.dllm.executor.graphs import PackedForward
 from engines.dllm.executor.layout import PackedLayout
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engines.dllm.decode.denoise import Reduced, Reduction, Sampling, reduce_in_parts
-from engines.dllm.executor.head import guided_logits
+from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
+from engines.dllm.executor.output import guided_logits
 from engines.dllm.executor.step import Candidates, Guidance
 from engines.models.protocol import DiffusionModel
 

@@ -9,7 +9,7 @@ from traceback import clear_frames
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.memory.profile import peak_bytes
+from engines.dllm.executor.compose import peak_bytes
 from engines.dllm.method import Sampler
 from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Executor, ExecutorError, Request

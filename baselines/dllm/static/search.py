@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engines.dllm.memory.budget import GUARD_FRACTION
+from engines.dllm.memory import GUARD_FRACTION
 from engines.errors import UserError
 from engines.models.shape import ModelShape
 

@@ -23,7 +23,7 @@ from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.views import PrefillTask
 
 if TYPE_CHECKING:
-    from engines.ar.torch.run import Prompts
+    from engines.ar.torch.engine import Prompts
 
 SETTLE_S = 0.25
 """How often is looked for who is overdue."""

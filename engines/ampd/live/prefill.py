@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engines.ampd.live.kv import bytes_per_token, gather, scatter
-from engines.ampd.live.wire import Peers
+from engines.ampd.live.wire import Peers, bytes_per_token, gather, scatter
 from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of
 from engines.ar.torch.rows import StepWork
 

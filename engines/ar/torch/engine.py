@@ -4,29 +4,76 @@ Between two steps it takes in what arrived, asks its batching policy for the nex
 ``engines.cluster.decode`` does on a virtual clock; given the same policy and a ``CostClock`` both make the same
 steps at the same times (tests/engines/ar/torch/test_same_schedule.py). Where no prefill is named, the decode batch
 advances by one token.
+
+What a run of the engine takes in and leaves behind: prompts, and plain tables.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from engines.ar.sampling import GREEDY, SamplingParams
-from engines.ar.torch.batch import Sequence
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.run import EngineRound, EngineRun, Prompts, StepRow, random_prompts
+from engines.ar.torch.rows import Sequence
 from engines.ar.torch.worker import Worker
 from engines.cluster.hardware import StepCost
-from engines.cluster.record import table_of
+from engines.cluster.record import RoundRow, Table, table_of
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.policies.views import Batching, Chunk, PrefillQueue, PrefillTask, StepPlan, TaskKind
 from engines.runtime.rows import Ints
+
+Prompts = Callable[[Session, int], Ints]
+"""The ids that round i of a session adds."""
+
+
+def random_prompts(vocab_size: int, seed: int) -> Prompts:
+    """Ids that depend on (seed, session, round) alone."""
+
+    def prompt(session: Session, round_index: int) -> Ints:
+        random = np.random.default_rng((seed, session.session_id, round_index))
+        return random.integers(vocab_size, size=session.rounds[round_index].prefill_tokens, dtype=np.int64)
+
+    return prompt
+
+
+@dataclass(slots=True)
+class EngineRound(RoundRow):
+    started_s: float | None = None
+    """When its prefill was admitted."""
+
+
+@dataclass(slots=True)
+class StepRow:
+    start_s: float
+    end_s: float
+    decide_s: float
+    """The policy's time, of the wall."""
+    run_s: float
+    """The step's, of the wall."""
+    prefills: int
+    tokens: int
+    decoding: int
+    rows: int
+    """Padding included."""
+    mode: str | None
+    """What the step ran in: null, a bucket "64x8" or a rung "512"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRun:
+    rounds: Table
+    steps: Table
+    answers: Mapping[int, list[list[int]]]
+    """Session -> generated ids of its finished rounds."""
+    facts: Mapping[str, Any]
+    """num_preemptions, evicted_blocks, end_s; ``stop_reason`` where sessions are unfinished."""
 
 
 class Clock(Protocol):

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.ar.torch.blocks import BlockTables
-from engines.ar.torch.paged import PagedAttention, span_arrays, spans_of
+from engines.ar.torch.attention import PagedAttention, span_arrays, spans_of
 from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, rows_in
 from engines.models.decoder import CausalModel
 from engines.policies.views import Bucket
+from engines.runtime.device import PoolTensors, Staging
 from engines.runtime.graphs import Graphs, Recorder
-from engines.runtime.pool import PoolTensors
-from engines.runtime.rows import Ints
-from engines.runtime.staging import Staging
+from engines.runtime.rows import BlockTables, Ints
 
 
 class CaptureCost(NamedTuple):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engines.ar.sampling import MOST_LOGPROBS, Logprobs, SamplingParams
+from engines.runtime.device import Staging
 from engines.runtime.noise import gumbel_argmax, row_keys
 from engines.runtime.rows import Ints
-from engines.runtime.staging import Staging
 
 
 class Draws(NamedTuple):

@@ -12,7 +12,7 @@ from engines.attention import Spans, VarlenAttention, sdpa, varlen_attention
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
-from engines.runtime.pool import PoolTensors, Store
+from engines.runtime.device import PoolTensors, Store
 from engines.runtime.step_timer import StepTimer
 
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

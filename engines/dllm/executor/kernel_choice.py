@@ -9,11 +9,10 @@ from torch import nn
 
 from engines.attention import VarlenAttention, attention_backend, availability
 from engines.attention.flash import reads_pool_in_place
-from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.config import EngineConfig, SparsityConfig
-from engines.dllm.decode.denoise import FusedReduction, Reduction
-from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
+from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.layout import SelectingLayers
+from engines.dllm.executor.step import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.kernels.choice import HostKernels, TritonKernels
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel, Ranks

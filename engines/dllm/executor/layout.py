@@ -11,17 +11,26 @@ import torch
 from torch import Tensor
 
 from engines.attention import Run, SpanMetadata, Spans
-from engines.dllm.cache.selection import Pack, SelectAndPack
 from engines.dllm.config import SparsityConfig
-from engines.dllm.executor.candidates import first_places
 from engines.dllm.executor.graphs import StepGraphs
+from engines.dllm.executor.output import first_places
 from engines.dllm.executor.rows import BlockRows, BuildRows, FreshRows, ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import AttendFactory, Block, EagerRows, Fresh, GraphRows, StepLayout, StepRows
+from engines.dllm.executor.step import (
+    AttendFactory,
+    Block,
+    EagerRows,
+    Fresh,
+    GraphRows,
+    Pack,
+    SelectAndPack,
+    StepLayout,
+    StepRows,
+)
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import DiffusionModel
+from engines.runtime.device import Staging
 from engines.runtime.rows import MIN_ROWS, Ints
-from engines.runtime.staging import Staging
 from engines.runtime.step_timer import StepTimer
 
 

@@ -12,7 +12,7 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.step import Block, BlockTokens, Fresh
 from engines.dllm.plan import ExecutorError, PlanItem, Request
 from engines.models.config import ModelConfig
-from engines.runtime.staging import Staging
+from engines.runtime.device import Staging
 
 
 class RequestState:

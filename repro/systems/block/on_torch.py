@@ -9,7 +9,7 @@ from typing import Any
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
-from engines.blockdiffusion.request import BlockRequest
+from engines.blockdiffusion.sequence import BlockRequest
 from engines.models.block_config import BlockConfig
 from engines.models.loader import check_device, load_block, parse_dtype
 from engines.models.packed import PackedModel

@@ -9,11 +9,11 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
-from engines.blockdiffusion.request import Answer, BlockRequest
+from engines.blockdiffusion.sequence import Answer, BlockRequest
 from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
-from engines.models.causal_text import stored_ends
+from engines.models.chat import stored_ends
 from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import engines.models
-from engines.blockdiffusion.memory import pool_tokens
-from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import (
     DecodeRule,
     Dynamic,
@@ -22,9 +20,9 @@ from engines.blockdiffusion.rules import (
     Steps,
     SubBlocks,
 )
-from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
-from engines.blockdiffusion.separate import check_batching
-from engines.blockdiffusion.simulated import HostCost
+from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig, check_batching
+from engines.blockdiffusion.sequence import BlockSampling
+from engines.blockdiffusion.simulated import HostCost, pool_tokens
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require

@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.plan import StepRecord
-from engines.blockdiffusion.request import BlockRequest
+from engines.blockdiffusion.plan import SharedTables, StepRecord
+from engines.blockdiffusion.sequence import BlockRequest
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
-from engines.blockdiffusion.tables import SharedTables
 from engines.cost.kernels import price_on
 from engines.cost.roofline import Gpu, StepPrice, gpu
 from engines.dllm.config import GenerationConfig

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engines.errors import UserError, require
-from engines.models.causal_text import CausalText, load_causal_text
-from engines.models.chat import EMBEDDED_CHAT, cut_at_end
+from engines.models.chat import EMBEDDED_CHAT, CausalText, cut_at_end, load_causal_text
 from repro.prompt import TextAnswer
 from repro.systems.block.settings import EMBEDDED_DIR, BlockSettings
 

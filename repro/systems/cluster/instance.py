@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from engines.ar.torch.executor import TorchExecutor, grid
-from engines.ar.torch.measured import MeasuredSteps
+from engines.ar.torch.executor import MeasuredSteps, TorchExecutor, grid
 from engines.errors import require
 from engines.laps.latency import StepModel
 from engines.models.loader import load_causal, parse_dtype

@@ -27,9 +27,8 @@ from engines.cost.kernels import price_on
 from engines.cost.roofline import Calibration, Gpu, StepPrice, gpu
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.replay import Recording, Replayed, ReplayedRule, ReplayingExecutor
-from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
+from engines.dllm.executor.simulated import Recording, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
+from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.method import Method, Sampler
 from engines.dllm.phase import SeeingRule
 from engines.dllm.plan import Executor

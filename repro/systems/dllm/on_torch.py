@@ -19,11 +19,10 @@ from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.compose import MeasuredPeak, measure_worst_step
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS
-from engines.dllm.executor.ranks import LeadingExecutor, follow
-from engines.dllm.executor.roofline import BoundedExecutor
-from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.memory.profile import MeasuredPeak, measure_worst_step
+from engines.dllm.executor.simulated import BoundedExecutor
+from engines.dllm.executor.torch import LeadingExecutor, TorchExecutor, follow
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError
 from engines.errors import UserError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.dllm.engine import Engine
-from engines.dllm.executor.replay import LETTERS, Recording
+from engines.dllm.executor.simulated import LETTERS, Recording
 from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
 from engines.errors import UserError

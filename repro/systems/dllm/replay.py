@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.replay import LETTERS, Block, Replayed, drawn
-from engines.dllm.executor.replay import Path as Steps
+from engines.dllm.executor.simulated import LETTERS, Block, Replayed, drawn
+from engines.dllm.executor.simulated import Path as Steps
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from repro.files import kept

@@ -18,8 +18,8 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, given_to, knobs_of
 from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
+from engines.models.config import check_division
 from engines.models.shape import ModelShape
-from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.cost import CostKnobs, load_calibration
 from repro.systems.dllm.knobs import SIMULATED_READING, BaselineKnobs, Device, ModelKnobs, ReplayKnobs, WorkloadKnobs

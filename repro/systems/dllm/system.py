@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.roofline import check_simulated, check_simulated_generation
+from engines.dllm.executor.simulated import check_simulated, check_simulated_generation
 from engines.dllm.method import Method
 from engines.dllm.phase import SeeingRule, check_rule
 from engines.dllm.scheduling import scheduler_of

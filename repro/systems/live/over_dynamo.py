@@ -29,8 +29,7 @@ from repro.systems.servers import log_folder
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.record import Mark
-    from engines.ar.torch.run import Prompts
-    from repro.systems.live.http_client import HttpClient
+    from engines.ar.torch.engine import Prompts
 
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ampd.live.intake import Deciding, Limits
-from engines.ampd.live.server import RedisServer, redis_program
-from engines.ampd.live.store import Store, client_of, load_redis, shown
+from engines.ampd.live.store import RedisServer, Store, client_of, load_redis, redis_program, shown
 from engines.ampd.system import AmpdConfig
 from engines.cluster.record import prefill_load, rows_of
 from engines.errors import UserError, require
@@ -259,12 +258,12 @@ class LiveDeployment:
         return found
 
     def _prompts(self) -> Any:
-        from engines.ar.torch.run import random_prompts
+        from engines.ar.torch.engine import random_prompts
 
         return random_prompts(self.settings.vocab_size, self.seed)
 
     def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
-        from engines.ampd.live.twin import simulate_live
+        from engines.ampd.live.profile import simulate_live
 
         settings = self.settings
         return simulate_live(
@@ -347,7 +346,7 @@ def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, floa
 _MODULES = (
     "engines.ampd.live.prefill",
     "engines.ampd.live.decode",
-    "engines.ampd.live.twin",
+    "engines.ampd.live.profile",
     "repro.systems.live.system",
 )
 

@@ -14,13 +14,12 @@ from support.block_models import END, FAMILIES, MASK, block_model, plain_logits
 from support.block_runs import Recorder, alone, engine_for, is_whole, prompt, recorder, request
 
 from engines.blockdiffusion import sequence
-from engines.blockdiffusion.draws import BlockDraws
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.executor import TorchBlockExecutor
-from engines.blockdiffusion.request import BlockRequest, BlockSampling
+from engines.blockdiffusion.executor import BlockDraws, TorchBlockExecutor
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
-from engines.dllm.decode.denoise import Reduction
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
+from engines.dllm.denoise import Reduction
 from engines.errors import UserError
 from repro.checks.plain_blocks import plain_run
 

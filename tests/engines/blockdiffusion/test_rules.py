@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.blockdiffusion.request import BlockRequest, BlockSampling
 from engines.blockdiffusion.rules import (
     Blocks,
     Dynamic,
@@ -17,6 +16,7 @@ from engines.blockdiffusion.rules import (
     best,
     quota,
 )
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.errors import UserError
 from repro.checks.plain_blocks import plain_take
 

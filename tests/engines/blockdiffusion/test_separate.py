@@ -5,8 +5,8 @@ from support.block_models import block_model
 from support.block_runs import alone, engine_for, is_whole, recorder, request
 from support.refusals import refuses
 
-from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Static, SubBlocks
+from engines.blockdiffusion.sequence import BlockSampling
 from repro.checks.plain_blocks import plain_run
 
 B = 8

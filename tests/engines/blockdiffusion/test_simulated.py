@@ -12,18 +12,16 @@ from support.block_runs import engine_for, recorder, request
 from support.refusals import refuses
 
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.memory import pool_tokens
-from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, Work
-from engines.blockdiffusion.rows import step_rows
+from engines.blockdiffusion.executor import step_rows
+from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
-from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, step_work
-from engines.blockdiffusion.tables import SharedTables
+from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, pool_tokens, step_work
 from engines.cluster.hardware import PHYSICAL, WorkerCost
 from engines.cost.kernels import FRAMEWORKS, price_on
 from engines.cost.roofline import H20, H200, Calibration, Roofline
 from engines.models.block_config import LLADA2_MINI, SDAR_8B
-from engines.models.experts import Router
+from engines.models.llada2 import Router
 from engines.models.shape import LLADA2_FLASH, ModelShape
 from engines.models.shape import LLADA2_MINI as MINI
 from engines.models.shape import SDAR_8B as SDAR

@@ -19,7 +19,7 @@ from engines.cost.roofline import H200, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor, step_work
+from engines.dllm.executor.simulated import BoundedExecutor, RooflineExecutor, step_work
 from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling import KvPool, PhaseScheduler

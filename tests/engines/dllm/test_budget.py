@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refuses
 
+from engines.dllm import memory
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.memory import budget
-from engines.dllm.memory.budget import concurrency, divide_memory, logit_rows_at_once
+from engines.dllm.memory import concurrency, divide_memory, logit_rows_at_once
 from engines.dllm.sequence import cache_rows
 from engines.models.shape import DREAM_7B, LLADA_8B
 
@@ -67,7 +67,7 @@ def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory
 
 
 def test_a_row_is_had_from_its_last_byte_on(monkeypatch):
-    monkeypatch.setattr(budget, "GUARD_FRACTION", 0.0)
+    monkeypatch.setattr(memory, "GUARD_FRACTION", 0.0)
     needed = (
         LLADA_8B.weight_bytes
         + 16384 * LLADA_8B.activation_bytes_per_query_token

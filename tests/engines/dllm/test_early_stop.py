@@ -26,7 +26,7 @@ from engines.cost.roofline import Roofline, gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.simulated import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.method import Sampler
 from engines.dllm.phase import DelayedCache, NoCache

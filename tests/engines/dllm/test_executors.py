@@ -16,7 +16,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import RooflineExecutor, step_work
+from engines.dllm.executor.simulated import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule, Settling
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord

@@ -10,7 +10,7 @@ from support.tiny_models import GQA, network, request_on
 from torch import Tensor
 
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
-from engines.dllm.decode.denoise import Reduced
+from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Candidates, Head

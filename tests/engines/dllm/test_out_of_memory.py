@@ -9,7 +9,7 @@ from support.engine_runs import free_runs
 from support.tiny_models import GQA, network, request_on
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.decode.denoise import Reduced
+from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Head

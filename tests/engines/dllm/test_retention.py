@@ -12,16 +12,16 @@ from support.reference_samplers import dllm_serve
 from support.step_cases import Resident, step_of
 from support.tiny_models import GQA, MHA, network, request_on
 
-from engines.dllm.cache.selection import TorchSelectAndPack
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.roofline import step_work
 from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
+from engines.dllm.executor.simulated import step_work
+from engines.dllm.executor.step import TorchSelectAndPack
 from engines.dllm.phase import Phase
 from engines.dllm.plan import StepPlan
 from engines.errors import UserError
-from engines.kernels.importance import QUERY_ROWS, ContextRows, attended
-from engines.runtime.pool import PoolTensors
+from engines.kernels.scores import QUERY_ROWS, ContextRows, attended
+from engines.runtime.device import PoolTensors
 
 WHOLE = SparsityConfig(selection="attended", retention_ratio=0.3, whole_layer=1)
 

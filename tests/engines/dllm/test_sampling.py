@@ -19,7 +19,7 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.decode.denoise import Reduction, Sampling, choose
+from engines.dllm.denoise import Reduction, Sampling, choose
 from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request

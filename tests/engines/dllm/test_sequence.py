@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from support.engine_runs import rows_of
 
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
-from engines.dllm.decode import timestep
 from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.plan import Request
-from engines.dllm.sequence import Sequence, steps_per_block
+from engines.dllm.sequence import Sequence, steps_per_block, timestep_quota
 from engines.errors import UserError
 from repro.systems.dllm.system import method
 
@@ -183,7 +182,7 @@ def test_quotas_of_the_timestep_schedule(masks, steps):
         sequence = Sequence(request, NoCache(), SparsityConfig(), decode=decode, exact_steps=False)
         left, step = masks, 0
         while not sequence.is_finished:
-            expected = 1 if step == 0 and first_step == "first_position" else timestep.quota(left, step, steps)
+            expected = 1 if step == 0 and first_step == "first_position" else timestep_quota(left, step, steps)
             assert sequence.quota == expected <= left
             sequence.advance(expected)
             left, step = left - expected, step + 1

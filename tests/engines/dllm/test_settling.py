@@ -20,7 +20,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, Sp
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import graph_key, reuse_keys
-from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.simulated import RooflineExecutor
 from engines.dllm.method import DLLM_SERVE
 from engines.dllm.phase import DelayedCache, Phase, RefreshRule, Settling, check_settling
 from engines.dllm.plan import PlanItem, Request

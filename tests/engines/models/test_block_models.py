@@ -18,10 +18,9 @@ from support.block_models import (
 
 from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
-from engines.models.config_fields import Rope
-from engines.models.experts import Experts, Router, _sorted_places
+from engines.models.config import Rope
 from engines.models.layers import RMSNorm
-from engines.models.llada2 import LLaDA2Attention
+from engines.models.llada2 import Experts, LLaDA2Attention, Router, _sorted_places
 from engines.models.loader import build_block, load_block
 from repro.checks.plain_blocks import masked_logits
 

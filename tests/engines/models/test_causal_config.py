@@ -5,7 +5,7 @@ import torch
 from support.causal import LLAMA3, SIZES
 
 from engines.errors import UserError
-from engines.models.config_fields import LinearScaling, Llama3Scaling, Rope
+from engines.models.config import LinearScaling, Llama3Scaling, Rope
 from engines.models.decoder import rope_frequencies
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, tiny_causal

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE, Unigram, WordLevel
 
 from engines.errors import UserError
-from engines.models.causal_text import load_causal_text
+from engines.models import chat
 from engines.models.chat import (
     EMBEDDED_CHAT,
     ROLES,
@@ -25,6 +24,7 @@ from engines.models.chat import (
     PromptForm,
     cut_at_end,
     end_token_ids,
+    load_causal_text,
     load_chat_template,
     parse_messages,
 )
@@ -96,15 +96,6 @@ def test_templates_run_in_the_environment_they_are_written_for():
     assert text == '{"role": "user", "content": "<é>"}\n'
 
 
-def test_conversations_of_several_threads_do_not_mix():
-    """They are rendered by one process."""
-    pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
-    rendered = template("dream", CHATML_JINJA).render
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: rendered(said(("user", f"turn {i}"))), range(40)))
-    assert all(f"turn {i}<" in text for i, text in enumerate(found))
-
-
 NAMES_JINJA = "{% for m in messages %}<{{ m.role }}|{{ m.name }}>{{ m.content | trim }}</>{% endfor %}"
 NAMES_JINJA += "{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
 
@@ -153,6 +144,7 @@ def test_the_embedded_model_is_asked_as_it_was_trained(content):
 
 def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr(chat, "_environment", chat._environment.__wrapped__)
     with pytest.raises(UserError, match=r"needs jinja2, which is missing: pip install 'dllm-serve-repro\[hub\]'"):
         template("llada", LLADA_JINJA).render(said(("user", "x")))
     assert template("llada").render(said(("user", "x")))

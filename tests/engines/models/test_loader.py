@@ -18,9 +18,8 @@ from support.tiny_models import GQA, MHA
 
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir, read_config
-from engines.models.dream_config import DREAM_7B
+from engines.models.diffusion_config import DREAM_7B, LLADA_8B, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
-from engines.models.llada_config import LLADA_8B, LLaDAConfig
 from engines.models.loader import build_model, load_causal, load_model, parse_dtype, shapes_only
 from engines.models.qwen2_config import tiny_causal
 

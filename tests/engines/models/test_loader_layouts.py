@@ -12,13 +12,12 @@ import torch
 from support.checkpoints import DREAM, dream_layout, dream_weights, write
 from support.tiny_models import GQA, MHA
 
-import engines.models.weights
+import engines.models.loader
 from engines.errors import UserError
 from engines.models.checkpoint import read_config
 from engines.models.decoder import DreamModel
-from engines.models.dream_config import DREAM_7B, DreamConfig
+from engines.models.diffusion_config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
-from engines.models.llada_config import LLADA_8B, LLaDAConfig
 from engines.models.loader import PUBLISHED_CONFIGS, build_model, load_model
 
 # What a published config.json says besides the architecture (LLaDA-8B-Instruct; LLaDA-1.5 is the same class).
@@ -93,7 +92,7 @@ def test_published_names_are_the_modules_own():
 def test_only_one_shard_is_open_at_a_time_and_nothing_stays_mapped(tmp_path, monkeypatch):
     write(tmp_path, *LAYOUTS["Dream-v0"], torch.float32, shards=4)
     opened: list[str] = []
-    real, now = engines.models.weights.safe_open, 0
+    real, now = engines.models.loader.safe_open, 0
 
     @contextmanager
     def counted(path: Path, framework: str) -> Iterator[Any]:
@@ -105,7 +104,7 @@ def test_only_one_shard_is_open_at_a_time_and_nothing_stays_mapped(tmp_path, mon
             yield shard
         now -= 1
 
-    monkeypatch.setattr(engines.models.weights, "safe_open", counted)
+    monkeypatch.setattr(engines.models.loader, "safe_open", counted)
     model = load_model(str(tmp_path))
     # Headers first, then the tensors.
     assert opened == sorted(set(opened)) * 2

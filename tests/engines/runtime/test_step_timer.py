@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engines.runtime.staging import PinnedStaging, Staging, Transfer
+from engines.runtime.device import PinnedStaging, Staging, Transfer
 from engines.runtime.step_timer import MAX_IN_FLIGHT, STEP_PARTS, CudaTimer
 
 

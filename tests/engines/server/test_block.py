@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.block_runs import alone, engine_for, is_whole, request
 
-from engines.blockdiffusion.request import BlockSampling
 from engines.blockdiffusion.rules import JointThreshold, LowConfidence, Static
+from engines.blockdiffusion.sequence import BlockSampling
 from engines.server.block import BlockGeneration, ServedBlocks
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
 

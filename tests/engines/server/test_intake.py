@@ -27,8 +27,7 @@ from uvicorn.server import ServerState
 
 from engines.server import connection
 from engines.server.completion import LARGE_TEXT
-from engines.server.connection import MOST_PIECES, Connection
-from engines.server.intake import LARGE_BODY
+from engines.server.connection import LARGE_BODY, MOST_PIECES, Connection
 from engines.server.settings import ServerSettings
 
 WAIT_S = 60.0

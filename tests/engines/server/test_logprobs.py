@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engines.ar.sampling import Logprobs
 from engines.models.tokenizer import Speller
-from engines.server.logprobs import ScoredTokens, TokenTexts, joined, prompt_logprobs, scores_of
+from engines.server.answer import ScoredTokens, TokenTexts, joined, prompt_logprobs, scores_of
 
 
 def byte_level(*merges: tuple[str, str]) -> Tokenizer:

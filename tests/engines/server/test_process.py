@@ -16,9 +16,20 @@ from support.served_echo import RAISE, REFUSE, EchoEngine, EchoGeneration, EchoM
 
 from engines.errors import RunError
 from engines.server.process import MOST_FAILURES, serve
-from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, Submission, Tokens
+from engines.server.protocol import (
+    Accepted,
+    Admitted,
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    Refused,
+    Report,
+    Stop,
+    Submission,
+    Tokens,
+)
 from engines.server.service import _spawn
-from engines.server.wire import Cancel, Report, Stop
 from repro.paths import REPO
 
 

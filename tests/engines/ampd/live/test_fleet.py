@@ -12,8 +12,7 @@ from support.live import needs_redis
 from support.processes import ends, is_alive
 
 from engines.ampd.live.fleet import Fleet
-from engines.ampd.live.server import RedisServer
-from engines.ampd.live.store import Store
+from engines.ampd.live.store import RedisServer, Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal

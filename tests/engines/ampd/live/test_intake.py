@@ -12,8 +12,7 @@ from support.live import HandFleet, needs_redis
 
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.intake import FIRST_NAMED, Asked, Deciding, Intake, Limits, RouterSpec
-from engines.ampd.live.server import RedisServer
-from engines.ampd.live.store import Store
+from engines.ampd.live.store import RedisServer, Store
 from engines.errors import UserError
 from engines.policies.routing import LeastKvMemory, RemoteOnly
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engines.ampd.live.resident import Residents
+from engines.ampd.live.decode import Residents
 from engines.ar.torch.executor import TorchExecutor
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, TokenEstimator, links, serve, session, simulation
 
-from engines.ampd.live.profile import LiveProfile, _fitted
-from engines.ampd.live.twin import simulate_live
+from engines.ampd.live.profile import LiveProfile, _fitted, simulate_live
 from engines.cluster.record import ClusterRun, observe
 from engines.cluster.sessions import Session
 from engines.policies.routing import LeastKvMemory, Local, RemoteOnly

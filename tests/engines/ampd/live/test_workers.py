@@ -17,14 +17,12 @@ from engines.ampd.live import fleet as fleet_module
 from engines.ampd.live.coordinator import Coordinator, serve
 from engines.ampd.live.decisions import replay
 from engines.ampd.live.fleet import Fleet
-from engines.ampd.live.profile import ProfileGrid, profile_live
+from engines.ampd.live.profile import ProfileGrid, profile_live, simulate_live
 from engines.ampd.live.record import Mark, answers, collect
-from engines.ampd.live.server import RedisServer
-from engines.ampd.live.store import Store
-from engines.ampd.live.twin import simulate_live
+from engines.ampd.live.store import RedisServer, Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.policies import ReorderingQueue
-from engines.ar.torch.run import random_prompts
+from engines.ar.torch.engine import random_prompts
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal

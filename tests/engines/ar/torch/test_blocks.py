@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.refusals import refuses
 
-from engines.ar.torch.blocks import NOBODY, BlockTables, OutOfBlocksError
-from engines.ar.torch.memory import SessionMemory
+from engines.ar.torch.worker import SessionMemory
 from engines.errors import UserError
+from engines.runtime.rows import NOBODY, BlockTables, OutOfBlocksError
 
 
 class Tables(RuleBasedStateMachine):

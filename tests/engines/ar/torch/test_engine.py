@@ -6,15 +6,14 @@ from support.causal import executor, generate, small_model, start
 from support.refusals import refuses
 
 from engines.ar.sampling import SamplingParams
-from engines.ar.torch.blocks import OutOfBlocksError
-from engines.ar.torch.engine import Engine, WallClock
+from engines.ar.torch.engine import Engine, WallClock, random_prompts
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.run import random_prompts
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.views import IDLE, Situation, StepPlan
+from engines.runtime.rows import OutOfBlocksError
 
 SESSIONS = [
     Session(7, 0.0, (Round(20, 6, 0.001), Round(9, 5), Round(30, 1))),

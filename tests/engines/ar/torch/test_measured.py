@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.causal import executor, small_model
 from support.refusals import refuses
 
-from engines.ar.torch.measured import CPU_TIME, MeasuredSteps, dealt
+from engines.ar.torch.executor import CPU_TIME, MeasuredSteps, dealt
 from engines.errors import UserError
 from engines.policies.views import Bucket, Chunk, Rung
 

@@ -12,9 +12,9 @@ import torch
 from support.causal import executor, generate, paged_executor, pooled, prompt, run, small_model, start
 from torch import Tensor
 
+from engines.ar.torch.attention import ReferenceKernel, Served, fault, kernels, probe
 from engines.ar.torch.executor import grid
-from engines.ar.torch.paged import ReferenceKernel, Served, fault, kernels, probe
-from engines.attention.kernels import KernelSpans
+from engines.attention.flash import KernelSpans
 from engines.policies.views import Bucket, Rung
 
 REFERENCE = ReferenceKernel()

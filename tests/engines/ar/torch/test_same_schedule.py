@@ -15,9 +15,8 @@ from support.causal import executor
 from support.clusters import simulation
 
 from baselines.ar.sglang import SglangConfig, sglang
-from engines.ar.torch.engine import CostClock, Engine
+from engines.ar.torch.engine import CostClock, Engine, EngineRun
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.run import EngineRun
 from engines.cluster.sessions import Arrivals, ClosedLoop, OpenLoop, Round, Session
 from engines.cost.roofline import DecodeLine
 from engines.laps.batching import WaitConfig

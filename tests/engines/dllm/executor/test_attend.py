@@ -8,14 +8,13 @@ from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA, network
 
 from engines.attention import Sdpa, VarlenAttention, sdpa
-from engines.attention.padded import SdpaPadded
-from engines.dllm.cache.selection import TorchSelectAndPack
+from engines.attention.backends import SdpaPadded
 from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
-from engines.dllm.executor.step import EagerRows
+from engines.dllm.executor.step import EagerRows, TorchSelectAndPack
 from engines.dllm.phase import Phase
-from engines.runtime.pool import PoolTensors, store_by_index
+from engines.runtime.device import PoolTensors, store_by_index
 from engines.runtime.step_timer import StepTimer
 
 HEAD_DIM = GQA.config.head_dim

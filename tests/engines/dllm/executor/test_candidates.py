@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA
 
-from engines.dllm.executor.candidates import CandidateChoice
+from engines.dllm.executor.output import CandidateChoice
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, Candidates, StepLayout
 from engines.dllm.phase import Phase

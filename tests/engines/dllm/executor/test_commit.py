@@ -10,8 +10,7 @@ from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA
 
 from engines.dllm.config import DecodeConfig, EngineConfig
-from engines.dllm.executor.candidates import CandidateChoice
-from engines.dllm.executor.commit import Commit, Committed, forwarded_span
+from engines.dllm.executor.output import CandidateChoice, Commit, Committed, forwarded_span
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, StepLayout
 from engines.dllm.phase import Phase

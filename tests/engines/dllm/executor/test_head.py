@@ -10,8 +10,8 @@ from torch import Tensor
 
 from baselines.dllm.static.head import MonolithicHead, every_row_s_logits, reduce_every_row
 from engines.dllm.config import EngineConfig
-from engines.dllm.decode.denoise import Reduction
-from engines.dllm.executor.head import PackedHead, guided_logits
+from engines.dllm.denoise import Reduction
+from engines.dllm.executor.output import PackedHead, guided_logits
 from engines.dllm.executor.step import Candidates, Guidance
 
 REDUCTION = Reduction(suppress_id=MHA.mask_id)

@@ -8,11 +8,11 @@ from support.tiny_models import GQA, network
 
 from engines import kernels
 from engines.attention import HostVarlen, Sdpa
-from engines.attention.padded import SdpaPadded
-from engines.dllm.cache.selection import TorchSelectAndPack, TritonSelectAndPack
+from engines.attention.backends import SdpaPadded
 from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
-from engines.dllm.decode.denoise import FusedReduction, Reduction
+from engines.dllm.denoise import FusedReduction, Reduction
 from engines.dllm.executor.kernel_choice import KernelChoice
+from engines.dllm.executor.step import TorchSelectAndPack, TritonSelectAndPack
 from engines.kernels import probe
 from engines.models.layers import FusedOps
 from engines.models.llada import LLaDAModelLM

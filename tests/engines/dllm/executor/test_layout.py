@@ -6,11 +6,10 @@ import pytest
 from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA, network
 
-from engines.dllm.cache.selection import TorchSelectAndPack
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.rows import ItemTable, PackedRows
-from engines.dllm.executor.step import EagerRows, StepRows
+from engines.dllm.executor.step import EagerRows, StepRows, TorchSelectAndPack
 from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend

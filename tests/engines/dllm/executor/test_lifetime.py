@@ -23,9 +23,8 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor import compose
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.ranks import LeadingExecutor
-from engines.dllm.executor.roofline import BoundedExecutor, RooflineExecutor
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.simulated import BoundedExecutor, RooflineExecutor
+from engines.dllm.executor.torch import LeadingExecutor, TorchExecutor
 from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler

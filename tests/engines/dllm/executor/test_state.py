@@ -9,7 +9,7 @@ from support.tiny_models import GQA
 from engines.dllm.config import GenerationConfig
 from engines.dllm.executor.state import RequestState
 from engines.dllm.plan import Request
-from engines.runtime.staging import Staging
+from engines.runtime.device import Staging
 
 
 def request_of(request_id: int, prompt_len: int, **generation: object) -> Request:

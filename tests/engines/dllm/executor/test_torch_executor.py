@@ -8,7 +8,7 @@ import torch
 from support.step_cases import Resident, Step, step_of
 
 from engines.dllm.config import EngineConfig
-from engines.dllm.executor.commit import Committed
+from engines.dllm.executor.output import Committed
 from engines.dllm.executor.step import Block, BlockTokens, Candidates, Forwarded, StepLayout
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.phase import Phase

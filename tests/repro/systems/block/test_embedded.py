@@ -13,9 +13,9 @@ from support.refusals import refuses
 from engines.blockdiffusion import sequence
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
-from engines.blockdiffusion.request import BlockRequest
 from engines.blockdiffusion.rules import JointThreshold, LowConfidence, Sequential, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.sequence import BlockRequest
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.loader import load_block

@@ -9,7 +9,7 @@ from support.refusals import refuses
 
 import repro
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.replay import Block, Replayed, block_lengths, drawn
+from engines.dllm.executor.simulated import Block, Replayed, block_lengths, drawn
 from engines.dllm.phase import Phase
 from engines.dllm.plan import Request
 from engines.errors import UserError

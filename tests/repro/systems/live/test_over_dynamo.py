@@ -24,12 +24,11 @@ from engines.ampd.live.decisions import replay
 from engines.ampd.live.fleet import Fleet
 from engines.ampd.live.intake import Deciding, Limits
 from engines.ampd.live.record import answers, collect
-from engines.ampd.live.server import RedisServer
-from engines.ampd.live.store import Store
+from engines.ampd.live.store import RedisServer, Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import AdaptiveRouter
-from engines.ar.torch.run import random_prompts
+from engines.ar.torch.engine import random_prompts
 from engines.cluster.record import observe
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import RunError, UserError

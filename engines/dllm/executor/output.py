@@ -1,4 +1,9 @@
-"""Remasking: which candidates become tokens of their request, and what the host has to learn of that."""
+"""The output head of packed steps (dLLM-Serve §4.3; §3.2 for logits made all at once).
+
+Which rows of a step get logits, and the random numbers of requests that draw theirs.
+
+Remasking: which candidates become tokens of their request, and what the host has to learn of that.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,118 @@ import torch
 from torch import Tensor
 
 from engines.dllm.config import EngineConfig
-from engines.dllm.decode.denoise import Reduced, choose, choose_parity
+from engines.dllm.denoise import (
+    Reduced,
+    Reduction,
+    Sampling,
+    VocabularyReduction,
+    choose,
+    choose_parity,
+    reduce_in_chunks,
+)
+from engines.dllm.executor.rows import Places
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import Block, BlockTokens, Candidates
+from engines.dllm.executor.step import Block, BlockTokens, Candidates, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, Request
+from engines.models.protocol import DiffusionModel
+from engines.runtime.device import Staging
 from engines.runtime.noise import row_keys, uniform
-from engines.runtime.staging import Staging
+from engines.runtime.rows import MIN_ROWS, Ints
+
+
+class PackedHead:
+    """Logits of the candidates alone, at most ``max_num_logits`` rows of them at a time; or, monolithic, of every row of the
+    step at once, of which the candidates' are reduced."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        reduction: Reduction,
+        local: VocabularyReduction | None = None,
+    ) -> None:
+        self._model, self._max_num_logits = model, config.max_num_logits
+        self._is_monolithic = config.logit_rows == "monolithic"
+        self._reduction, self._local = reduction, local
+
+    def __call__(
+        self, hidden: Tensor, guidance: Guidance | None, candidates: Candidates, sampling: Sampling | None
+    ) -> Reduced:
+        needs_whole_rows = self._local is None or sampling is not None or guidance is not None
+        reduction = self._reduction if needs_whole_rows or self._local is None else self._local
+
+        def project(rows: Tensor | slice) -> Tensor:
+            if needs_whole_rows:
+                return guided_logits(self._model, hidden, guidance, rows)
+            return self._model.local_logits(hidden[rows])
+
+        if self._is_monolithic:
+            return reduction(project(slice(None))[candidates.row], sampling)
+        return reduce_in_chunks(project, candidates.row, self._max_num_logits, reduction, sampling)
+
+    def logit_rows(self, num_rows: int, wanted: int) -> int:
+        return num_rows if self._is_monolithic else wanted
+
+
+def guided_logits(model: DiffusionModel, hidden: Tensor, guidance: Guidance | None, rows: Tensor | slice) -> Tensor:
+    """[M, V] logits of some packed rows, guided where the step has guidance."""
+    logits = model.logits(hidden[rows])
+    if guidance is None:
+        return logits
+    base = model.logits(guidance.hidden[rows])
+    scale = guidance.scale[rows].unsqueeze(1)
+    return torch.where(scale > 0, base + (scale + 1) * (logits - base), logits)
+
+
+def first_places(counts: Ints, block: Block, places: Tensor | None, staging: Staging) -> Candidates:
+    """The first ``counts`` of every request's ``places`` [n, B]; None takes a block's places in order."""
+    width = block.positions.shape[1]
+    if places is not None and len(counts) == 1 and counts[0] >= MIN_ROWS:
+        cell, item = places[0, : counts[0]], np.zeros(counts[0], dtype=np.int64)
+        return Candidates(size=len(item), cell=cell, row=block.packed.take(cell), item=item)
+    wanted = Places.of(counts, least=MIN_ROWS)
+    start = wanted.request * width
+    cell, first = staging.send(start + wanted.rank, start)
+    if places is not None:
+        cell = places.take(cell) + first
+    return Candidates(size=wanted.size, cell=cell, row=block.packed.take(cell), item=wanted.request)
+
+
+class CandidateChoice:
+    """The masked places of every block, or all of them where a layout says so."""
+
+    def __init__(self, state: RequestState, staging: Staging, *, vocab_size: int) -> None:
+        self._state, self._staging = state, staging
+        self._vocab_size = vocab_size
+
+    def of(self, items: Sequence[PlanItem], layout: StepLayout, found: BlockTokens) -> Candidates:
+        if layout.every is not None:
+            return layout.every
+        # How many positions are masked is known here without asking the device; which, there.
+        fixed = found.fixed.byte() if found.fixed.is_cuda else found.fixed
+        places = fixed.sort(dim=1, stable=True).indices
+        return first_places(np.array([item.masks_left for item in items]), layout.block, places, self._staging)
+
+    def sampling(self, items: Sequence[PlanItem], candidates: Candidates, block: Block) -> Sampling | None:
+        """None where no resident request draws at random."""
+        if not self._state.sampled:
+            return None
+        generations, draws = self._state.generations(items), self._state.next_draws(items)
+        vocabulary = self._vocab_size
+        real = [[g.temperature, g.top_p, g.alg_temp, float(g.remasking == "random")] for g in generations]
+        whole = [[g.seed, n, min(g.top_k or vocabulary, vocabulary)] for g, n in zip(generations, draws, strict=True)]
+        temperature, top_p, alg_temp, is_random = self._staging.floats(np.array(real)[candidates.item].T)
+        seeds, counts, top_k = self._staging.send(np.array(whole, dtype=np.int64)[candidates.item].T.copy())[0]
+        truncates = any(g.top_p < 1 or g.top_k is not None for g in generations)
+        return Sampling(
+            temperature=temperature,
+            keys=row_keys(seeds, counts, block.positions.take(candidates.cell)),
+            random_remasking=is_random > 0,
+            top_p=top_p if truncates else None,
+            top_k=top_k if truncates else None,
+            alg_temp=alg_temp if any(g.alg_temp > 0 for g in generations) else None,
+        )
+
 
 RankedSpan = Callable[[PlanItem, Request], tuple[int, int]]
 """Where the active block begins in what a published sampler ranks, and how long that is."""

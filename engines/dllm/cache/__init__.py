@@ -1,1 +1,0 @@
-"""The sparse KV cache (dLLM-Serve §4.5): which rows are kept."""

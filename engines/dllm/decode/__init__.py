@@ -1,1 +1,0 @@
-"""From hidden states to committed tokens: logits in chunks, confidences, remasking."""

@@ -1,0 +1,458 @@
+"""The Triton kernels themselves. Importing this module imports triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["best", "token", "maximum", "sumexp", "count", "suppressed", "offset"])
+def reduce_tiles(
+    best: tl.tensor,
+    token: tl.tensor,
+    maximum: tl.tensor,
+    sumexp: tl.tensor,
+    logits: tl.tensor,
+    logits_row: tl.tensor,
+    vocabulary: tl.tensor,
+    count: tl.tensor,
+    suppressed: tl.tensor,
+    offset: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    """Program row * count + tile reduces TILE logits; column ``suppressed``, -1 for none, is never the best."""
+    row = (tl.program_id(0) // count).to(tl.int64)
+    first = tl.program_id(0) % count * TILE
+    column = first + tl.arange(0, TILE)
+    inside = column < vocabulary
+    start = logits + row * logits_row
+    value = tl.load(start + column, mask=inside, other=float("-inf")).to(tl.float32)
+    allowed = tl.where(column == suppressed, float("-inf"), value)
+    most = tl.max(allowed, axis=0)
+    found = tl.min(tl.where(allowed == most, column, vocabulary - 1), axis=0)
+    held = (suppressed >= first) & (suppressed < first + TILE) & (suppressed < vocabulary)
+    peak = tl.maximum(most, tl.load(start + suppressed, mask=held, other=float("-inf")).to(tl.float32))
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    part = tl.program_id(0).to(tl.int64)
+    tl.store(best + part, most)
+    tl.store(token + part, tl.minimum(found, vocabulary - 1).to(tl.int64) + offset)
+    tl.store(maximum + part, peak)
+    tl.store(sumexp + part, tl.sum(tl.exp(value - shift), axis=0))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "out_best",
+        "out_token",
+        "out_maximum",
+        "out_sumexp",
+        "best",
+        "token",
+        "maximum",
+        "sumexp",
+        "count",
+        "row_stride",
+        "part_stride",
+    ]
+)
+def merge_parts(
+    out_best: tl.tensor,
+    out_token: tl.tensor,
+    out_maximum: tl.tensor,
+    out_sumexp: tl.tensor,
+    best: tl.tensor,
+    token: tl.tensor,
+    maximum: tl.tensor,
+    sumexp: tl.tensor,
+    count: tl.tensor,
+    row_stride: tl.tensor,
+    part_stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    FINAL: tl.constexpr,
+) -> None:
+    """Program row merges its ``count`` parts; FINAL writes the probability of the token as ``out_best``."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, WIDTH)
+    inside = part < count
+    place = row * row_stride + part.to(tl.int64) * part_stride
+    bests = tl.load(best + place, mask=inside, other=float("-inf"))
+    tokens = tl.load(token + place, mask=inside, other=0)
+    peaks = tl.load(maximum + place, mask=inside, other=float("-inf"))
+    sums = tl.load(sumexp + place, mask=inside, other=0.0)
+    most = tl.max(bests, axis=0)
+    last = tl.max(tokens, axis=0)
+    found = tl.min(tl.where(inside & (bests == most), tokens, last), axis=0)
+    peak = tl.max(peaks, axis=0)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    # The sum of a part of -inf alone is 0.
+    total = tl.sum(sums * tl.exp(peaks - shift), axis=0)
+    tl.store(out_token + row, found)
+    if FINAL:
+        tl.store(out_best + row, tl.exp(most - shift) / total)
+    else:
+        tl.store(out_best + row, most)
+        tl.store(out_maximum + row, peak)
+        tl.store(out_sumexp + row, total)
+
+
+# What changes from step to step is not specialized on: no step waits for another compilation.
+@triton.jit(
+    do_not_specialize=[
+        "chosen",
+        "run_start",
+        "block_start",
+        "window_len",
+        "kept",
+        "kv_start",
+        "chosen_request",
+        "chosen_head",
+    ]
+)
+def pack_rows(
+    pool_k: tl.tensor,
+    pool_v: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    chosen: tl.tensor,
+    run_start: tl.tensor,
+    block_start: tl.tensor,
+    window_len: tl.tensor,
+    kept: tl.tensor,
+    kv_start: tl.tensor,
+    pool_k_row: tl.tensor,
+    pool_k_head: tl.tensor,
+    pool_v_row: tl.tensor,
+    pool_v_head: tl.tensor,
+    k_row: tl.tensor,
+    k_head: tl.tensor,
+    v_row: tl.tensor,
+    v_head: tl.tensor,
+    chosen_request: tl.tensor,
+    chosen_head: tl.tensor,
+    D: tl.constexpr,
+    SELECTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Program (head, tile, request) moves rows tile * ROWS... of one head."""
+    head = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * ROWS
+    request = tl.program_id(2).to(tl.int64)
+    count = tl.load(kept + request)
+    if first >= count:
+        return
+    rank = first + tl.arange(0, ROWS)
+    inside = rank < count
+    if SELECTED:
+        entry = chosen + request * chosen_request + head * chosen_head + rank
+        context = tl.load(entry, mask=inside, other=0).to(tl.int64)
+    else:
+        context = rank.to(tl.int64)
+    start = tl.load(block_start + request)
+    position = tl.where(context < start, context, context + tl.load(window_len + request))
+    source = (tl.load(run_start + request) + position)[:, None]
+    target = (tl.load(kv_start + request) + rank)[:, None]
+    d = tl.arange(0, WIDTH)[None, :]
+    mask = inside[:, None] & (d < D)
+    keys = tl.load(k + source * k_row + head * k_head + d, mask=mask)
+    values = tl.load(v + source * v_row + head * v_head + d, mask=mask)
+    tl.store(pool_k + target * pool_k_row + head * pool_k_head + d, keys, mask=mask)
+    tl.store(pool_v + target * pool_v_row + head * pool_v_head + d, values, mask=mask)
+
+
+@triton.jit(do_not_specialize=["cu_q", "used_k", "table", "width"])
+def paged_causal(
+    out: tl.tensor,
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    cu_q: tl.tensor,
+    used_k: tl.tensor,
+    table: tl.tensor,
+    width: tl.tensor,
+    scale: tl.tensor,
+    q_row: tl.tensor,
+    q_head: tl.tensor,
+    k_row: tl.tensor,
+    k_head: tl.tensor,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """Program (tile, key head, sequence): ROWS rows, each a query of one head of the group, over their keys in tiles of
+    KEYS, with the softmax as it goes."""
+    head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first = tl.load(cu_q + sequence)
+    count = tl.load(cu_q + sequence + 1) - first
+    used = tl.load(used_k + sequence)
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    query, member = place // GROUP, place % GROUP
+    is_real = query < count
+    # Queries stand at the end of their keys.
+    position = tl.where(is_real, used - count + query, -1)
+    d = tl.arange(0, WIDTH)
+    mask = is_real[:, None] & (d < D)[None, :]
+    row, own = (first + query).to(tl.int64), head * GROUP + member
+    queries = tl.load(q + (row * q_row + own * q_head)[:, None] + d[None, :], mask=mask, other=0.0)
+    best, weight = tl.full((ROWS,), float("-inf"), dtype=tl.float32), tl.zeros((ROWS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    for start in range(0, tl.max(position, axis=0) + 1, KEYS):
+        key = start + tl.arange(0, KEYS)
+        is_key = key < used
+        block = tl.load(table + sequence * width + key // BLOCK, mask=is_key, other=0).to(tl.int64)
+        at = ((block * BLOCK + key % BLOCK) * k_row + head * k_head)[:, None] + d[None, :]
+        inside = is_key[:, None] & (d < D)[None, :]
+        keys = tl.load(k + at, mask=inside, other=0.0)
+        score = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        # A row that has seen nothing yet has no best: its weights are zero.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        share = tl.exp2(score - base[:, None])
+        kept = tl.exp2(best - base)
+        weight = weight * kept + tl.sum(share, axis=1)
+        values = tl.load(v + at, mask=inside, other=0.0)
+        total = total * kept[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        best = higher
+    mean = (total / tl.where(weight == 0.0, 1.0, weight)[:, None]).to(out.dtype.element_ty)
+    at = (row * tl.num_programs(1) * GROUP + own) * D
+    tl.store(out + at[:, None] + d[None, :], mean, mask=mask)
+
+
+@triton.jit
+def normalize_rows(
+    out: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    delta: tl.tensor,
+    x_row: tl.tensor,
+    delta_row: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    ADDS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Program row; what is stored has x's dtype, what is summed is float32."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    mask = d < D
+    own = x + row * x_row + d
+    value = tl.load(own, mask=mask, other=0.0)
+    dtype: tl.constexpr = value.dtype
+    if ADDS:
+        added = tl.load(delta + row * delta_row + d, mask=mask, other=0.0)
+        value = (value.to(tl.float32) + added.to(tl.float32)).to(dtype)
+        tl.store(own, value, mask=mask)
+    wide = value.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + eps)
+    unit = (wide * scale).to(dtype).to(tl.float32)
+    factor = tl.load(weight + d, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * D + d, (unit * factor).to(dtype), mask=mask)
+
+
+@triton.jit
+def _rounded(x: tl.tensor, dtype: tl.constexpr, FULL: tl.constexpr) -> tl.tensor:
+    """float32 that ``dtype`` can hold, but for FULL precision."""
+    return x if FULL else x.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _rotate_heads(
+    x: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    first: tl.tensor,
+    head_stride: tl.tensor,
+    TOTAL: tl.constexpr,
+    HALF: tl.constexpr,
+    FULL: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    d = tl.arange(0, WIDTH)[None, :]
+    mask = (head < TOTAL) & (d < HALF)
+    lower = x + head * head_stride + d
+    upper = lower + HALF
+    narrow = tl.load(lower, mask=mask, other=0.0)
+    dtype: tl.constexpr = narrow.dtype
+    a = narrow.to(tl.float32)
+    b = tl.load(upper, mask=mask, other=0.0).to(tl.float32)
+    c = _rounded(tl.load(cos + d, mask=d < HALF, other=0.0).to(tl.float32), dtype, FULL)
+    s = _rounded(tl.load(sin + HALF + d, mask=d < HALF, other=0.0).to(tl.float32), dtype, FULL)
+    rotated_a = _rounded(a * c, dtype, FULL) - _rounded(b * s, dtype, FULL)
+    rotated_b = _rounded(a * s, dtype, FULL) + _rounded(b * c, dtype, FULL)
+    tl.store(lower, rotated_a.to(dtype), mask=mask)
+    tl.store(upper, rotated_b.to(dtype), mask=mask)
+
+
+@triton.jit
+def rotate_rows(
+    q: tl.tensor,
+    k: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q_row: tl.tensor,
+    q_head: tl.tensor,
+    k_row: tl.tensor,
+    k_head: tl.tensor,
+    cos_row: tl.tensor,
+    sin_row: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    FULL: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Program (row, tile) rotates HEADS heads of one row; tiles of k follow those of q."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    cos += row * cos_row
+    sin += row * sin_row
+    Q_TILES: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
+    if tile < Q_TILES:
+        _rotate_heads(q + row * q_row, cos, sin, tile * HEADS, q_head, Q_HEADS, HALF, FULL, HEADS, WIDTH)
+    else:
+        _rotate_heads(k + row * k_row, cos, sin, (tile - Q_TILES) * HEADS, k_head, KV_HEADS, HALF, FULL, HEADS, WIDTH)
+
+
+@triton.jit(do_not_specialize=["run_start", "block_start", "block_len"])
+def mean_queries(
+    out: tl.tensor,
+    q: tl.tensor,
+    run_start: tl.tensor,
+    block_start: tl.tensor,
+    block_len: tl.tensor,
+    q_row: tl.tensor,
+    q_head: tl.tensor,
+    D: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Program (head, request): mean over the block's rows, and over GROUP query heads, into out [n, heads, D]."""
+    head = tl.program_id(0).to(tl.int64)
+    request = tl.program_id(1).to(tl.int64)
+    length = tl.load(block_len + request).to(tl.int32)
+    first_row = tl.load(run_start + request) + tl.load(block_start + request)
+    d = tl.arange(0, WIDTH)
+    total = tl.zeros((WIDTH,), dtype=tl.float32)
+    for g in tl.static_range(GROUP):
+        for tile in range(TILES):
+            place = tile * ROWS + tl.arange(0, ROWS)
+            mask = (place < length)[:, None] & (d < D)[None, :]
+            row = (first_row + place)[:, None]
+            part = tl.load(q + row * q_row + (head * GROUP + g) * q_head + d[None, :], mask=mask, other=0.0)
+            total += tl.sum(part.to(tl.float32), axis=0)
+    mean = total / tl.maximum(length * GROUP, 1).to(tl.float32)
+    tl.store(out + (request * tl.num_programs(0) + head) * D + d, mean, mask=d < D)
+
+
+@triton.jit(do_not_specialize=["run_start", "block_start", "window_len", "num_context", "max_context"])
+def pooled_scores(
+    out: tl.tensor,
+    mean_q: tl.tensor,
+    k: tl.tensor,
+    run_start: tl.tensor,
+    block_start: tl.tensor,
+    window_len: tl.tensor,
+    num_context: tl.tensor,
+    max_context: tl.tensor,
+    k_row: tl.tensor,
+    k_head: tl.tensor,
+    D: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    RADIUS: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Program (tile, head, request): scores of TILE context rows, all but RADIUS at each end pooled and stored."""
+    head = tl.program_id(1).to(tl.int64)
+    request = tl.program_id(2).to(tl.int64)
+    count = tl.load(num_context + request)
+    start = tl.load(block_start + request)
+    place = tl.arange(0, TILE)
+    context = (tl.program_id(0) * (TILE - 2 * RADIUS) - RADIUS + place).to(tl.int64)
+    inside = (context >= 0) & (context < count)
+    position = tl.where(context < start, context, context + tl.load(window_len + request))
+    row = (tl.load(run_start + request) + position)[:, None]
+    d = tl.arange(0, WIDTH)
+    mask = inside[:, None] & (d < D)[None, :]
+    if UNIFORM:
+        score = tl.zeros((TILE,), dtype=tl.float32)
+        for g in range(KV_HEADS):
+            mean = tl.load(mean_q + (request * KV_HEADS + g) * D + d, mask=d < D, other=0.0)
+            keys = tl.load(k + row * k_row + g * k_head + d[None, :], mask=mask, other=0.0).to(tl.float32)
+            score += tl.sum(keys * mean[None, :], axis=1)
+        score = score / KV_HEADS
+    else:
+        keys = tl.load(k + row * k_row + head * k_head + d[None, :], mask=mask, other=0.0).to(tl.float32)
+        score = tl.full((TILE,), float("-inf"), dtype=tl.float32)
+        for g in tl.static_range(GROUP):
+            query = (request * KV_HEADS + head) * GROUP + g
+            mean = tl.load(mean_q + query * D + d, mask=d < D, other=0.0)
+            score = tl.maximum(score, tl.sum(keys * mean[None, :], axis=1))
+    score = tl.where(inside, score, float("-inf"))
+    pooled = score
+    for shift in tl.static_range(1, RADIUS + 1):
+        pooled = tl.maximum(pooled, tl.gather(score, tl.maximum(place - shift, 0), 0))
+        pooled = tl.maximum(pooled, tl.gather(score, tl.minimum(place + shift, TILE - 1), 0))
+    pooled = tl.where(inside, pooled, float("-inf"))
+    stored = (place >= RADIUS) & (place < TILE - RADIUS) & (context < max_context)
+    tl.store(out + (request * tl.num_programs(1) + head) * max_context + context, pooled, mask=stored)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def store_rows(
+    pool_k: tl.tensor,
+    pool_v: tl.tensor,
+    rows: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    pool_k_row: tl.tensor,
+    pool_v_row: tl.tensor,
+    k_row: tl.tensor,
+    v_row: tl.tensor,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Program (row, tile) copies TILE values of one row of k, and of v."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(rows + row)
+    i = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = i < SIZE
+    keys = tl.load(k + row * k_row + i, mask=mask)
+    values = tl.load(v + row * v_row + i, mask=mask)
+    tl.store(pool_k + target * pool_k_row + i, keys, mask=mask)
+    tl.store(pool_v + target * pool_v_row + i, values, mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def gate_rows(
+    out: tl.tensor,
+    gate: tl.tensor,
+    up: tl.tensor,
+    gate_row: tl.tensor,
+    up_row: tl.tensor,
+    width: tl.tensor,
+    count: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    """Program row * count + tile."""
+    row = (tl.program_id(0) // count).to(tl.int64)
+    column = tl.program_id(0) % count * TILE + tl.arange(0, TILE)
+    mask = column < width
+    narrow = tl.load(gate + row * gate_row + column, mask=mask, other=0.0)
+    dtype: tl.constexpr = narrow.dtype
+    wide = narrow.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(dtype).to(tl.float32)
+    factor = tl.load(up + row * up_row + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (silu * factor).to(dtype), mask=mask)

@@ -1,1 +1,0 @@
-"""The kernels themselves; importing a module here imports triton."""

@@ -1,0 +1,182 @@
+"""RMSNorm of rows, alone or with the residual addition before it; N rows of width d.
+
+Half-split rotary embedding of q and k, in place and in one launch.
+
+Shapes: N packed rows, H / Hkv heads of width D. cos and sin are those of
+``engines.models.layers.rotary_tables``: the halves of cos are equal, those of sin opposite; one of each is read.
+
+The gated activation of the MLP; N rows of F hidden values.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.kernels.launch import DTYPES, expect, expect_alike, power_of_two, tiles
+from engines.models.layers import rotate_halves
+from engines.runtime.device import on
+
+_MAX_WIDTH = 32768
+"""A row is held in registers."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
+    """[N, d] weight * cast(x / rms(x)), normalised in float32; as ``engines.models.layers.RMSNorm``.
+
+    x [N, d], rows of any stride; weight [d]. With delta [N, d], x becomes x + delta in place, rounded to its
+    dtype, and that is normalised.
+    """
+    _check_norm(x, weight, delta)
+    from engines.kernels.jit import normalize_rows
+
+    rows, width = x.shape
+    expect(width <= _MAX_WIDTH, f"rows of {_MAX_WIDTH} at most")
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if rows > 0:
+        padded = power_of_two(width)
+        with on(x.device):
+            normalize_rows[(rows,)](
+                out,
+                x,
+                weight,
+                delta,
+                x.stride(0),
+                0 if delta is None else delta.stride(0),
+                eps,
+                D=width,
+                ADDS=delta is not None,
+                WIDTH=padded,
+                num_warps=min(16, max(1, padded // 512)),
+                enable_fp_fusion=False,
+            )
+    return out
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
+    """As ``rms_norm``."""
+    _check_norm(x, weight, delta)
+    if delta is not None:
+        x += delta
+    y = F.rms_norm(x.float(), (x.shape[1],), None, eps)
+    return weight * y.to(x.dtype)
+
+
+def _check_norm(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
+    expect(x.dim() == 2 and x.dtype in DTYPES and x.stride(1) == 1, "x [N, d] of a floating dtype with contiguous d")
+    expect(
+        weight.shape == x.shape[1:]
+        and weight.is_contiguous()
+        and weight.dtype == x.dtype
+        and weight.device == x.device,
+        "a contiguous weight [d] of the dtype and device of x",
+    )
+    if delta is not None:
+        expect(
+            delta.shape == x.shape and delta.stride(1) == 1 and delta.dtype == x.dtype and delta.device == x.device,
+            "delta [N, d] of the dtype and device of x, with contiguous d",
+        )
+
+
+HEADS = 16
+"""Heads a program rotates."""
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
+    """q [N, H, D] and k [N, Hkv, D], rows of any stride, by cos and sin [N, 1, D].
+
+    ``full_precision`` rotates in float32 and rounds once (LLaDA); else cos, sin and every operation are rounded to
+    q's dtype (Dream).
+    """
+    _check_heads(q, k, cos, sin)
+    from engines.kernels.jit import rotate_rows
+
+    rows, heads, width = q.shape
+    kv_heads = k.shape[1]
+    if rows == 0:
+        return
+    with on(q.device):
+        # Products and sums are rounded one by one, as torch does.
+        rotate_rows[(rows, tiles(heads, HEADS) + tiles(kv_heads, HEADS))](
+            q,
+            k,
+            cos,
+            sin,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            cos.stride(0),
+            sin.stride(0),
+            Q_HEADS=heads,
+            KV_HEADS=kv_heads,
+            HALF=width // 2,
+            FULL=full_precision,
+            HEADS=HEADS,
+            WIDTH=power_of_two(width // 2),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+
+
+def rotate_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
+    """As ``rotate``."""
+    _check_heads(q, k, cos, sin)
+    dtype = torch.float32 if full_precision else q.dtype
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    for x in (q, k):
+        x.copy_(rotate_halves(x.to(dtype), cos, sin))
+
+
+def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    rows, _, width = q.shape
+    expect(
+        k.dim() == 3 and k.shape[0] == rows and k.shape[2] == width and width % 2 == 0,
+        "q [N, H, D] and k [N, Hkv, D], even D",
+    )
+    expect_alike("q and k", q, k)
+    expect(q.stride(2) == k.stride(2) == 1, "q and k with contiguous D")
+    expect(
+        cos.shape == sin.shape
+        and cos.shape == (rows, 1, width)
+        and cos.dtype == sin.dtype
+        and cos.dtype in DTYPES
+        and cos.device == sin.device == q.device
+        and cos.stride(2) == sin.stride(2) == 1,
+        "cos and sin [N, 1, D] on the device of q, with contiguous D",
+    )
+
+
+TILE = 2048
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """[N, F] silu(gate) * up, silu rounded to the dtype before the product; gate, up [N, F], rows of any stride."""
+    _check_gate(gate, up)
+    from engines.kernels.jit import gate_rows
+
+    rows, width = gate.shape
+    out = torch.empty((rows, width), dtype=gate.dtype, device=gate.device)
+    if out.numel() == 0:
+        return out
+    count = tiles(width, TILE)
+    with on(gate.device):
+        gate_rows[(rows * count,)](
+            out, gate, up, gate.stride(0), up.stride(0), width, count, TILE=TILE, num_warps=4, enable_fp_fusion=False
+        )
+    return out
+
+
+def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
+    """As ``swiglu``."""
+    _check_gate(gate, up)
+    return F.silu(gate) * up
+
+
+def _check_gate(gate: Tensor, up: Tensor) -> None:
+    expect(
+        gate.dim() == 2 and gate.shape == up.shape and gate.stride(1) == up.stride(1) == 1,
+        "gate and up [N, F] with contiguous F",
+    )
+    expect_alike("gate and up", gate, up)
