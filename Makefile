@@ -22,8 +22,8 @@ TESTS ?=
 MUTATE ?= engines/laps/system.py
 MUTATE_TESTS ?= tests/engines/laps
 
-FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings tuned baselines accuracy growth frontier
-AMPD_FIGURES := fig4 knee fig5 fig6 fig7 fig8 table1 table2 readings switches orders length
+FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings tuned accuracy growth frontier
+AMPD_FIGURES := fig4 knee fig5 fig6 fig7 fig8 table1 table2 readings orders length
 BLOCK_FIGURES := block-diffusion sglang
 LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve queues kappa pools tuned
 

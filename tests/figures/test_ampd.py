@@ -9,7 +9,7 @@ import pytest
 from support.perturbed_runs import unmoved
 from support.session_runs import planner_run, session_run, session_runs
 
-from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, orders, readings, switches, table1, table2
+from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, orders, readings, table1, table2
 from paper_figures.ampd import gains as gains_of
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
@@ -75,7 +75,7 @@ def test_every_cell_can_be_prepared_and_each_question_is_asked_once():
     assert fig4.FIGURE.default_num_runs(VIEW.platform) == fig4.FIGURE.num_runs == PAIRED_SEEDS
 
 
-@pytest.mark.parametrize("figure", [each.FIGURE for each in (fig5, fig8, switches, length, table2, readings)])
+@pytest.mark.parametrize("figure", [each.FIGURE for each in (fig5, fig8, length, table2, readings)])
 def test_figures_share_the_runs_of_figure_4(figure):
     keys = {cell.key for cell in fig4.FIGURE.cells(VIEW)}
     own = {cell.key for cell in figure.cells(VIEW)}
@@ -289,14 +289,6 @@ def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path):
     assert "0 of 240 combinations score less" in notes
 
 
-def test_switches_say_what_they_add_in_every_cell(tmp_path):
-    runs = session_runs(switches.FIGURE.cells(VIEW), share)
-    rendered = switches.FIGURE.render(runs, VIEW, tmp_path)
-    assert len(rendered.rows) == 60
-    assert rendered.rows[0][3:6] == ("10 ± 0", "5 ± 0", "15 ± 0")
-    assert "gains in 60 and loses in 0 of 60 cells" in rendered.notes[0]
-
-
 @pytest.mark.parametrize(
     ("shares", "rate"),
     [
@@ -381,11 +373,6 @@ def test_an_order_s_rate_at_equal_p99_ends_where_its_waits_pass_those_of_dynamo_
     rendered = orders.FIGURE.render(runs, VIEW, tmp_path)
     assert len(rendered.rows) == len(TRACES)
     assert len(rendered.notes) >= len(orders.SHOWN) - 1
-
-
-def test_switches_are_drawn_on_one_scale():
-    page = switches.page(Runs(session_runs(switches.FIGURE.cells(VIEW), share), VIEW))
-    assert len({panel.y.limits for panel in page.picture.panels}) == 1
 
 
 def test_length_and_tables(tmp_path):

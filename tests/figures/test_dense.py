@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 from support.figure_runs import figure_runs
-from support.platforms import CPU_TINY, L40S, RTX4090
+from support.platforms import L40S, RTX4090
 from support.stored_runs import drawn_lines, read_csv, runs_of
 from support.text_boxes import overprinted
 
-from paper_figures.dllm_serve import baselines, fig3, fig4, fig5, fig7, table4
+from paper_figures.dllm_serve import fig3, fig4, fig5, fig7, table4
 from paper_figures.dllm_serve.comparison import SYSTEMS, contender_of
 from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.figures import View, default_reading
@@ -25,7 +25,6 @@ COMPARED = {
     "fig5": (fig5.FIGURE, RTX4090),
     "fig7": (fig7.FIGURE, L40S),
     "table4": (table4.FIGURE, L40S),
-    "baselines": (baselines.FIGURE, CPU_TINY),
 }
 TITLE = "dLLM-Serve with one refresh"
 

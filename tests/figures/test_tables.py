@@ -7,7 +7,7 @@ import pytest
 from support.platforms import L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
-from paper_figures.dllm_serve import baselines, table1, table2, table3, table4
+from paper_figures.dllm_serve import table1, table2, table3, table4
 from repro.reports.figures import FIGURES, View, default_reading, figure
 from repro.reports.paper import load_claims, load_figures
 from repro.systems.platforms import platform
@@ -108,16 +108,3 @@ def test_table_4_stands_beside_the_printed_one(tmp_path):
     assert found["dllm-l40s-osc-lat-ratio"] == pytest.approx(4)
     assert found["dllm-t4-burst-fast-dllm-speedup"] == pytest.approx(2)
     assert (tmp_path / "table4-l40s.md").read_text().count("|") > 12 * 9
-
-
-def test_samplers_alone_and_batched(tmp_path):
-    view = View(platform=platform("cpu-tiny"), reading="efficient")
-    cells = baselines.FIGURE.cells(view)
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * len(baselines.samplers(view))
-    runs = runs_of(cells, lambda cell: 10.0 if {"batch_size", "max_num_seqs"} & cell.knob_values.keys() else 25.0)
-    rendered = baselines.FIGURE.render(runs, view, tmp_path)
-    assert rendered.rows[0] == ("dLLM-Serve", "10.0", "25.0", "packed", "2.50x", "25.0 %", "25.0 %", "measured", "yes")
-    assert rendered.rows[1][:5] == ("Fast-dLLM, dual cache", "10.0", "25.0", "3", "2.50x")
-    assert len(read_csv(rendered)) == len(cells)
-    part = baselines.FIGURE.render(runs[:-1], view, tmp_path)
-    assert "1 of 14 points are missing: LLaDA, no cache batched" in part.notes

@@ -21,7 +21,6 @@ from repro.runs.system import SYSTEMS, TUNE
         ("fig6", {"cpu-tiny": 1}),
         ("fig7", {"cpu-tiny": MEASURED_RUNS, "l40s": 1}),
         ("fig8", {"cpu-tiny": MEASURED_RUNS, "rtx4090": 5}),
-        ("baselines", {"cpu-tiny": MEASURED_RUNS}),
     ],
 )
 def test_measured_times_are_repeated(name, repeats):
