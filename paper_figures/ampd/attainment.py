@@ -1,7 +1,5 @@
 """Attainments of contenders in every cell, over paired seeds, and intervals of whatever is computed from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is compared in AMPD's figures: systems, each on AMPD's plan and on its own best one, and AMPD's switches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Every system runs on AMPD's plan (Table 2's first) and on its own best deploymen
 our two switches. The paper prints gains, not attainments: they are compared in the table and in ``ampd/readings``.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

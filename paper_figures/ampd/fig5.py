@@ -4,8 +4,6 @@ The paper's base, "w/o AR+PR", does not say how it picks a prefill worker; both 
 random as Algorithm 1 does while all workers have slack.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """AMPD Figure 6 (§7.2): sensitivity to w, alpha and beta; and to the window of the statistics, which the paper's conclusion
 speaks of and never sweeps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from types import MappingProxyType

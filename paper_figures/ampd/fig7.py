@@ -1,7 +1,5 @@
 """AMPD Figure 7 (App. A.2): seconds to plan 8 to 256 GPUs; and what routing and reordering take (§4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """AMPD Figure 8 (App. B): mean end-to-end latency against arrival rate, on the runs of Figure 4."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gains of one contender over another, over all cells, and the cells in which it is behind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Figure 4's rates leave most systems at 100 % and say nothing of them there. Here
 workers of Table 2's plan keep up with, up to where all fall. Tuned deployments are searched for four of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

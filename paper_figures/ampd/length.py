@@ -1,7 +1,5 @@
 """How long a run is: attainment of 99 sessions, as the paper's, and of 400 at the same rate. Past saturation it falls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate

@@ -5,8 +5,6 @@ The rate at which attainment falls to 90 % can be bought with the waits of those
 P99 TTFT is no longer than Dynamo's where its attainment falls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

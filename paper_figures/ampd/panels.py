@@ -1,7 +1,5 @@
 """The twelve panels of AMPD Figure 4: models, traces, GPUs, plans and gains as printed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A score is the mean over cells of |ln(simulated gain) - ln(printed gain)|, gains
 Dynamo's and over vLLM's; beside it stands the null, under which all systems attain the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """AMPD Table 1 (§7.1): rounds, prefill and decode lengths of the traces, as generated and as printed."""
 
-from __future__ import annotations
-
 from paper_figures.ampd.layout import ampd_figure
 from paper_figures.ampd.panels import TRACES
 from paper_figures.common.figure import Page, Table

@@ -4,8 +4,6 @@ Twelve of twelve first plans are even splits of the GPUs, and the rule "largest 
 table says little about a planner. What a user wants is attainment, so the plans also serve the workload.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Throughput against concurrency on one card (ours): block diffusion, an autoregressive decoder of the same matrices, and full diffusion
 with a single Refresh."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

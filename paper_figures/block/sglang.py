@@ -1,7 +1,5 @@
 """SGLang's published throughput of LLaDA2-mini on an H20, and what one constant that is fitted to its first point predicts of the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

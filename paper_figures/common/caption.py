@@ -1,7 +1,5 @@
 """How stored runs were obtained, where their prompts came from and what is wrong with them, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A system as a figure compares it: under a title and a look of its own, with knobs that make it that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

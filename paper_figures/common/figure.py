@@ -1,7 +1,5 @@
 """A figure as data: its grid of cells, the page it shows, and its findings; here these become files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

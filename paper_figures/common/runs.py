@@ -1,7 +1,5 @@
 """Stored runs of a figure in one view, asked by the cell that wanted them; values of two cells are paired by seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

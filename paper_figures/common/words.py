@@ -1,7 +1,5 @@
 """Intervals and numbers in words, and whether an interval excludes a value."""
 
-from __future__ import annotations
-
 import math
 
 from repro.runs.statistics import Interval, decimals

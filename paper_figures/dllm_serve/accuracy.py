@@ -1,7 +1,5 @@
 """Problems that every system solves in every configuration that speeds are compared in; no figure of the paper."""
 
-from __future__ import annotations
-
 from engines.errors import UserError
 from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
 from paper_figures.common.figure import Page, Table, cell_by_cell

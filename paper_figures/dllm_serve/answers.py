@@ -1,7 +1,5 @@
 """How well the configurations answer whose speeds a figure compares, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paper_figures.common.style import system_look

@@ -1,7 +1,5 @@
 """What the paper's figures compare (§6.1), how its baselines are read, and what several figures say of its claims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

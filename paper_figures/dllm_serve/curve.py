@@ -1,7 +1,5 @@
 """Curves over the arrival rate, and what is read off them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The paper draws it as a diagram. Here it is arithmetic on the model's shape for 
 peak of a real worst-case step where the model runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

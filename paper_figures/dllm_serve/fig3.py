@@ -1,7 +1,5 @@
 """dLLM-Serve Figure 3 (§6.2): throughput under increasing arrival rates, one panel per data set."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from paper_figures.common.caption import dataset_title, obtained_text, validity_text

@@ -1,7 +1,5 @@
 """dLLM-Serve Figure 4 (§6.3): mean end-to-end latency against the arrival rate; the runs of Figure 3."""
 
-from __future__ import annotations
-
 from paper_figures.common.caption import dataset_title, obtained_text, validity_text
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

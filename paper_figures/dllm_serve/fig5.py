@@ -1,7 +1,5 @@
 """dLLM-Serve Figure 5 (§6.3): jitter under high load, as the gain over the best baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The paper asks LLaDA-8B; here the embedded model answers its own held-out tasks,
 on any machine. Engine, scheduler and decoding are the same for all series: only the selection differs.
 """
 
-from __future__ import annotations
-
 from engines.errors import UserError
 from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell

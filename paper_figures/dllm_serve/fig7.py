@@ -1,7 +1,5 @@
 """dLLM-Serve Figure 7 (§6.5): throughput relative to Sparse-dLLM by input length and by output length."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from paper_figures.common.caption import how_obtained, invalid_notes, obtained_text, seeds_sentence, validity_text

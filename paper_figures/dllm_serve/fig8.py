@@ -4,8 +4,6 @@ The paper's ladder and three rungs of our own: static batching, which published 
 Refresh per block and look-ahead admission after them.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

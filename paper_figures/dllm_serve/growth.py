@@ -1,7 +1,5 @@
 """How cost grows (ours): throughput against concurrency, length, retention and logit budget, and what memory that takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What dLLM-Serve's figures have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A row of panels, one per data set: a measure of every system against the arrival rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

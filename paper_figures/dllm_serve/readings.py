@@ -1,7 +1,5 @@
 """All readings of the baselines beside dLLM-Serve, saturated, in one view; no figure of the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

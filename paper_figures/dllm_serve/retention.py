@@ -1,7 +1,5 @@
 """Accuracy curves over the retention ratio: stored runs grouped by task and selection, and pairs of them compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

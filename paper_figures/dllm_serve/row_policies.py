@@ -1,7 +1,5 @@
 """What the frontier compares: which rows steps compute, which context rows they read, and how many tokens they commit."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import shutil

@@ -1,7 +1,5 @@
 """dLLM-Serve Table 1 (§3): what each system caches, with the footprint of this project's implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """dLLM-Serve Table 2 (§6.1): the paper's machines beside this project's hardware catalogue."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from engines.cost.roofline import GB, gpu

@@ -1,7 +1,5 @@
 """dLLM-Serve Table 3 (§6.1): the paper's hyper-parameters beside what a run here uses by default."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """dLLM-Serve Table 4 (§6.2): latency and throughput on the L40S at 1 req/s."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources, seeds_sentence, validity_text

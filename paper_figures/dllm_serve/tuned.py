@@ -1,7 +1,5 @@
 """Every system as printed, with our defaults, and tuned by a search that is the same for all, saturated (ours)."""
 
-from __future__ import annotations
-
 from paper_figures.common.caption import (
     dataset_title,
     how_obtained,

@@ -1,7 +1,5 @@
 """LAPS §2: where short prompts end, by the printed latency model and by one with a floor, and head-of-line blocking in a queue."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What is compared in LAPS's figures, on which models and data, at which loads, and by which numbers of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

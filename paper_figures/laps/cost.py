@@ -1,7 +1,5 @@
 """LAPS §4.2: what captured graphs cost, as printed, and what a budget of graph memory is worth (simulated)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from engines.laps.batching import BATCHES, GRAPH_MB, GRID, LENGTHS, graph_bytes, shapes_of

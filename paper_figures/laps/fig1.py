@@ -1,7 +1,5 @@
 """LAPS Figure 1 (§1): P90 TTFT of long prompts among short ones, in one queue."""
 
-from __future__ import annotations
-
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, number, said

@@ -1,7 +1,5 @@
 """LAPS Figure 2 (§1): lengths of prompts in first and in later turns, as generated and as printed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """LAPS Figure 3 (§2.2): P90 TTFT of short prompts among long ones, in one queue."""
 
-from __future__ import annotations
-
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, number, said

@@ -1,7 +1,5 @@
 """LAPS Figure 5 (§3.1): throughput and mean TTFT over the waiting window, short prompts of 64 clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Drawn as ratios to SGLang PD, which the paper's claims are about; values are in the CSV.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The paper has clients on its axis and calls the arrivals Poisson; both are drawn.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """LAPS Figure 8 (§4.1): turns/s with decoding on other GPUs and on the same ones, one and two instances."""
 
-from __future__ import annotations
-
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Runs

@@ -1,7 +1,5 @@
 """The runs behind Figures 1 and 3: a few clients with long prompts, a few with short ones, one instance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

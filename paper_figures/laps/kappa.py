@@ -1,7 +1,5 @@
 """Which mixing penalty the paper's throughput needs: LAPS over SGLang PD by kappa (ours)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from paper_figures.common.figure import Page, Table

@@ -1,7 +1,5 @@
 """The load at which attainment falls to 90 %."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from paper_figures.common.runs import Runs

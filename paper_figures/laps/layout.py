@@ -1,7 +1,5 @@
 """What LAPS's figures have in common: how they are asked for and look, and what their captions say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """LAPS §3.2 on eight instances without graphs: pools that stay as they are against a controller that moves instances (ours)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,8 +1,6 @@
 """What an order of prefills can give (ours): late turns against the longest wait, from no share for those given up, Moore's and
 Hodgson's order alone, to all of it, first come, first served; and the orders of others, which are points."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from paper_figures.common.figure import Page, Table

@@ -1,8 +1,6 @@
 """Reserve (ours) against LAPS, SGLang, vLLM and SRPT from half load to overload, three models: violations, those of prompts above
 1,000 tokens, mean, longest TTFT."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """LAPS Table 2 (§4.1): time of an offline distillation, 1,000 tokens an answer, four prefill and four decode GPUs, no deadlines."""
 
-from __future__ import annotations
-
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

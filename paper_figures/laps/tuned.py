@@ -1,7 +1,5 @@
 """Every system as printed, with our defaults, and tuned by a search that is the same for all, from half load to overload (ours)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What can be switched, one component on and off, all else equal, and the paper's cumulative ladder (``components.yaml``)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

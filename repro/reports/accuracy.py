@@ -1,7 +1,5 @@
 """What each compared configuration solves on the embedded model, and which one of each system solves what the model itself does."""
 
-from __future__ import annotations
-
 import csv
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What runs say about a paper's claims: findings, a verdict on each, and the facts among them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

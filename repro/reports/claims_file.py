@@ -1,7 +1,5 @@
 """Judged claims as rows, which ``repro claims`` writes as CSV and prints as JSON, and the flips of their verdicts."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Findings of a paper's claims from stored runs, over all its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ throughputs are right in the geometric mean. The share of bandwidth and the over
 every system.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 ``python -m repro.reports.flips PAPER RUNS [FOLDER]`` changes every free setting and every reading of ``results/paper/flips.yaml``, one
 at a time, makes the runs below RUNS, and writes FOLDER/flips-PAPER.csv. Both sides have the arrivals and lengths of one seed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy

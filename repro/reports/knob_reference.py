@@ -1,8 +1,6 @@
 """The knobs of every system, said by the settings that declare them: for a listing, and for ``docs/knobs.md``, which
 ``python -m repro.reports.knob_reference`` writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import MISSING
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Memory plans of several cards side by side (dLLM-Serve §4.2, §4.3; Figure 2 in numbers)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args

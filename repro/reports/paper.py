@@ -1,7 +1,5 @@
 """The papers' own numbers (results/paper): claims, figure entries and tables, read strictly."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a card's calibration predicts: its comparisons with stated numbers, and medians over the predictions alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

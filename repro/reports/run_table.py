@@ -4,8 +4,6 @@ The first line is a comment that holds the figure's view, its notes and a seal a
 table comes out as it was drawn from its runs, byte for byte. Columns named by a path lie in the run's file: ``summary/e2el_s/mean``
 is in its summary. ``totals/steps/num_rows`` is a sum over a table's column."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ With every request there from the start, the schedule does not depend on how lon
 its steps are counted; under any other constants its time is a sum.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,8 +1,6 @@
 """What no source prints of each system, said by the systems: ``docs/tuning.md``, which ``python -m repro.reports.tuning_reference``
 writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from repro.paths import REPO
