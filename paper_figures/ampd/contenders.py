@@ -1,14 +1,80 @@
-"""What is compared in AMPD's figures: systems, each on AMPD's plan and on its own best one, and AMPD's switches."""
+"""What AMPD's figures compare (``contenders.yaml``), and where: the twelve panels of Figure 4 with models, traces, GPUs, plans and gains
+as printed."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
+from functools import cache
 
-from paper_figures.ampd.panels import TracePanel
-from paper_figures.common.contender import Contender
+from engines.cluster.hardware import Deployment
+from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import seed_by_seed
 from repro.reports.figures import Knobs, View
+from repro.reports.paper import TableValue, load_table
 from repro.runs.cell import Cell, Scalar
+from repro.workloads.sessions import load_session_card
+
+MODELS = ("Qwen3-32B", "Llama-3.1-70B", "Mixtral-8x7B")
+TRACES = ("toolbench", "gaia", "hotpotqa", "dureader")
+RATES = (0.8, 1.2, 1.6, 2.0, 2.4)
+DETAIL_MODEL, DETAIL_RATE = "Llama-3.1-70B", 2.0
+"""Where Figure 4's bottom row is, Figure 5 and Figure 6."""
+BASELINES = ("dynamo", "vllm", "continuum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracePanel:
+    model: str
+    trace: str
+    """Name of its card."""
+    plans: tuple[Deployment, ...]
+    """Table 2's, best first."""
+    gains: Mapping[tuple[float, str], float]
+    """Printed gain of AMPD as a ratio, by rate and baseline; NaN where the label is missing."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} {load_session_card(self.trace).title}"
+
+    @property
+    def num_gpus(self) -> int:
+        return load_session_card(self.trace).num_gpus
+
+
+@cache
+def panels() -> tuple[TracePanel, ...]:
+    """Row by row as the figure has them."""
+    plans: dict[tuple[str, str], list[Deployment]] = {}
+    for row in load_table("ampd/table2.csv"):
+        degrees = (_whole(row[f"planner_{phase}_{kind}"]) for phase in ("prefill", "decode") for kind in ("tp", "dp"))
+        key = str(row["model"]).replace("Llama3.1", "Llama-3.1"), str(row["trace"]).lower()
+        plans.setdefault(key, []).append(Deployment.disaggregated(*degrees))
+    gains: dict[tuple[str, str], dict[tuple[float, str], float]] = {}
+    for row in load_table("ampd/fig4_improvements.csv"):
+        own = gains.setdefault((str(row["model"]), str(row["trace"]).lower()), {})
+        for name in BASELINES:
+            percent = row[f"gain_vs_{name}_pct"]
+            own[float(str(row["rate"])), name] = math.nan if percent is None else 1 + float(percent) / 100
+    return tuple(
+        TracePanel(model=model, trace=trace, plans=tuple(plans[model, trace]), gains=gains[model, trace])
+        for model in MODELS
+        for trace in TRACES
+    )
+
+
+def panel_of(model: str, trace: str) -> TracePanel:
+    return next(each for each in panels() if (each.model, each.trace) == (model, trace))
+
+
+def _whole(value: TableValue) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def details() -> list[TracePanel]:
+    """Figure 4's bottom row."""
+    return [panel_of(DETAIL_MODEL, trace) for trace in TRACES]
+
 
 PAIRED_SEEDS = 10
 """Repeats of a figure where a view asks for no other number: with 99 sessions one seed is an anecdote."""
@@ -34,72 +100,12 @@ class OnPlan(Contender):
         return self.cell(view, panel.trace, {**usual, **dict(self.knobs), **dict(knobs)}, rate=rate)
 
 
-_LOAD: Knobs = (("route_order", "load"),)
-_BACKLOG: Knobs = (("window", "backlog"),)
-_NO_PR: Knobs = (("prefill_reordering", False),)
-_NO_AR: Knobs = (("adaptive_routing", False),)
-_RANDOM: Knobs = (("dispatch", "random"),)
-_BLACK, _SKY, _AMBER, _GREEN = "#000000", "#56B4E9", "#E69F00", "#009E73"
-
-
-def _ampd(name: str, title: str, knobs: Knobs, color: str | None = None, marker: str | None = None) -> OnPlan:
-    return OnPlan(name=name, system="ampd", title=title, knobs=knobs, color=color, marker=marker)
-
-
-_ON_PLAN = (
-    OnPlan(name="ampd", system="ampd", title="AMPD"),
-    _ampd("ours", "AMPD + load + backlog", _LOAD + _BACKLOG, _BLACK, "P"),
-    OnPlan(name="dynamo", system="dynamo-sim", title="Dynamo"),
-    OnPlan(name="vllm", system="vllm-sim", title="vLLM"),
-    OnPlan(name="continuum", system="continuum-sim", title="Continuum"),
-)
-_TUNED_MARKERS = ("*", "X", "D", "v", "d")
-_TUNED = tuple(
-    replace(each, name=f"{each.name}-tuned", title=f"{each.title}, tuned", is_tuned=True, linestyle="--", marker=marker)
-    for each, marker in zip(_ON_PLAN, _TUNED_MARKERS, strict=True)
-)
-_SWITCHED = (
-    _ampd("load", "AMPD + load", _LOAD, _SKY, "v"),
-    replace(_ampd("backlog", "AMPD + backlog", _BACKLOG, _AMBER, "<"), linestyle="--"),
-    _ampd("ar", "AMPD w/o PR", _NO_PR),
-    _ampd("pr", "AMPD w/o AR", _NO_AR),
-    _ampd("none", "AMPD w/o AR+PR", _NO_AR + _NO_PR),
-    _ampd("none-random", "AMPD w/o AR+PR, random dispatch", _NO_AR + _NO_PR + _RANDOM),
-    _ampd("planned", "AMPD, planner's plan", (("deployment", "planner"),)),
-)
-_ON_TIME: Knobs = (("queue_order", "on-time"),)
-_ORDERS = tuple(
-    replace(_ampd(f"{name}-tuned", f"{title}, tuned", _ON_TIME + knobs, color, marker), is_tuned=True, linestyle="--")
-    for name, title, knobs, color, marker in (
-        ("on-time-0", "On-time, share 0", (*_NO_AR, ("share", 0.0)), _SKY, "v"),
-        ("on-time", "On-time", _NO_AR, _GREEN, "s"),
-        ("by-due-time", "By due time", (*_NO_AR, ("share", 1.0), ("patience", 0.0)), _AMBER, "<"),
-        ("ampd-on-time", "AMPD + On-time", (), "#CC79A7", "^"),
-        ("ours-on-time", "AMPD + load + backlog + On-time", _LOAD + _BACKLOG, "#999999", "p"),
-    )
-)
-ORDERED = tuple(each.name for each in _ORDERS)
-"""Dynamo's shortest queue with On-time's order: nothing for those given up, a quarter, and all of it at once; and AMPD's router with it."""
-_OWN: Knobs = (("history_read", "own-cache"),)
-_READINGS = tuple(
-    OnPlan(name=f"dynamo-{name}", system="dynamo-sim", title=f"Dynamo, {title}", knobs=knobs, linestyle=":")
-    for name, title, knobs in (
-        ("serial", "reads in turn", (("history_read", "serial"),)),
-        ("own", "own cache", _OWN),
-        ("own-cost", "own cache, by cost", (*_OWN, ("affinity", "cost"))),
-        ("own-none", "own cache, no affinity", (*_OWN, ("affinity", "none"))),
-    )
-)
-CONTENDERS: Mapping[str, OnPlan] = MappingProxyType(
-    {each.name: each for each in (*_ON_PLAN, *_TUNED, *_SWITCHED, *_ORDERS, *_READINGS)}
-)
-"""Tuned ones, and Dynamo in its readings of where a history comes from, under names of their own."""
-DYNAMOS = ("dynamo", *(each.name for each in _READINGS))
-
+CONTENDERS = contenders_beside(__file__, OnPlan)
+ORDERED = tuple(name for name, each in CONTENDERS.items() if ("queue_order", "on-time") in each.knobs)
+DYNAMOS = tuple(name for name, each in CONTENDERS.items() if each.system == "dynamo-sim" and not each.is_tuned)
 SAME_BASELINES = ("dynamo", "vllm", "continuum")
 TUNED_BASELINES = ("dynamo-tuned", "vllm-tuned")
-"""Continuum is vLLM within a point in every cell: on AMPD's plan it says so, and is not searched for as well."""
-FIGURE4 = (*(each.name for each in _ON_PLAN), *(each.name for each in _TUNED if each.system != "continuum-sim"))
+FIGURE4 = ("ampd", "ours", *SAME_BASELINES, "ampd-tuned", "ours-tuned", *TUNED_BASELINES)
 
 
 def grid(

@@ -15,12 +15,26 @@ from paper_figures.ampd.attainment import (
     Means,
     cell_interval,
     floor_of,
+    gain_over,
     printed,
     rates_of,
+    standing,
+    summary_notes,
     tabulate,
 )
-from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, SAME_BASELINES, TUNED_BASELINES, grid
-from paper_figures.ampd.gains import gain_over, standing, summary_notes
+from paper_figures.ampd.contenders import (
+    CONTENDERS,
+    DETAIL_MODEL,
+    DETAIL_RATE,
+    FIGURE4,
+    SAME_BASELINES,
+    TRACES,
+    TUNED_BASELINES,
+    details,
+    grid,
+    panel_of,
+    panels,
+)
 from paper_figures.ampd.layout import (
     DEFAULT,
     SWITCHES,
@@ -31,7 +45,6 @@ from paper_figures.ampd.layout import (
     repeats_of,
     seeds_text,
 )
-from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of, panels
 from paper_figures.common.caption import missing_note
 from paper_figures.common.figure import Columns, Page, Table
 from paper_figures.common.panel import OF_SHARES, Axis, Points

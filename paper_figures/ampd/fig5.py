@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, grid
+from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, TRACES, details, grid, panel_of
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of
 from paper_figures.common.figure import Columns, Page, attributes, table
 from paper_figures.common.panel import OF_SHARES, Axis, Bars, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs

@@ -7,9 +7,8 @@ from types import MappingProxyType
 
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
-from paper_figures.ampd.contenders import CONTENDERS
+from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, panel_of
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, panel_of
 from paper_figures.common.figure import Page, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from paper_figures.ampd.contenders import DETAIL_MODEL
 from paper_figures.ampd.layout import ampd_figure
-from paper_figures.ampd.panels import DETAIL_MODEL
 from paper_figures.common.caption import device_text, invalid_notes
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Layer, Line, Mark, Panel

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
-from paper_figures.ampd.contenders import grid
+from paper_figures.ampd.contenders import grid, panels
 from paper_figures.ampd.layout import SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of, seeds_text
-from paper_figures.ampd.panels import panels
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis
 from paper_figures.common.runs import Measure, Runs

@@ -15,9 +15,8 @@ import numpy as np
 from baselines.ar.dynamo import DynamoConfig
 from engines.policies.views import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Floats, Means, tabulate
-from paper_figures.ampd.contenders import CONTENDERS
+from paper_figures.ampd.contenders import CONTENDERS, MODELS, TRACES, TracePanel, panel_of, panels
 from paper_figures.ampd.layout import DEFAULT, SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
-from paper_figures.ampd.panels import MODELS, TRACES, TracePanel, panel_of, panels
 from paper_figures.common.figure import Page, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
 from paper_figures.common.runs import Measure, Of, Runs

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, grid
+from paper_figures.ampd.contenders import CONTENDERS, DETAIL_RATE, details, grid
 from paper_figures.ampd.layout import ampd_figure, seeds_text
-from paper_figures.ampd.panels import DETAIL_RATE, details
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

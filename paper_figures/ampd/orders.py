@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, ORDERED
+from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, ORDERED, TRACES, TracePanel, panel_of
 from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, cell_of, crossing, rate_of
 from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
-from paper_figures.ampd.panels import DETAIL_MODEL, TRACES, TracePanel, panel_of
 from paper_figures.common.figure import Page, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide
 from paper_figures.common.runs import Runs

@@ -15,9 +15,8 @@ import numpy as np
 from engines.cluster.hardware import CONSTANTS
 from engines.cluster.record import READINGS
 from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, grid
+from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, MODELS, grid, panels
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
-from paper_figures.ampd.panels import MODELS, panels
 from paper_figures.common.figure import Columns, Page, attributes, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
 from paper_figures.common.runs import Of, Runs

@@ -1,7 +1,7 @@
 """AMPD Table 1 (§7.1): rounds, prefill and decode lengths of the traces, as generated and as printed."""
 
+from paper_figures.ampd.contenders import TRACES
 from paper_figures.ampd.layout import ampd_figure
-from paper_figures.ampd.panels import TRACES
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from repro.reports.claims import Finding

@@ -10,9 +10,8 @@ import numpy as np
 
 from engines.cluster.hardware import Deployment
 from paper_figures.ampd.attainment import Attainments, tabulate
-from paper_figures.ampd.contenders import grid
+from paper_figures.ampd.contenders import TracePanel, grid, panels
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, seeds_text
-from paper_figures.ampd.panels import TracePanel, panels
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

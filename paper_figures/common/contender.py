@@ -2,10 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 from paper_figures.common.style import Look, system_look
+from repro.files import read_yaml
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell, Scalar
+
+Kind = TypeVar("Kind", bound="Contender")
+
+
+def contenders_beside(module: str, kind: type[Kind]) -> Mapping[str, Kind]:
+    """Those of ``contenders.yaml`` in the folder of a module's file, by name."""
+    rows = read_yaml(Path(module).with_name("contenders.yaml"))
+    found = (kind(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
+    return MappingProxyType({each.name: each for each in found})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from paper_figures.common.contender import Contender
+from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import Columns, Table, table
 from paper_figures.common.panel import ANYWHERE, OF_SHARES, Bounds
 from paper_figures.common.runs import Measure, Of, Runs
@@ -25,31 +25,7 @@ CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 CAPACITY: Mapping[str, float] = MappingProxyType({SMALL: 167.0, MIDDLE: 83.0, LARGE: 36.5})
 """Turns/s that SGLang serves on one instance with 256 clients: what a load of 1 means."""
 
-CONTENDERS: Mapping[str, Contender] = MappingProxyType(
-    {
-        each.name: each
-        for each in (
-            Contender(name="sglang", system="sglang-pd", title="SGLang PD"),
-            Contender(name="router", system="sglang-pd-router", title="SGLang PD + router", linestyle="--"),
-            Contender(
-                name="sglang-graphs",
-                system="sglang-pd",
-                title="SGLang PD, prefill graphs",
-                color="#CC79A7",
-                marker="X",
-                linestyle="--",
-                knobs=(("prefill_graphs", True),),
-            ),
-            Contender(name="vllm", system="vllm-pd", title="vLLM PD"),
-            Contender(name="graphs", system="laps-graphs-only", title="LAPS, graphs only"),
-            Contender(name="apart", system="laps-disaggregation-only", title="LAPS, disaggregation only"),
-            Contender(name="laps", system="laps", title="LAPS"),
-            Contender(name="reserve", system="reserve", title="Reserve"),
-            Contender(name="srpt", system="srpt", title="SRPT"),
-            Contender(name="on-time", system="on-time", title="On-time"),
-        )
-    }
-)
+CONTENDERS = contenders_beside(__file__, Contender)
 PRICE = "late % (above 1,000 tokens) / mean / P99 / P90, P99 above 1,000 tokens ms / longest s"
 """What ``priced`` says of a cell: beside every share of late turns what it costs, and the longest wait beside every mean."""
 SINGLE = ("sglang", "graphs", "apart", "laps", "reserve")

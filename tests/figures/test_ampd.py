@@ -9,11 +9,10 @@ import pytest
 from support.perturbed_runs import unmoved
 from support.session_runs import planner_run, session_run, session_runs
 
+from paper_figures.ampd import attainment as gains_of
 from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, orders, readings, table1, table2
-from paper_figures.ampd import gains as gains_of
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
-from paper_figures.ampd.panels import RATES, TRACES, panel_of, panels
+from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RATES, TRACES, grid, panel_of, panels
 from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
