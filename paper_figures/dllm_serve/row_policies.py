@@ -7,16 +7,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engines.errors import UserError
 from paper_figures.common.style import Look
 from paper_figures.dllm_serve.comparison import OURS
 from repro import paths
+from repro.files import read_yaml
 from repro.reports.accuracy import Solved
 from repro.reports.figures import Knobs, View
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
-from repro.systems.block.settings import EMBEDDED, EMBEDDED_TASKS, NAME
+from repro.systems.block.settings import EMBEDDED_TASKS, NAME
 from repro.systems.platforms import DllmPart, Platform
 
 NUM_PROBLEMS = 50
@@ -43,86 +45,33 @@ FIXED = "burst, 256 tokens in blocks of 32"
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Which rows its steps compute and read."""
+    """Which rows its steps compute and read, as ``row_policies.yaml`` says."""
 
     name: str
     look: Look
-    system: str = OURS
+    system: str
     knobs: Knobs
-    paces: Mapping[str, Knobs] | None = None
-    """Replace those of the others, where it has no threshold, or another one."""
-    preset: str | None = None
-    """The preset that is this, at the pace that it is drawn at first."""
-    is_fixed: bool = False
-    """Whether a card has it at fixed tokens a step too."""
+    paces: Mapping[str, Knobs] | None
+    preset: str | None
+    is_fixed: bool
 
 
-def _ours(name: str, color: str, marker: str, knobs: Mapping[str, Scalar], preset: str | None = None) -> Policy:
+def _policy(row: Mapping[str, Any]) -> Policy:
+    """A row of ``row_policies.yaml``."""
+    paces = {pace: tuple(knobs.items()) for pace, knobs in row.get("paces", {}).items()}
     return Policy(
-        name=name,
-        look=Look(color=color, marker=marker),
-        knobs=tuple(knobs.items()),
-        preset=preset,
-        is_fixed="retention_ratio" not in knobs,
+        name=row["name"],
+        look=Look(color=row["color"], marker=row["marker"]),
+        system=row.get("system", OURS),
+        knobs=tuple(row.get("knobs", {}).items()),
+        paces=paces or None,
+        preset=row.get("preset"),
+        is_fixed=row.get("is_fixed", False),
     )
 
 
-_SINGLE: Mapping[str, Scalar] = {"selection": "dense", "refresh_delay": 0}
-_SETTLED: Mapping[str, Scalar] = {**_SINGLE, "settle_after": 1}
-_RENEWED: Mapping[str, Scalar] = {**_SETTLED, "renew_at": 2}
-_ATTENDED: Mapping[str, Scalar] = {"selection": "attended", "retention_ratio": 0.2, "whole_layer": 1}
-_BY_HEAD: Mapping[str, Scalar] = {"selection": "head", "retention_ratio": 0.5}
-_BLUE, _SKY = "#0072B2", "#56B4E9"
-_ONE_ALONE: Mapping[str, Knobs] = {ONE: ()}
-
-FAST_DLLM = Policy(
-    name="Fast-dLLM's rule",
-    system="fast-dllm",
-    knobs=(("reading", "policy"),),
-    look=Look(color="#E69F00", marker="s"),
-    is_fixed=True,
-)
-POLICIES = (
-    FAST_DLLM,
-    *(
-        Policy(
-            name=f"{title}'s rule",
-            system=system,
-            knobs=(("reading", "policy"),),
-            look=Look(color=color, marker="s"),
-            paces=_ONE_ALONE,
-        )
-        for title, system, color in (("Sparse-dLLM", "sparse-dllm", "#D55E00"), ("dLLM-Cache", "dllm-cache", "#CC79A7"))
-    ),
-    Policy(name="dLLM-Serve as published", knobs=(), look=Look(color="black", marker="X")),
-    _ours("single Refresh", _BLUE, "o", _SINGLE, preset="exact"),
-    _ours("single Refresh, 0.2 attended", _BLUE, "v", {**_SINGLE, **_ATTENDED}),
-    _ours("single Refresh, 0.5 by head", _BLUE, "x", {**_SINGLE, **_BY_HEAD}),
-    _ours("settled", "#999999", "<", _SETTLED),
-    _ours("settled, renewed", _SKY, "o", _RENEWED),
-    _ours("settled, renewed, 0.2 attended", _SKY, "v", {**_RENEWED, **_ATTENDED}),
-    _ours("settled, renewed, 0.5 by head", _SKY, "x", {**_RENEWED, **_BY_HEAD}),
-    _ours("balanced", "#009E73", "o", {"preset": "balanced"}, preset="balanced"),
-    _ours("settled, renewed, prompt once", "#8C564B", "D", {**_RENEWED, "full_every": 100}),
-    Policy(
-        name="fast",
-        knobs=(("preset", "fast"),),
-        look=Look(color="#B8860B", marker="*"),
-        paces={THRESHOLD: ()},
-        preset="fast",
-    ),
-)
-"""Published baselines are rules on the same engine, and dLLM-Serve is the paper's. Shares of the context are kept by the paper's
-score of each head, or by what is attended with a layer whole; the others read all of it, and only they can leave a prompt out of a
-Refresh."""
-BLOCK_DIFFUSION = Policy(
-    name="block diffusion in blocks of 16",
-    system=NAME,
-    knobs=(("model", EMBEDDED),),
-    paces={ONE: (("rule", "static"),), "threshold 0.95": (("threshold", 0.95),)},
-    look=Look(color="#7570B3", marker="P"),
-)
-"""Another model of tiny's size (tiny-block), in an engine of its own; its steps take the same rows at most."""
+*POLICIES, BLOCK_DIFFUSION = map(_policy, read_yaml(Path(__file__).with_suffix(".yaml")))
+FAST_DLLM = POLICIES[0]
 
 
 def task_of(setting: str) -> str:
