@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from engines.errors import UserError
 from paper_figures.common import style
@@ -23,9 +23,46 @@ Columns = Mapping[str, Callable[[Item], object]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Column(Generic[Item]):
+    """What a figure's one table says of an item: a value in its CSV, a text on the terminal, or both."""
+
+    of: Callable[[Item], Any]
+    csv: str | Sequence[str] = ()
+    """Several names are those of the several values of ``csv_of``."""
+    title: str | None = None
+    """On the terminal; None is in the CSV alone."""
+    text: Callable[[Any], object] = str
+    csv_of: Callable[[Any], Any] = lambda value: value
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.csv,) if isinstance(self.csv, str) else tuple(self.csv)
+
+    def values(self, item: Item) -> tuple[object, ...]:
+        """What the CSV has of the item."""
+        found = self.csv_of(self.of(item)) if self.csv else ()
+        return (found,) if isinstance(self.csv, str) else tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+
+
+def both(items: Sequence[Item], columns: Sequence[Column[Item]]) -> tuple[Table, Table]:
+    """The table on the terminal, and the one in the CSV."""
+    shown = [column for column in columns if column.title is not None]
+    return (
+        Table(
+            columns=[str(column.title) for column in shown],
+            rows=[[column.text(column.of(item)) for column in shown] for item in items],
+        ),
+        Table(
+            columns=[name for column in columns for name in column.names],
+            rows=[[value for column in columns for value in column.values(item)] for item in items],
+        ),
+    )
 
 
 def table(items: Iterable[Item], columns: Columns[Item]) -> Table:

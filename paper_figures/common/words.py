@@ -26,6 +26,16 @@ def ends(interval: Interval) -> tuple[float | None, float | None, float | None]:
     return interval.mean, interval.low, interval.high
 
 
+def ends_of(name: str) -> tuple[str, str, str]:
+    """The columns of a CSV that ``ends`` fill."""
+    return name, f"{name}_low", f"{name}_high"
+
+
+def times(interval: Interval) -> str:
+    """A ratio, with two decimals at most."""
+    return said(interval, "x", 2)
+
+
 def number(interval: Interval) -> float:
     return math.nan if interval.mean is None else interval.mean
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paper_figures.common.caption import dataset_title, invalid_notes, obtained_text, prompt_sources, seeds_sentence
-from paper_figures.common.figure import Page, Picture, Table
+from paper_figures.common.figure import Column, Page, Picture, Table, both
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
 from paper_figures.common.style import WIDE_INCHES, system_look
-from paper_figures.common.words import ends, said, shown
+from paper_figures.common.words import ends, ends_of, shown, times
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -107,7 +107,7 @@ def paper_gains(view: View) -> dict[tuple[str, Measure], float]:
 
 def page(runs: Runs) -> Page:
     curves, gains, paper = curves_of(runs), gains_of(runs), paper_gains(runs.view)
-    obtained, reading = obtained_text(runs.all), reading_sentence(runs.view)
+    reading = reading_sentence(runs.view)
     caption = [
         "Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's; above 1 dLLM-Serve "
         "spreads less.",
@@ -120,25 +120,13 @@ def page(runs: Runs) -> Page:
         *curves_obtained(curves),
         *batch_sentence(curves),
     ]
+    table, csv = both(gains, columns(runs))
+    name, rows = runs.view.platform.name, list(csv.rows)
+    for (dataset, measure), value in paper.items():
+        rows.append((name, None, dataset, OURS, measure.column, *[None] * 3, value, *[None] * 2, "paper", None))
     return Page(
-        table=Table(
-            columns=(
-                *(
-                    "dataset",
-                    "system",
-                    "spread of",
-                    "its s",
-                    "best baseline",
-                    "baseline s",
-                    "gain",
-                    "reduction",
-                    "paper",
-                ),
-                "obtained",
-            ),
-            rows=[(*table_row(gain), obtained) for gain in gains],
-        ),
-        csv=csv_of(runs, gains),
+        table=table,
+        csv=Table(columns=csv.columns, rows=rows),
         picture=Picture(
             panels=[panel(gains, max(curves.rates))],
             caption=caption,
@@ -149,44 +137,27 @@ def page(runs: Runs) -> Page:
     )
 
 
-def csv_of(runs: Runs, gains: list[SpreadGain]) -> Table:
-    name, obtained = runs.view.platform.name, obtained_text(runs.all)
-    measured = [
-        (
-            *(
-                name,
-                runs.view.reading,
-                gain.dataset,
-                gain.ours,
-                gain.measure.column,
-                gain.ours_s,
-                gain.best,
-                gain.best_s,
-            ),
-            *(*ends(gain.gain), obtained, all_valid(runs.all)),
-        )
-        for gain in gains
+def columns(runs: Runs) -> list[Column[SpreadGain]]:
+    return [
+        Column(of=lambda gain: runs.view.platform.name, csv="platform"),
+        Column(of=lambda gain: runs.view.reading, csv="reading"),
+        Column(of=lambda gain: gain.dataset, csv="dataset", title="dataset", text=dataset_title),
+        Column(of=lambda gain: gain.ours, csv="system", title="system", text=lambda ours: look_of(ours).title),
+        Column(of=lambda gain: gain.measure.column, csv="measure"),
+        Column(of=lambda gain: gain.measure.label, title="spread of"),
+        Column(of=lambda gain: gain.ours_s, csv="dllm_serve_s", title="its s", text=shown),
+        Column(of=lambda gain: gain.best, csv="best_baseline", title="best baseline", text=title_or_dash),
+        Column(of=lambda gain: gain.best_s, csv="best_baseline_s", title="baseline s", text=shown),
+        Column(of=lambda gain: gain.gain, csv=ends_of("gain"), csv_of=ends, title="gain", text=times),
+        Column(of=lambda gain: shown(gain.reduction_percent, ".0f", " %"), title="reduction"),
+        Column(of=lambda gain: shown(gain.paper, ".2f", "x"), title="paper"),
+        Column(of=lambda gain: obtained_text(runs.all), csv="obtained", title="obtained"),
+        Column(of=lambda gain: all_valid(runs.all), csv="valid"),
     ]
-    printed = [
-        (name, None, dataset, OURS, measure.column, None, None, None, value, None, None, "paper", None)
-        for (dataset, measure), value in paper_gains(runs.view).items()
-    ]
-    return Table(
-        columns=(
-            *(
-                "platform",
-                "reading",
-                "dataset",
-                "system",
-                "measure",
-                "dllm_serve_s",
-                "best_baseline",
-                "best_baseline_s",
-            ),
-            *("gain", "gain_low", "gain_high", "obtained", "valid"),
-        ),
-        rows=[*measured, *printed],
-    )
+
+
+def title_or_dash(system: str | None) -> str:
+    return "-" if system is None else system_look(system).title
 
 
 def panel(gains: list[SpreadGain], rate: float) -> Panel:
@@ -218,20 +189,6 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
         layers=[*layers, *marks, Guide(value=1, label="best baseline")],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
         y=Axis(label="gain over the\nbest baseline (x)", margin=0.15),
-    )
-
-
-def table_row(gain: SpreadGain) -> tuple[str, ...]:
-    return (
-        dataset_title(gain.dataset),
-        look_of(gain.ours).title,
-        gain.measure.label,
-        shown(gain.ours_s),
-        "-" if gain.best is None else system_look(gain.best).title,
-        shown(gain.best_s),
-        said(gain.gain, "x", 2),
-        shown(gain.reduction_percent, ".0f", " %"),
-        shown(gain.paper, ".2f", "x"),
     )
 
 

@@ -5,6 +5,7 @@ Refresh per block and look-ahead admission after them.
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 from paper_figures.common.caption import (
@@ -17,11 +18,11 @@ from paper_figures.common.caption import (
     seeds_sentence,
     validity_text,
 )
-from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
+from paper_figures.common.figure import Column, Page, Picture, both, cell_by_cell
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import WIDE_INCHES, Look
-from paper_figures.common.words import ends, said, shown
+from paper_figures.common.words import ends, ends_of, shown, times
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
@@ -40,6 +41,7 @@ from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
+from repro.runs.store import StoredRun
 
 SOURCE = f"{PAPER}, Figure 8, §6.6"
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
@@ -65,7 +67,11 @@ PRINTED_STEPS = {
 """Data set and what is added: from rung, to rung; the gains that follow from printed numbers."""
 
 
-def places(view: View) -> list[tuple[str, Variant]]:
+Place = tuple[str, Variant]
+"""Data set and rung."""
+
+
+def places(view: View) -> list[Place]:
     return [(dataset, rung) for dataset in DATASETS for rung in rungs(view)]
 
 
@@ -113,35 +119,14 @@ def page(runs: Runs) -> Page:
         *answers,
         *obtained,
     ]
+    shown_table, _ = both([place for place in asked if runs.of(cell(runs.view, *place))], columns(runs))
+    _, csv = both(asked, columns(runs))
     return Page(
-        table=Table(
-            columns=(
-                *(
-                    "dataset",
-                    "rung",
-                    "tok/s",
-                    "relative",
-                    "by processor time",
-                    "share of the gain",
-                    "paper",
-                    "mean latency s",
-                    "running",
-                ),
-                *("obtained", "valid"),
-            ),
-            rows=[table_row(runs, *place) for place in asked if runs.of(cell(runs.view, *place))],
+        table=shown_table,
+        csv=csv,
+        picture=Picture(
+            panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES
         ),
-        csv=Table(
-            columns=(
-                *("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "low", "high"),
-                *(f"by_processor_time{end}" for end in ("", "_low", "_high")),
-                "log_share",
-                *("throughput_tok_s", "mean_latency_s", "p99_latency_s", "mean_running", "kv_rows"),
-                *("paper_relative_throughput", "obtained", "valid"),
-            ),
-            rows=[csv_row(runs, *place) for place in asked],
-        ),
-        picture=picture(runs, caption),
         notes=[
             *share_notes(runs),
             *monotone_notes(runs),
@@ -155,8 +140,46 @@ def page(runs: Runs) -> Page:
     )
 
 
-def picture(runs: Runs, caption: list[str]) -> Picture:
-    return Picture(panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES)
+def columns(runs: Runs) -> list[Column[Place]]:
+    view, printed = runs.view, paper_ladder(runs.view)
+
+    def own(place: Place) -> tuple[StoredRun, ...]:
+        return runs.of(cell(view, *place))
+
+    def mean(of: Of) -> Callable[[Place], float | None]:
+        return lambda place: runs.at(cell(view, *place), of).mean
+
+    def over_first(of: Of) -> Callable[[Place], Interval]:
+        return lambda place: relative(runs, *place, of)
+
+    relative_ends, spent_ends = ("relative_throughput", "low", "high"), ends_of("by_processor_time")
+    return [
+        Column(of=lambda place: view.platform.name, csv="platform"),
+        Column(of=lambda place: view.reading if place[1] is LADDER[0] else None, csv="reading"),
+        Column(of=lambda place: place[0], csv="dataset", title="dataset", text=dataset_title),
+        Column(of=lambda place: place[1].label, csv="rung"),
+        Column(of=lambda place: place[1].label + (" (ours)" if place[1].is_ours else ""), title="rung"),
+        Column(of=lambda place: place[1].is_ours, csv="ours"),
+        Column(of=mean(THROUGHPUT), title="tok/s", text=shown),
+        Column(of=over_first(THROUGHPUT), csv=relative_ends, csv_of=ends, title="relative", text=times),
+        Column(of=over_first(per_processor_second), csv=spent_ends, csv_of=ends, title="by processor time", text=times),
+        Column(
+            of=lambda place: shares(runs, place[0]).get(place[1]),
+            csv="log_share",
+            title="share of the gain",
+            text=lambda share: shown(share, ".0%"),
+        ),
+        Column(of=lambda place: shown(printed.get(place), ".2f", "x"), title="paper"),
+        Column(of=mean(THROUGHPUT), csv="throughput_tok_s"),
+        Column(of=mean(MEAN_LATENCY), csv="mean_latency_s", title="mean latency s", text=shown),
+        Column(of=mean(P99), csv="p99_latency_s"),
+        Column(of=mean(RUNNING), csv="mean_running", title="running", text=shown),
+        Column(of=lambda place: own(place)[0].facts.get("kv_rows") if own(place) else None, csv="kv_rows"),
+        Column(of=printed.get, csv="paper_relative_throughput"),
+        Column(of=lambda place: obtained_text(own(place)), csv="obtained", title="obtained"),
+        Column(of=lambda place: all_valid(own(place)), csv="valid"),
+        Column(of=lambda place: validity_text(own(place)), title="valid"),
+    ]
 
 
 def panel(runs: Runs) -> Panel:
@@ -193,39 +216,6 @@ def panel(runs: Runs) -> Panel:
         layers=[*layers, *marks, Guide(value=1)],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
         y=Axis(label="throughput relative\nto Sparse-dLLM (x)", margin=0.12),
-    )
-
-
-def csv_row(runs: Runs, dataset: str, rung: Variant) -> tuple[object, ...]:
-    asked, gain, view = cell(runs.view, dataset, rung), relative(runs, dataset, rung), runs.view
-    own = runs.of(asked)
-    return (
-        *(view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours),
-        *ends(gain),
-        *ends(relative(runs, dataset, rung, per_processor_second)),
-        shares(runs, dataset).get(rung),
-        *(runs.at(asked, of).mean for of in (THROUGHPUT, MEAN_LATENCY, P99, RUNNING)),
-        own[0].facts.get("kv_rows") if own else None,
-        paper_ladder(view).get((dataset, rung)),
-        *(obtained_text(own), all_valid(own)),
-    )
-
-
-def table_row(runs: Runs, dataset: str, rung: Variant) -> tuple[str, ...]:
-    asked = cell(runs.view, dataset, rung)
-    own = runs.of(asked)
-    throughput, latency, running = (shown(runs.at(asked, of).mean) for of in (THROUGHPUT, MEAN_LATENCY, RUNNING))
-    return (
-        dataset_title(dataset),
-        rung.label + (" (ours)" if rung.is_ours else ""),
-        throughput,
-        *(said(relative(runs, dataset, rung, of), "x", 2) for of in (THROUGHPUT, per_processor_second)),
-        shown(shares(runs, dataset).get(rung), ".0%"),
-        shown(paper_ladder(runs.view).get((dataset, rung)), ".2f", "x"),
-        latency,
-        running,
-        obtained_text(own),
-        validity_text(own),
     )
 
 

@@ -1,11 +1,13 @@
 """dLLM-Serve Table 4 (§6.2): latency and throughput on the L40S at 1 req/s."""
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources, seeds_sentence, validity_text
-from paper_figures.common.figure import Page, Table
-from paper_figures.common.runs import Runs
-from paper_figures.common.words import ends, number, said, shown
+from paper_figures.common.figure import Column, Page, both
+from paper_figures.common.runs import Of, Runs
+from paper_figures.common.words import ends, ends_of, number, said, shown, times
 from paper_figures.dllm_serve import rates
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -32,6 +34,7 @@ from paper_figures.dllm_serve.fig5 import cells
 from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, all_valid, dllm_figure, table4_rows
 from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.claims import Finding
+from repro.reports.figures import View
 from repro.runs.statistics import Interval
 
 CARD = TABLE_4_CARD
@@ -54,47 +57,10 @@ def page(runs: Runs) -> Page:
         for curve in [curves.by_name.get((dataset, system))]
         if curve is not None
     ]
+    table, csv = both(found, columns(curves, view))
     return Page(
-        table=Table(
-            columns=(
-                *(
-                    "dataset",
-                    "system",
-                    "mean latency s",
-                    "paper s",
-                    "P99 s",
-                    "longest wait s",
-                    "throughput tok/s",
-                    "paper tok/s",
-                    "speedup",
-                ),
-                *("paper speedup", "valid"),
-            ),
-            rows=[table_row(curve, curves, paper) for curve, paper in found],
-        ),
-        csv=Table(
-            columns=(
-                *("platform", "reading", "dataset", "system", "mean_latency_s", "p99_latency_s", "longest_wait_s"),
-                "throughput_tok_s",
-                *("speedup", "speedup_low", "speedup_high"),
-                *("paper_mean_latency_s", "paper_throughput_tok_s", "paper_speedup", "num_runs", "obtained", "valid"),
-            ),
-            rows=[
-                (
-                    *(
-                        view.platform.name,
-                        view.reading if curve.system in BASELINES else None,
-                        curve.dataset,
-                        curve.system,
-                    ),
-                    *(curve.last(of).mean for of in (MEAN_LATENCY, P99_LATENCY, LONGEST_WAIT, THROUGHPUT)),
-                    *ends(speedup(curve, curves)),
-                    *paper,
-                    *(len(curve.last_runs), obtained_text(curve.last_runs), all_valid(curve.last_runs)),
-                )
-                for curve, paper in found
-            ],
-        ),
+        table=table,
+        csv=csv,
         notes=[
             *rates.notes(runs, curves, lambda dataset: (rate,)),
             reading_sentence(view),
@@ -106,25 +72,61 @@ def page(runs: Runs) -> Page:
     )
 
 
-def table_row(curve: Curve, curves: Curves, paper: list[Any]) -> tuple[str, ...]:
-    latency, throughput, ratio = paper
-    return (
-        dataset_title(curve.dataset),
-        curve.label,
-        mean_text(curve.last(MEAN_LATENCY)),
-        shown(latency, "g"),
-        shown(curve.last(P99_LATENCY).mean),
-        shown(curve.last(LONGEST_WAIT).mean),
-        mean_text(curve.last(THROUGHPUT)),
-        shown(throughput, "g"),
-        "-" if (ratio_now := speedup(curve, curves)).mean is None else said(ratio_now, "x", 2),
-        shown(ratio, "g", "x"),
-        validity_text(curve.last_runs),
-    )
+Row = tuple[Curve, list[Any]]
+"""A curve, and what the paper prints of it."""
 
 
-def mean_text(interval: Interval) -> str:
-    return said(interval, digits=2)
+def columns(curves: Curves, view: View) -> list[Column[Row]]:
+    def last(of: Of) -> Callable[[Row], Interval]:
+        return lambda row: row[0].last(of)
+
+    def printed(index: int) -> Callable[[Row], Any]:
+        return lambda row: row[1][index]
+
+    def in_brief(interval: Interval) -> str:
+        return shown(interval.mean)
+
+    def in_full(interval: Interval) -> str:
+        return said(interval, digits=2)
+
+    def over_base(row: Row) -> Interval:
+        return speedup(row[0], curves)
+
+    return [
+        Column(of=lambda row: view.platform.name, csv="platform"),
+        Column(of=lambda row: view.reading if row[0].system in BASELINES else None, csv="reading"),
+        Column(of=lambda row: row[0].dataset, csv="dataset", title="dataset", text=dataset_title),
+        Column(of=lambda row: row[0].system, csv="system"),
+        Column(of=lambda row: row[0].label, title="system"),
+        Column(
+            of=last(MEAN_LATENCY), csv="mean_latency_s", csv_of=attrgetter("mean"), title="mean latency s", text=in_full
+        ),
+        Column(of=printed(0), title="paper s", text=lambda value: shown(value, "g")),
+        Column(of=last(P99_LATENCY), csv="p99_latency_s", csv_of=attrgetter("mean"), title="P99 s", text=in_brief),
+        Column(
+            of=last(LONGEST_WAIT),
+            csv="longest_wait_s",
+            csv_of=attrgetter("mean"),
+            title="longest wait s",
+            text=in_brief,
+        ),
+        Column(
+            of=last(THROUGHPUT),
+            csv="throughput_tok_s",
+            csv_of=attrgetter("mean"),
+            title="throughput tok/s",
+            text=in_full,
+        ),
+        Column(of=printed(1), title="paper tok/s", text=lambda value: shown(value, "g")),
+        Column(of=over_base, csv=ends_of("speedup"), csv_of=ends, title="speedup", text=times),
+        Column(of=printed(0), csv="paper_mean_latency_s"),
+        Column(of=printed(1), csv="paper_throughput_tok_s"),
+        Column(of=printed(2), csv="paper_speedup", title="paper speedup", text=lambda value: shown(value, "g", "x")),
+        Column(of=lambda row: len(row[0].last_runs), csv="num_runs"),
+        Column(of=lambda row: obtained_text(row[0].last_runs), csv="obtained"),
+        Column(of=lambda row: all_valid(row[0].last_runs), csv="valid"),
+        Column(of=lambda row: validity_text(row[0].last_runs), title="valid"),
+    ]
 
 
 def speedup(curve: Curve, curves: Curves) -> Interval:
