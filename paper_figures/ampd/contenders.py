@@ -22,7 +22,7 @@ DETAIL_MODEL, DETAIL_RATE = "Llama-3.1-70B", 2.0
 BASELINES = ("dynamo", "vllm", "continuum")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TracePanel:
     model: str
     trace: str
