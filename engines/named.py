@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import distributions
 from typing import Any, TypeVar
 
 from engines.errors import RunError, UserError
@@ -33,6 +32,8 @@ def installed(kind: str) -> Mapping[str, str]:
 @lru_cache(maxsize=4)
 def _installed(path: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
     """By kind. ``path`` is where packages are looked for."""
+    from importlib.metadata import distributions
+
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for each in (each for package in distributions() for each in package.entry_points):
         if each.group.startswith(_GROUPS):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, ClassVar
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.study import run_study
+from repro.cli.output import number, percent, print_json, print_table, ratio, say
+from repro.cli.run_table import lengths_json, lengths_line
 
 if TYPE_CHECKING:
-    from repro.cli.study import Study
     from repro.reports.ablation import Variant
+    from repro.reports.figures import View
+    from repro.runs.cell import Cell
+    from repro.runs.store import StoredRun
+    from repro.systems.platforms import Platform
 
-STUDIES = {"dllm-serve": "ablate_dllm", "ampd": "ablate_cluster", "laps": "ablate_prefill"}
-"""Where the ablations of a system's components are, below ``repro.cli``."""
+Row = dict[str, Any]
+Runs = Sequence["StoredRun"]
+Columns = Mapping[str, Callable[[Row], str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Checked):
+class AblationOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     component: str
     """engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering. Of LAPS: graphs,
@@ -43,31 +49,69 @@ class Asked(Checked):
     """Model of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B]."""
 
     def refuse(self, *names: str, why: str = "") -> None:
-        """What has no effect on the component."""
+        """Refuse options that have no effect on the component."""
         for name in names:
             value = getattr(self, name)
             require(value is None, f"{name}={value!r} has no effect on component={self.component!r}{why}: leave it out")
 
-    def own(self) -> list[Variant]:
-        """The variants that are a user's own."""
+    def own_variants(self) -> list[Variant]:
         from repro.reports.ablation import own_variant
 
-        told = [text.partition("@") for text in dict.fromkeys(self.variant or ())]
+        policies = [text.partition("@") for text in dict.fromkeys(self.variant or ())]
         return [
             own_variant(self.component, name, opt.parse_knobs(knobs.split(",") if knobs else (), {}))
-            for name, _, knobs in told
+            for name, _, knobs in policies
         ]
 
     def rate(self, usual: float) -> float | None:
         return usual if self.request_rate is None else opt.parse_rate(self.request_rate)
 
-    def seeds(self, usual: int) -> range:
-        return range(self.num_runs or usual)
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A component's variants on data sets, and which numbers of their runs are shown."""
+
+    options: AblationOptions
+    platform: Platform
+    title: str
+    """The platform's name above the table."""
+    cells: Mapping[tuple[str, Variant], Sequence[Cell]]
+    """By data set and variant; the first variant of a data set is the one that the others are held against."""
+    dataset: str = "dataset"
+    """The family's word for a data set."""
+    said: str
+    """The rate, and what baselines stand for."""
+    about: Mapping[str, Any]
+    """Facts that JSON has besides the rows."""
+    row: Callable[[Runs, Runs], Row]
+    """Numbers of a variant's runs, with those of the first variant's beside them."""
+    columns: Columns
+    """A column is left out if no row has anything in it."""
+    notes: Callable[[Sequence[Row]], Iterable[str]]
+    plotted: Mapping[str, str]
+    """Column -> its axis; a panel each."""
+    halves: Mapping[str, str]
+    """Column that is plotted -> that of half its interval's width."""
+    guides: Mapping[str, float] = field(default_factory=dict)
+    """Column that is plotted -> where nothing differs."""
+
+    def rows(self, runs: Runs) -> list[Row]:
+        """A row for each data set and variant; ``runs`` are in the order of ``cells``."""
+        left, base, label = iter(runs), dict[str, Runs](), dict[str, str]()
+        rows = []
+        for (dataset, variant), cells in self.cells.items():
+            own = [next(left) for _ in cells]
+            against = label.get(dataset)
+            label.setdefault(dataset, variant.label)
+            what = {self.dataset: dataset, "variant": variant.label, "system": variant.system, "ours": variant.is_ours}
+            numbers = self.row(own, base.setdefault(dataset, own))
+            rows.append({**what, "against": against, **numbers, **_provenance(own)})
+        return rows
 
 
 def ablate(
     *,
-    asked: Asked,
+    options: AblationOptions,
     knob: opt.KnobTexts = None,
     stored: opt.Stored,
     placement: opt.Placement,
@@ -75,8 +119,437 @@ def ablate(
     json: opt.Json = False,
 ) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
+    from repro.cli.plots import check_plot, save_plot
+    from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
     from repro.reports.ablation import system_of
 
-    model, module = opt.given(model=asked.model), import_module(f"repro.cli.{STUDIES[system_of(asked.component)]}")
-    study: Study = module.study(asked, model | opt.parse_knobs(knob or (), model))
-    run_study(study, stored=stored, placement=placement, plot=plot, json=json)
+    model = opt.given(model=options.model)
+    study = STUDIES[system_of(options.component)](options, model | opt.parse_knobs(knob or (), model))
+    opened, store = placement.opened(), stored.store
+    if plot is not None:
+        check_plot(plot)
+    with opened as pool:
+        cells = [cell for cells in study.cells.values() for cell in cells]
+        sweep = sweep_of(cells, store, force=stored.force, pool=pool)
+        say_what_runs(sweep)
+        outcomes = run_sweep(sweep, jobs=placement.jobs)
+    require_alike(sweep.runs, f"ablate --component {options.component}")
+    rows = study.rows(sweep.runs)
+    title = f"Ablation of {options.component} on {study.title}"
+    if json:
+        about = {"component": options.component, "platform": study.platform.name, **study.about}
+        print_json({**about, "lengths": lengths_json(sweep.runs), "rows": rows})
+    else:
+        _print(study, title, rows, sweep.runs)
+    if plot is not None:
+        titles = {name: axis for name, axis in study.plotted.items() if any(row[name] is not None for row in rows)}
+        drawn = save_plot(plot, title, [_as_plotted(study, row) for row in rows], titles, study.guides)
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+    say_what_ran(outcomes, store.root)
+
+
+def _provenance(runs: Runs) -> Row:
+    return {
+        "num_runs": len(runs),
+        "obtained": "; ".join(sorted({run.obtained for run in runs})),
+        "valid": all(run.validity.valid for run in runs),
+        "reasons": sorted({reason for run in runs for reason in run.validity.reasons}),
+        "run_folders": [run.cell.folder_name for run in runs],
+    }
+
+
+def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:
+    columns = {
+        study.dataset: [row[study.dataset] for row in rows],
+        "variant": [row["variant"] + (" (ours)" if row["ours"] else "") for row in rows],
+    }
+    for name, said in study.columns.items():
+        texts = [said(row) for row in rows]
+        if set(texts) != {"-"}:
+            columns[name] = texts
+    columns["verdict"] = ["VALID" if row["valid"] else "INVALID" for row in rows]
+    print_table(f"{title}, {study.said}", tuple(columns), list(zip(*columns.values(), strict=True)))
+    say(lengths_line(runs))
+    for note in study.notes(rows):
+        say(note)
+    for row in rows:
+        if row["reasons"]:
+            say(f"{row['variant']}: {row['reasons'][0]}")
+
+
+def _as_plotted(study: Study, row: Row) -> Row:
+    halves = {f"{name}_half": row[half] for name, half in study.halves.items()}
+    return {"label": f"{row[study.dataset]}: {row['variant']}", **row, **halves}
+
+
+NO_DIFFERENCE = "no difference shown"
+
+
+def difference(low: float | None, high: float | None, at: float, words: tuple[str, str]) -> str | None:
+    """Which of ``words``, for below and above, an interval says of what makes no difference ``at``; None where there is no
+    interval."""
+    if low is None or high is None:
+        return None
+    return words[0] if high < at else words[1] if low > at else NO_DIFFERENCE
+
+
+def _difference_text(row: Row) -> str:
+    return "-" if row["against"] is None else row["difference"] or "one repeat"
+
+
+def _paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
+    """How variants are held against the first: ``what`` names the column, and ``at`` is its value where nothing differs."""
+    repeats = max(row["num_runs"] for row in rows)
+    if repeats < 2:
+        yield "one repeat has no interval, and says little of what another seed would give: add --num-runs 5"
+        return
+    first = ", ".join(dict.fromkeys(row["against"] for row in rows if row["against"] is not None))
+    if first:
+        yield (
+            f"{what}: against {first}, paired by seed, with 95 % intervals over {repeats} repeats; an interval that holds {at} "
+            "shows no difference"
+        )
+
+
+# -- AMPD and LAPS ----------------------------------------------------------------------------------------
+
+
+class PairedShare(NamedTuple):
+    """How the variants of a cluster's component are held against the first, seed by seed: by a share in points."""
+
+    metric: str
+    words: tuple[str, str]
+    """For less of it, and more."""
+    numbers: Mapping[str, tuple[str, str | None]]
+    """Key of a row -> the metric, and the part of it, whose mean it is."""
+    uses_invalid: bool = False
+    """Whether INVALID runs count too, as some of these show that a policy never ends."""
+
+    def row(self, runs: Runs, base: Runs) -> Row:
+        from repro.runs.statistics import mean_interval
+
+        used = [run for run in runs if self.uses_invalid or run.validity.valid]
+        share = mean_interval([run.summary[self.metric] for run in used if run.summary[self.metric] is not None])
+        added = mean_interval(
+            [
+                100 * (one.summary[self.metric] - other.summary[self.metric])
+                for one, other in zip(runs, base, strict=True)
+                if self.uses_invalid or (one.validity.valid and other.validity.valid)
+            ]
+        )
+        found: Row = {
+            self.metric: share.mean,
+            "half_width": share.half_width,
+            "added_points": added.mean,
+            "added_half_width": added.half_width,
+            "difference": difference(added.low, added.high, 0, self.words),
+        }
+        for name, (metric, part) in self.numbers.items():
+            values = [run.summary[metric] for run in used if run.summary[metric] is not None]
+            known = [value if part is None else value[part] for value in values]
+            found[name] = mean_interval([value for value in known if value is not None]).mean
+        return found
+
+
+AMPD = PairedShare(
+    metric="slo_attainment",
+    words=("worse", "better"),
+    numbers={
+        "ttft_initial_s": ("ttft_initial_s", "mean"),
+        "ttft_incremental_s": ("ttft_incremental_s", "mean"),
+        "itl_s": ("itl_s", "mean"),
+        "local_share": ("local_share", None),
+    },
+)
+LAPS = PairedShare(
+    metric="slo_violations",
+    words=("better", "worse"),
+    numbers={
+        "rps": ("rps", None),
+        "ttft_mean_s": ("ttft_all_s", "mean"),
+        "ttft_p90_short_s": ("ttft_short_s", "p90"),
+        "ttft_p90_long_s": ("ttft_long_s", "p90"),
+        "longest_s": ("ttft_all_s", "max"),
+        "graph_share": ("graph_share", None),
+    },
+    uses_invalid=True,
+)
+ADDED: Columns = {
+    "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
+    "difference": _difference_text,
+}
+AMPD_COLUMNS: Columns = {
+    "attainment": lambda row: f"{number(row['slo_attainment'], scale=100, half_width=row['half_width'])} %",
+    **ADDED,
+    "TTFT initial s": lambda row: number(row["ttft_initial_s"]),
+    "incremental s": lambda row: number(row["ttft_incremental_s"]),
+    "ITL ms": lambda row: number(row["itl_s"], scale=1e3),
+    "local": lambda row: percent(row["local_share"]),
+}
+LAPS_COLUMNS: Columns = {
+    "late %": lambda row: number(row["slo_violations"], scale=100, half_width=row["half_width"]),
+    **ADDED,
+    "turns/s": lambda row: number(row["rps"]),
+    "mean ms": lambda row: number(row["ttft_mean_s"], 0, scale=1e3),
+    "P90 short": lambda row: number(row["ttft_p90_short_s"], 0, scale=1e3),
+    "P90 long": lambda row: number(row["ttft_p90_long_s"], 0, scale=1e3),
+    "longest s": lambda row: number(row["longest_s"]),
+    "graphs %": lambda row: number(row["graph_share"], 0, scale=100),
+}
+AMPD_RATE, LAPS_RATE = 2.0, 60.0
+"""The rate of the paper's Figure 5 in sessions/s; turns/s, seven tenths of what an instance serves with Qwen2.5-14B."""
+CLUSTER_RUNS = 10
+"""Repeats where none are asked for: one seed is an anecdote."""
+
+
+def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
+    from repro.systems.platforms import platform as platform_of
+
+    where = platform_of(options.platform or "h20x32")
+    return _paired_study(
+        options,
+        knobs,
+        where,
+        title=where.title,
+        datasets=("dureader", "gaia"),
+        rate=options.rate(AMPD_RATE),
+        unit="session",
+        at_once="all at once",
+        share=AMPD,
+        dataset="trace",
+        row=lambda runs, base: {**AMPD.row(runs, base), "deployment": runs[0].facts["deployment"]},
+        columns=AMPD_COLUMNS,
+        plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
+    )
+
+
+def _laps_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
+    from repro.systems.platforms import PrefillPart
+    from repro.systems.platforms import platform as platform_of
+
+    where = platform_of(options.platform or "h200")
+    part = where.part(PrefillPart)
+    return _paired_study(
+        options,
+        knobs,
+        where,
+        title=part.title,
+        datasets=(part.dataset,),
+        rate=options.rate(LAPS_RATE),
+        unit="turn",
+        at_once=f"{part.clients} clients",
+        share=LAPS,
+        row=LAPS.row,
+        columns=LAPS_COLUMNS,
+        plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
+    )
+
+
+def _paired_study(
+    options: AblationOptions,
+    knobs: Mapping[str, Any],
+    where: Platform,
+    *,
+    datasets: Sequence[str],
+    rate: float | None,
+    unit: str,
+    at_once: str,
+    share: PairedShare,
+    **shown: Any,
+) -> Study:
+    from repro.reports.ablation import paired_cells
+
+    options.refuse("reading", "limit")
+    seeds, chosen = range(options.num_runs or CLUSTER_RUNS), options.dataset or datasets
+    return Study(
+        options=options,
+        platform=where,
+        cells=paired_cells(options.component, where, chosen, rate, seeds, knobs, options.own_variants()),
+        said=at_once if rate is None else f"{rate:g} {unit}{'' if rate == 1 else 's'}/s",
+        about={"rate": rate},
+        notes=lambda rows: _paired_notes(rows, "added"),
+        halves={share.metric: "half_width"},
+        **shown,
+    )
+
+
+# -- dLLM-Serve -------------------------------------------------------------------------------------------
+
+NUM_PROBLEMS = 200
+"""Problems of a task, where no limit is given."""
+MEASURED_RUNS = 5
+"""Repeats where none are asked for: of three an interval is 2.5 times as wide as the spread of its ratios (t = 4.3), of five 1.2 times."""
+WORDS = ("slower", "faster")
+DLLM_COLUMNS: Columns = {
+    "tok/s": lambda row: _speed(row),
+    "relative": lambda row: _ratio(row, "relative"),
+    "difference": _difference_text,
+    "tok/CPU s": lambda row: number(row["tokens_per_processor_s"]),
+    "relative, CPU s": lambda row: _ratio(row, "relative_processor"),
+    "mean s": lambda row: number(row["mean_latency_s"], 2),
+    "p99 s": lambda row: number(row["p99_latency_s"], 2),
+    "running": lambda row: number(row["mean_running"]),
+    "KV rows": lambda row: "-" if row["kv_rows"] is None else f"{row['kv_rows']:,}",
+    "accuracy": lambda row: "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %",
+    "obtained": lambda row: row["obtained"],
+}
+
+
+def _dllm_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
+    from repro.reports.ablation import BASE, variants_of
+    from repro.reports.figures import View, default_reading
+    from repro.systems.platforms import DllmPart
+    from repro.systems.platforms import platform as platform_of
+
+    options.refuse("model")
+    where = platform_of(options.platform or "cpu-tiny")
+    part, component = where.part(DllmPart), options.component
+    view = View(
+        platform=where,
+        reading=default_reading(where) if options.reading is None else options.reading,  # type: ignore[arg-type]
+        num_runs=options.num_runs or (MEASURED_RUNS if where.executor != "roofline" else 1),
+        knobs=tuple(knobs.items()),
+    )
+    _check_varied(component, variants_of(component, view), knobs)
+    variants = (*variants_of(component, view), *options.own_variants())
+    has_baseline = any(variant.system == BASE for variant in variants)
+    if not has_baseline:
+        options.refuse("reading", why=", which compares with no baseline")
+    rate = options.rate(max(part.rates))
+    datasets = dict.fromkeys([*(options.dataset or part.num_requests), *_tasks(options, where)])
+    problems = NUM_PROBLEMS if options.limit is None else options.limit
+    return Study(
+        options=options,
+        platform=where,
+        title=where.title,
+        cells={
+            (name, variant): _cells(variant, view, name, rate, component, problems)
+            for name in datasets
+            for variant in variants
+        },
+        said=("all at once" if rate is None else f"{rate:g} req/s")
+        + (f", Sparse-dLLM as {view.reading}" if has_baseline else ""),
+        about={"reading": view.reading if has_baseline else None},
+        row=_dllm_row,
+        columns=DLLM_COLUMNS,
+        notes=_dllm_notes,
+        plotted={
+            "throughput_tok_s": "throughput (tok/s)",
+            "relative": "relative throughput",
+            "relative_processor": "relative, per processor second",
+            "mean_latency_s": "mean latency (s)",
+        },
+        halves={"throughput_tok_s": "throughput_half_width"},
+        guides={"relative": 1, "relative_processor": 1},
+    )
+
+
+STUDIES: Mapping[str, Callable[[AblationOptions, Mapping[str, Any]], Study]] = {
+    "dllm-serve": _dllm_study,
+    "ampd": _ampd_study,
+    "laps": _laps_study,
+}
+
+
+def _check_varied(component: str, variants: Sequence[Variant], knobs: Mapping[str, Any]) -> None:
+    """Refuse a knob, or a preset of one, that a component varies: a variant that is without it would be labelled so and have it."""
+    from engines.dllm.method import PRESETS
+
+    varied = {name for variant in variants for name, _ in variant.knobs}
+    for name, value in knobs.items():
+        sets = [name] if name != "preset" else [each for each in PRESETS.get(str(value), {}) if each in varied]
+        for each in sets:
+            said = f"{name}={value!r}" + ("" if each == name else f" sets {each}, which")
+            require(
+                each not in varied,
+                f"{said} is what component={component!r} varies: leave it out"
+                + ("" if each == name else ", or give its other knobs one by one"),
+            )
+
+
+def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
+    """The generated tasks, where variants commit other tokens and are measured."""
+    from repro.reports.ablation import changes_tokens
+    from repro.tasks.registry import TASKS
+
+    has_tasks = changes_tokens(options.component) and where.executor == "torch"
+    if not has_tasks:
+        options.refuse("limit", why=f" of platform={where.name!r}, where nothing is graded")
+    return [entry.name for entry in TASKS.values() if entry.is_generated and has_tasks and options.limit != 0]
+
+
+def _cells(variant: Variant, view: View, name: str, rate: float | None, component: str, problems: int) -> list[Cell]:
+    from repro.tasks.registry import TASKS
+
+    if name in TASKS and TASKS[name].is_generated:
+        cells = [variant.cell(view, name, None, seed) for seed in view.seeds]
+        cells = [replace(cell, knobs=(*cell.knobs, ("num_prompts", problems))) for cell in cells]
+    else:
+        cells = [variant.cell(view, name, rate, seed, f"ablate-{component}") for seed in view.seeds]
+    return [view.applied(cell) for cell in cells]
+
+
+def _dllm_row(runs: Runs, base: Runs) -> Row:
+    from repro.runs.statistics import mean_interval
+    from repro.runs.store import over_repeats
+
+    throughput = over_repeats(runs, "throughput_tok_s")
+    speeds, first = (_by_seed(each, lambda run: run.summary["throughput_tok_s"]) for each in (runs, base))
+    per_processor_s, first_s = (_by_seed(each, lambda run: run.tokens_per_processor_s) for each in (runs, base))
+    return {
+        "throughput_tok_s": throughput.mean,
+        "throughput_half_width": throughput.half_width,
+        "throughput_by_seed": speeds,
+        **_against(speeds, first, "relative", "difference"),
+        "tokens_per_processor_s": mean_interval(list(per_processor_s.values())).mean,
+        **_against(per_processor_s, first_s, "relative_processor", "difference_processor"),
+        "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean,
+        "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
+        "std_latency_s": over_repeats(runs, "e2el_s", "std").mean,
+        "mean_running": over_repeats(runs, "mean_running").mean,
+        "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
+        "accuracy": over_repeats(runs, "accuracy", "value").mean,
+    }
+
+
+def _by_seed(runs: Runs, of: Callable[[StoredRun], float | None]) -> dict[int, float]:
+    return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
+
+
+def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, which: str) -> Row:
+    """How many times the first variant's, pair by pair."""
+    from repro.runs.statistics import paired_ratio
+
+    found = paired_ratio(ours, first)
+    return {
+        name: found.mean,
+        f"{name}_low": found.low,
+        f"{name}_high": found.high,
+        which: difference(found.low, found.high, 1, WORDS),
+    }
+
+
+def _speed(row: Row) -> str:
+    """An interval that holds nothing and less is none: then the slowest and the fastest repeat."""
+    mean, half = row["throughput_tok_s"], row["throughput_half_width"]
+    if half is None or half < mean:
+        return number(mean, half_width=half)
+    speeds = row["throughput_by_seed"].values()
+    return f"{number(mean)} ({number(min(speeds))} to {number(max(speeds))})"
+
+
+def _ratio(row: Row, name: str) -> str:
+    return "-" if row["against"] is None else ratio(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _dllm_notes(rows: Sequence[Row]) -> Iterator[str]:
+    yield from _paired_notes(rows, "relative", 1)
+    if any(row["tokens_per_processor_s"] is not None for row in rows):
+        yield "tok/CPU s: tokens for each second of a processor, which other work on the machine changes less than tokens a second"
+    apart = [
+        f"{row['variant']} on {row['dataset']} ({row['difference_processor']})"
+        for row in rows
+        if row["against"] is not None and row["difference_processor"] not in (None, row["difference"])
+    ]
+    if apart:
+        yield f"by processor seconds it is otherwise: {', '.join(apart)}"

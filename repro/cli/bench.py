@@ -1,23 +1,28 @@
-"""``repro bench``: any system on any workload and platform."""
+"""``repro bench`` and ``repro sweep``: any system on any workload and platform, by options or a file."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import typer
+
 from engines.errors import require
 from engines.knobs import Checked, Needs, Range
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import engine_knobs, of_platform
+from repro.cli.options import Given, Knobs, Some, engine_knobs, of_platform
 from repro.cli.output import number, percent, print_json, print_table, say
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
-from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
-    from repro.runs.store import StoredRun
+    from repro.runs.cell import Cell
+    from repro.runs.pool import Pool
+    from repro.runs.store import Store, StoredRun
+    from repro.runs.sweep import Sweep
     from repro.systems.platforms import Platform
     from repro.workbench.grid import Grid
 
@@ -56,7 +61,7 @@ KNOBS = Knobs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CellOptions:
     """The cells, besides their knobs: each system on each data set at each rate."""
 
     panel: ClassVar[str] = opt.WHAT
@@ -129,9 +134,22 @@ class Profiled(Checked):
         return {"profile_every": self.profile_every or default_profile_every(device or where.part(DllmPart).device)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repeated(Checked):
+    panel: ClassVar[str] = opt.RUNS
+    repeats: Annotated[int, Range(1, 1000)] | None = None
+    """Runs of each setting, with seeds from 0 on [default: the grid's seed, which is 0]."""
+    interleave: bool = False
+    """Make them repeat by repeat, so that what the machine does meanwhile falls on all settings."""
+    max_cells: Annotated[int, Range(1, 10**8)] = 20_000
+    """The most runs that a grid may have."""
+    keep_other_code: bool = False
+    """Keep runs that other code made, and put this code's beside them, for 'repro compare'."""
+
+
 def bench(
     *,
-    asked: Asked,
+    cells: CellOptions,
     dataset_path: opt.DatasetPath = None,
     given: Annotated[Given, KNOBS],
     endpoint: Endpoint,
@@ -139,63 +157,185 @@ def bench(
     stored: opt.Stored,
     placement: opt.Placement,
     profiled: Profiled,
-    dry_run: opt.DryRun = False,
-    continue_on_error: opt.ContinueOnError = False,
-    plot: opt.Plot = None,
-    json: opt.Json = False,
+    output: opt.Output,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     from dataclasses import asdict, replace
-    from functools import partial
 
-    from repro.cli.making import make_and_show
-    from repro.cli.plots import check_plot
+    from repro.cli.plots import check_plot, save_plot, titles_of
     from repro.systems.platforms import platform as platform_of
 
     opened = placement.opened()
-    if endpoint.url is not None and asked.where == (CPU,):
-        asked = replace(asked, platform=[ENDPOINT])
-    if endpoint.url is not None and not asked.system:
-        asked = replace(asked, system=["openai-http"])
-    where = [platform_of(name) for name in asked.where]
+    if endpoint.url is not None and cells.where == (CPU,):
+        cells = replace(cells, platform=[ENDPOINT])
+    if endpoint.url is not None and not cells.system:
+        cells = replace(cells, system=["openai-http"])
+    where = [platform_of(name) for name in cells.where]
     options = {**given, **opt.given(**asdict(endpoint)), **opt.of_data_file(dataset_path, given)}
-    options |= profiled.knobs(given.get("device"), where[0], next(iter(asked.executor or ()), None))
+    options |= profiled.knobs(given.get("device"), where[0], next(iter(cells.executor or ()), None))
     options |= opt.parse_knobs(knob or (), options, several=True)
-    grid = asked.grid(options)
-    if plot is not None:
-        check_plot(plot, *grid.files)
-    title = f"repro bench on {', '.join(each.title for each in where)}"
-    show = partial(_show, title=title, varied=grid.varied, is_profiled=profiled.profile, plot=plot, json=json)
-    make_and_show(
-        grid.cells(),
-        store=stored.store,
-        opened=opened,
-        show=show,
-        force=stored.force,
-        jobs=placement.jobs,
-        dry_run=dry_run,
-        continue_on_error=continue_on_error,
-        json=json,
+    grid = cells.grid(options)
+    if output.plot is not None:
+        check_plot(output.plot, *grid.files)
+
+    def show(runs: Sequence[StoredRun]) -> list[Path]:
+        _print_or_json(runs, grid.varied, json=output.json)
+        for run in runs if profiled.profile and not output.json else ():
+            _print_profile(run)
+        if output.plot is None:
+            return []
+        title = f"repro bench on {', '.join(each.title for each in where)}"
+        return [*save_plot(output.plot, title, [_run_as_plotted(run, grid.varied) for run in runs], titles_of(runs))]
+
+    make_and_show(grid.cells(), stored.store, show, opened, stored, placement, output)
+
+
+def sweep(
+    *,
+    grid: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML with system, dataset, platform, executor, rate, seed and knobs, each a value or a list of them."
+        ),
+    ],
+    repeated: Repeated,
+    stored: opt.Stored,
+    placement: opt.Placement,
+    output: opt.Output,
+) -> None:
+    """Run every combination of a grid's values; the same command again continues, and reuses what is done."""
+    from dataclasses import replace
+
+    from repro.cli.data_file import check_regular
+    from repro.cli.plots import check_plot, save_plot, titles_of
+    from repro.runs.progress import MANY_CELLS
+    from repro.workbench.grid import grid_of_file, in_turns
+
+    opened = placement.opened()
+    check_regular("grid", grid)
+    found = grid_of_file(grid).repeated(repeated.repeats)
+    _check_options(repeated, stored, num_seeds=len(found.seed))
+    if output.plot is not None:
+        check_plot(output.plot, grid, *found.files)
+    if MANY_CELLS <= found.num_cells <= repeated.max_cells:
+        say(f"{found.num_cells:,} cells", file=sys.stderr)
+    cells = found.cells(repeated.max_cells)
+
+    def show(runs: Sequence[StoredRun]) -> list[Path]:
+        _print_or_json(runs, found.varied, json=output.json)
+        if output.plot is None:
+            return []
+        rows = [_setting_as_plotted(row, found.varied) for row in by_setting(runs)]
+        return [*save_plot(output.plot, f"repro sweep {grid.name}", rows, titles_of(runs, PLOTTED))]
+
+    store = replace(stored.store, beside_other_code=repeated.keep_other_code)
+    make_and_show(in_turns(cells) if repeated.interleave else cells, store, show, opened, stored, placement, output)
+
+
+def _check_options(repeated: Repeated, stored: opt.Stored, *, num_seeds: int) -> None:
+    require(
+        not (repeated.keep_other_code and stored.accept_other_code),
+        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
+    )
+    require(
+        num_seeds > 1 or not repeated.interleave,
+        "interleave has no effect with one run of each setting: add --repeats, or leave it out",
     )
 
 
-def _show(
-    runs: Sequence[StoredRun], *, title: str, varied: Sequence[str], is_profiled: bool, plot: Path | None, json: bool
-) -> None:
-    from repro.cli.plots import save_plot, titles_of
+# -- runs of a grid ---------------------------------------------------------------------------------------
 
+
+def make_and_show(
+    cells: Sequence[Cell],
+    store: Store,
+    show: Callable[[Sequence[StoredRun]], list[Path]],
+    opened: AbstractContextManager[Pool],
+    stored: opt.Stored,
+    placement: opt.Placement,
+    output: opt.Output,
+) -> None:
+    """Ends with code 1 where a run failed, or is INVALID. ``show`` gives the files that it draws. A dry run tells what would run instead."""
+    from repro.cli.data_file import data_of
+    from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
+
+    with opened as pool:
+        with _readable_data(cells):
+            sweep = sweep_of(cells, store, force=stored.force, pool=pool)
+        if output.dry_run:
+            pool.check(sweep.experiments)
+            _say_what_would_run(sweep, json=output.json)
+            return
+        for line in data_of(sweep.experiments):
+            say(line, file=sys.stderr)
+        outcomes = run_sweep(sweep, continue_on_error=output.continue_on_error, jobs=placement.jobs)
+    if drawn := show(sweep.runs):
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+    say_what_ran(outcomes, store.root)
+    if any(map(is_failure, outcomes)):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
+    """Around what reads the cells' data files."""
+    from repro.cli.data_file import check_regular, readable
+
+    datasets: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if (path := cell.knob_values.get("dataset_path")) is not None:
+            datasets.setdefault(str(path), {})[cell.dataset] = None
+        if (path := cell.knob_values.get("workload")) is not None:
+            check_regular("workload", Path(str(path)))
+    with ExitStack() as stack:
+        for path, of in datasets.items():
+            stack.enter_context(readable("dataset_path", Path(path), of))
+        yield
+
+
+def _say_what_would_run(sweep: Sweep, *, json: bool) -> None:
+    reasons = [(each.cell.folder_name, sweep.why(each.cell)) for each in sweep.experiments]
+    if json:
+        print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
+    else:
+        print_table("What would run, or be reused", ("run", "why"), reasons)
+
+
+def _print_or_json(runs: Sequence[StoredRun], varied: Sequence[str], *, json: bool) -> None:
     if json:
         print_json({"runs": [run_json(run) for run in runs]})
     else:
         print_runs(by_setting(runs), varied)
-        for run in runs if is_profiled else ():
-            _print_profile(run)
-    if plot is not None and runs:
-        drawn = save_plot(plot, title, [_as_plotted(run, varied) for run in runs], titles_of(runs))
-        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 
-def _as_plotted(run: StoredRun, varied: Sequence[str]) -> dict[str, Any]:
+PLOTTED = {
+    "throughput_tok_s": "throughput (tok/s)",
+    "mean_latency_s": "mean latency (s)",
+    "longest_latency_s": "longest latency (s)",
+}
+
+
+def _setting_as_plotted(row: Sequence[StoredRun], varied: Sequence[str]) -> dict[str, Any]:
+    """Means over the repeats of a setting, with their intervals."""
+    from repro.runs.store import over_repeats
+
+    cell = row[0].cell
+    knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
+    parts = (("throughput_tok_s", None), ("e2el_s", "mean"), ("e2el_s", "max"))
+    found = [over_repeats(row, metric, part) for metric, part in parts]
+    values = dict(zip(PLOTTED, (each.mean for each in found), strict=True))
+    halves = {f"{name}_half": each.half_width for name, each in zip(PLOTTED, found, strict=True)}
+    return {
+        "label": ", ".join([row[0].title, cell.dataset, cell.platform, *knobs]),
+        **values,
+        **halves,
+        "runs": len(row),
+        "obtained": "; ".join(sorted({run.obtained for run in row})),
+        "valid": all(run.validity.valid for run in row),
+    }
+
+
+def _run_as_plotted(run: StoredRun, varied: Sequence[str]) -> dict[str, Any]:
     cell, summary = run.cell, run.summary
     knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
     return {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
-from repro.cli.calibrate_card import calibrate_card, check_asked
 from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from engines.cost.fit import Fit, TimedStep
+    from engines.cost.kernels import Card
+    from engines.cost.roofline import Calibration
     from repro.reports.claims import Judged
     from repro.reports.fitting import CardProtocol
 
@@ -21,7 +26,7 @@ _SHARED = "calibrate replaces files that an installed package shares with others
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CalibrateOptions:
     platform: str = "rtx4090"
     """rtx4090 or l40s; of another card, what gpu-suite fitted on it; or the YAML file of a card of yours, with --measured."""
     measured: Path | None = None
@@ -39,6 +44,8 @@ class Asked:
     silicon: str | None = None
     """Instead: take a card's kernel times out of the installed package aiconfigurator-core ('.[silicon]'): l40s, a100, h100, h200 or
     b200."""
+    result_dir: Path | None = None
+    """Where runs are [default: results/local]."""
 
     def check(self) -> None:
         """Refuse what cannot be, of a card that is fitted to stated numbers."""
@@ -54,7 +61,7 @@ class Asked:
         require(self.dry_run or self.write or self.keep or self.sensitivity, _unasked(self.platform))
 
 
-def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json = False) -> None:
+def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
     """Fit a card's constant on its named cells, and compare every stated number with what it gives. Runs what is missing."""
     from engines.cost.roofline import Calibration
     from repro.files import writable_folder
@@ -64,44 +71,44 @@ def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json 
     from repro.systems import platforms
     from repro.systems.cost import load_calibration, save_calibration
 
-    is_file = platforms.CARD_FILE.fullmatch(asked.platform) is not None
-    check_asked(asked, is_file and asked.silicon is None)
-    if asked.silicon is not None:
-        _extract(asked, asked.silicon, json=json)
+    is_file = platforms.CARD_FILE.fullmatch(options.platform) is not None
+    _check_card_options(options, is_file and options.silicon is None)
+    if options.silicon is not None:
+        _extract(options, options.silicon, json=json)
         return
-    if is_file and asked.measured is not None:
-        calibrate_card(Path(asked.platform), asked.measured, asked.out, dry_run=asked.dry_run, json=json)
+    if is_file and options.measured is not None:
+        _calibrate_card(Path(options.platform), options.measured, options.out, dry_run=options.dry_run, json=json)
         return
-    card = asked.platform
-    if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not asked.sensitivity:
-        require(not asked.keep, "keep is for cards that are fitted to stated numbers: leave it out")
-        _adopt(card, result_dir or RESULTS / card, write=asked.write, dry_run=asked.dry_run, json=json)
+    card = options.platform
+    if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not options.sensitivity:
+        require(not options.keep, "keep is for cards that are fitted to stated numbers: leave it out")
+        _adopt(card, options.result_dir or RESULTS / card, write=options.write, dry_run=options.dry_run, json=json)
         return
     protocol = protocol_of(card)
-    asked.check()
-    if asked.sensitivity:
+    options.check()
+    if options.sensitivity:
         _print_sensitivity(protocol, json=json)
         return
-    if asked.dry_run:
+    if options.dry_run:
         calibration = _fit(protocol)
         found = report(calibration, [])
     else:
         writable_folder("calibration", CALIBRATION)
-        calibration = Calibration.load(CALIBRATION / f"{card}.json") if asked.keep else _fit(protocol)
+        calibration = Calibration.load(CALIBRATION / f"{card}.json") if options.keep else _fit(protocol)
         save_calibration(calibration, CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
-        found = report(calibration, _judged(card, result_dir or LOCAL))
+        found = report(calibration, _judged(card, options.result_dir or LOCAL))
         write_report(found)
     if json:
         print_json(found)
         return
     say(f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
     say(f"fitted on {'; '.join(calibration.fitted_on)}")
-    if not asked.dry_run:
+    if not options.dry_run:
         _print_comparisons(found)
 
 
-def _extract(asked: Asked, card: str, *, json: bool) -> None:
+def _extract(options: CalibrateOptions, card: str, *, json: bool) -> None:
     """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
     from engines.cluster.hardware import DEGREES
     from engines.cost.extract import extracts
@@ -110,19 +117,19 @@ def _extract(asked: Asked, card: str, *, json: bool) -> None:
     from repro.paths import IS_INSTALLED
 
     for name in ("keep", "sensitivity"):
-        require(not getattr(asked, name), f"{name} has no effect with silicon={card!r}: leave it out")
+        require(not getattr(options, name), f"{name} has no effect with silicon={card!r}: leave it out")
     require(
-        asked.write != asked.dry_run,
+        options.write != options.dry_run,
         f"calibrate --silicon replaces {FOLDER / card}.csv.gz, which composed steps rest on: add --write, or --dry-run to see it alone",
     )
-    require(not (IS_INSTALLED and asked.write), f"{_SHARED}: run it in a clone")
+    require(not (IS_INSTALLED and options.write), f"{_SHARED}: run it in a clone")
     found = extracts(card, DEGREES)
     contents = {folder: encoded(each.about, each.curves) for folder, each in found.items()}
     is_same = all(
         card in cards(folder) and digest_of(content) == load_tables(card, folder).digest
         for folder, content in contents.items()
     )
-    if asked.write:
+    if options.write:
         for folder, content in contents.items():
             writable_folder("silicon", folder)
             write_tables(folder / f"{card}.csv.gz", content)
@@ -172,7 +179,6 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
 
 def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -> None:
     """The constants that a GPU suite fitted on its own card."""
-    from engines.errors import require
     from repro.files import writable_folder
     from repro.gpu_suite.adoption import constants, read_fit, report
     from repro.paths import CALIBRATION, IS_INSTALLED
@@ -208,8 +214,6 @@ def _fit(protocol: CardProtocol) -> Any:
 
 
 def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
-    from dataclasses import asdict
-
     from repro.paths import CALIBRATION
     from repro.reports.sensitivity import num_runs, save, sensitivity
 
@@ -247,3 +251,142 @@ def _text(value: float | tuple[float, ...] | None) -> str:
     if isinstance(value, tuple):
         return " to ".join(f"{v:.4g}" for v in value)
     return "-" if value is None else f"{value:.4g}"
+
+
+# -- a card of a user's own ------------------------------------------------------------------------------
+
+
+def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
+    """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
+    from engines.cost.fit import fit_steps
+    from repro.cli.data_file import check_regular
+    from repro.files import replace_text, writable_file, writable_folder
+    from repro.systems.card_file import card_of
+    from repro.systems.cost import save_calibration
+    from repro.systems.timed_steps import read_steps
+
+    card, model = card_of(where)
+    check_regular("measured", measured)
+    steps = read_steps(measured, model)
+    folder = where.parent if out is None else out
+    files = []
+    if not dry_run:
+        writable_folder("out", folder)
+        files = [folder / f"{where.stem}.calibration.json", folder / f"{where.stem}.residuals.csv"]
+    for file in files:
+        writable_file("out", file, measured, where)
+    found = fit_steps(steps, card, measured.name)
+    fitted = found.calibration
+    rows = _card_rows(steps, card, fitted, found.left_out)
+    if files:
+        save_calibration(fitted, files[0])
+        replace_text(files[1], _csv(rows))
+    errors = {name: _errors(rows, name) for name in ("error_percent", "left_out_error_percent")}
+    if json:
+        print_json(
+            {
+                "card": card.name,
+                "obtained": "fitted",
+                "calibration": asdict(fitted),
+                "untold": list(found.untold),
+                "residuals": errors["error_percent"],
+                "leave_one_out": errors["left_out_error_percent"],
+                "rows": rows,
+                "files": [str(file) for file in files],
+            }
+        )
+        return
+    print_table(
+        f"{card.name}: constants fitted to {len(steps)} steps of {measured.name}",
+        ("what", "value"),
+        [
+            ("matmul = attention share of peak", _share(fitted.matmul_efficiency, "arithmetic", found)),
+            ("share of bandwidth", _share(fitted.bandwidth_efficiency, "memory", found)),
+            ("overhead of a step", f"{1e3 * fitted.step_overhead_s:.4g} ms"),
+            *(
+                (f"of {what} besides", f"{1e3 * getattr(fitted, n):.4g} ms")
+                for n, what in KINDS.items()
+                if n in found.free.kinds
+            ),
+            ("residuals, absolute", _said(errors["error_percent"])),
+            ("leave-one-out error, absolute", _said(errors["left_out_error_percent"])),
+        ],
+    )
+    if files:
+        say(f"files: {', '.join(map(str, files))}")
+        say(f"runs rest on it once {where.name} says 'calibration: {files[0].name if out is None else files[0]}'")
+
+
+KINDS = {"layout_s": "one whose rows lie otherwise than the last one's", "build_s": "one that builds a cache"}
+
+
+def _share(share: float, bound: str, found: Fit) -> str:
+    return "1, the datasheet's: the steps do not tell it" if bound in found.untold else f"{share:.4f}"
+
+
+def _check_card_options(options: CalibrateOptions, is_file: bool) -> None:
+    """Refuse what has no effect on a card of a file, and its options elsewhere."""
+    if not is_file:
+        for name in ("measured", "out"):
+            value = getattr(options, name)
+            require(
+                value is None,
+                f"{name}={str(value)!r} is for a card of a file: give --platform FILE.yaml, or leave it out",
+            )
+        return
+    for name in ("keep", "write", "sensitivity"):
+        require(
+            not getattr(options, name),
+            f"{name} has no effect on platform={options.platform!r}, a user's file: leave it out",
+        )
+    require(
+        options.measured is not None,
+        f"platform={options.platform!r} is a card of a file: give --measured, a CSV of steps that were timed on it",
+    )
+
+
+def _card_rows(
+    steps: Sequence[TimedStep], card: Card, fitted: Calibration, others: Sequence[float | None]
+) -> list[dict[str, Any]]:
+    def error(seconds: float | None, measured: float) -> float | None:
+        return None if seconds is None else 100 * (seconds / measured - 1)
+
+    rows = []
+    for step, other in zip(steps, others, strict=True):
+        own = step.predicted_s(card, fitted)
+        rows.append(
+            {
+                "name": step.name,
+                "model": step.shape.name,
+                "measured_s": step.seconds,
+                "fitted_s": own,
+                "error_percent": error(own, step.seconds),
+                "left_out_s": other,
+                "left_out_error_percent": error(other, step.seconds),
+            }
+        )
+    return rows
+
+
+def _errors(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float | int | None]:
+    found = [abs(row[name]) for row in rows if row[name] is not None]
+    return {
+        "median_percent": median(found) if found else None,
+        "worst_percent": max(found, default=None),
+        "not_told": len(rows) - len(found),
+    }
+
+
+def _said(errors: Mapping[str, float | int | None]) -> str:
+    if errors["median_percent"] is None:
+        return "not told: each step is needed"
+    said = f"median {errors['median_percent']:.2f} %, worst {errors['worst_percent']:.2f} %"
+    return said if not errors["not_told"] else f"{said}, {errors['not_told']} steps the others do not tell"
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -36,8 +36,7 @@ WITH_REASON = ("not reproduced", "undecided by reading", "not testable here")
 def claims(
     *,
     paper: Annotated[str, typer.Option(help="dllm-serve, ampd, laps or block, or module:NAME.")] = "dllm-serve",
-    result_dir: opt.ResultDir = None,
-    accept_other_code: opt.OtherCode = False,
+    reused: opt.Reused,
     out_dir: Annotated[
         Path | None, typer.Option(help="Where the CSV goes [default: results/figures, or figures in --result-dir].")
     ] = None,
@@ -47,7 +46,7 @@ def claims(
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
     shown as it is committed, and marked; the CSV has your own runs alone."""
     from repro.files import readable_folder, writable_folder
-    from repro.paths import LOCAL, figures_beside
+    from repro.paths import figures_beside
     from repro.reports.claims import count, count_by_role, count_facts, judge_all
     from repro.reports.claims_file import as_row, read_flips, save
     from repro.reports.evidence import stored_findings
@@ -57,9 +56,9 @@ def claims(
 
     chosen = paper_of(paper)
     stated = read_claims(chosen.claims, chosen.name)
-    root = readable_folder("result_dir", result_dir or LOCAL)
-    out = writable_folder("out_dir", out_dir or figures_beside(result_dir))
-    store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
+    root = readable_folder("result_dir", reused.root)
+    out = writable_folder("out_dir", out_dir or figures_beside(reused.result_dir))
+    store = Store(root, accept_other_code=reused.accept_other_code, accept_other_machine=True)
     with counting("looking at stored runs, figures:") as advance:
         charged = tuple(asked.charged.items())
         findings = stored_findings(chosen.entries, store, advance, charged)

@@ -1,10 +1,12 @@
-"""``repro compare``: whether one side's runs differ from another's."""
+"""``repro compare`` and ``repro export``: whether stored runs differ from others, and stored runs as a table for other tools."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -22,20 +24,21 @@ MOST_MODULES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Checked):
+class CompareOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     metric: list[str] | None = None
     """As in 'repro export': e2el_s.mean is one of several numbers; several times [default: throughput_tok_s]."""
     tolerance: Annotated[float, Range(0, 10)] = 0.02
     """Share by which a metric may differ."""
+    result_dir: Path | None = None
+    """Where runs are [default: results/local]."""
 
 
 def compare(
     *,
     a: Annotated[str, typer.Argument(help="A folder of runs, a run's name, or SYSTEM@NAME=VALUE,... in --result-dir.")],
     b: Annotated[str, typer.Argument(help="What is held against it, said likewise.")],
-    asked: Asked,
-    result_dir: opt.ResultDir = None,
+    options: CompareOptions,
     json: opt.Json = False,
 ) -> None:
     """Whether metrics of B differ from A's: ratios of paired runs, with 95 % intervals. Runs are paired by seed and all else that
@@ -44,13 +47,14 @@ def compare(
     from repro.workbench.comparison import compare_sides
     from repro.workbench.sides import holds_runs, sides_of
 
+    result_dir = options.result_dir
     require(
         result_dir is None or not (holds_runs(a) and holds_runs(b)),
         f"result_dir={str(result_dir)!r} has no effect where both sides are folders: leave it out",
     )
     sides = sides_of(a, b, result_dir or LOCAL)
-    metrics = dict.fromkeys(asked.metric or ["throughput_tok_s"])
-    found = [compare_sides(*sides, metric, asked.tolerance) for metric in metrics]
+    metrics = dict.fromkeys(options.metric or ["throughput_tok_s"])
+    found = [compare_sides(*sides, metric, options.tolerance) for metric in metrics]
     is_changed = any(each.is_changed for each in found)
     if json:
         about = {side.name: _side_json(side) for side in sides}
@@ -165,3 +169,37 @@ def _json(comparison: Comparison) -> dict[str, Any]:
     ]
     own = {name: value for name, value in asdict(comparison).items() if name not in ("changes", "overall")}
     return {**own, "changed": comparison.is_changed, "rows": rows}
+
+
+def export(
+    *,
+    folder: Annotated[Path, typer.Argument(help="Where runs are: a --result-dir.")],
+    format: Annotated[
+        Literal["csv", "parquet"], typer.Option(help="csv or parquet.", rich_help_panel=opt.RUNS)
+    ] = "csv",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write [default: standard output].", rich_help_panel=opt.RUNS)
+    ] = None,
+) -> None:
+    """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
+    from repro.files import writable_file
+    from repro.workbench.folder import folder_of
+    from repro.workbench.frame import frame_of, write_frame
+
+    require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")
+    if out is not None:
+        other = {".csv": "csv", ".parquet": "parquet"}.get(out.suffix.lower(), format)
+        require(
+            other == format,
+            f"out={str(out)!r} is named as {other}, and format={format!r}: give --format {other}, or another name",
+        )
+        writable_file("out", out)
+    found = folder_of(folder)
+    frame = frame_of(found.runs)
+    if out is None:
+        sys.stdout.write(frame.to_csv(index=False))
+    else:
+        write_frame(frame, format, out)
+        say(f"{counted(len(frame), 'run')}: {out}", file=sys.stderr)
+    if found.warning is not None:
+        say(found.warning, file=sys.stderr)

@@ -11,9 +11,8 @@ import typer
 
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import answer_knobs, of_platform
+from repro.cli.options import Given, Knobs, Some, answer_knobs, of_platform
 from repro.cli.output import counted, number, print_json, print_table, say
-from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from engines.dllm.method import Sampler
@@ -127,9 +126,9 @@ def evaluate(
         else:
             _print_curves(curves, rows)
         if plot is not None:
-            from repro.cli.accuracy_plot import draw
+            from repro.cli.plots import save_accuracy_plot
 
-            say(f"files: {', '.join(map(str, draw(plot, curves, rows)))}", file=sys.stderr)
+            say(f"files: {', '.join(map(str, save_accuracy_plot(plot, curves, rows)))}", file=sys.stderr)
     say_what_ran(outcomes, sweep.store.root)
     if not all(run.validity.valid for run in sweep.runs):
         raise typer.Exit(1)

@@ -222,7 +222,7 @@ def _said_of(
     name: str, drawing: Figure, view: View, runs: Sequence[StoredRun], rendered: Rendered
 ) -> Mapping[str, Any]:
     """All that is said of a drawn figure."""
-    from repro.cli.said import lengths_json, lengths_line
+    from repro.cli.run_table import lengths_json, lengths_line
 
     return {
         "title": f"{drawing.title} - {drawing.place(view.platform)}",

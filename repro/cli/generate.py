@@ -14,9 +14,8 @@ import typer
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import answer_knobs
+from repro.cli.options import Given, Knobs, Some, answer_knobs
 from repro.cli.output import print_json, say
-from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from repro.prompt import TextAnswer
@@ -42,10 +41,14 @@ def _device() -> type:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted:
-    """What is asked."""
+class PromptOptions:
+    """The prompt, and which model answers it in which system."""
 
     panel: ClassVar[str] = opt.WHAT
+    system: str = "dllm-serve"
+    """dllm-serve, fast-dllm, dllm-cache, sparse-dllm, the plain llada or dream sampler, or block-diffusion."""
+    model: str | None = None
+    """Checkpoint directory or hub id; tiny, tiny-long, or of block-diffusion tiny-block, is embedded [default: tiny, tiny-block]."""
     prompt: str | None = None
     """Prompt text; '-' reads standard input."""
     prompt_ids: Path | None = None
@@ -95,29 +98,18 @@ class Prompted:
 
 def generate(
     *,
-    system: Annotated[
-        str,
-        typer.Option(
-            help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, the plain llada or dream sampler, or block-diffusion.",
-            rich_help_panel=opt.WHAT,
-        ),
-    ] = "dllm-serve",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Checkpoint directory or hub id; tiny, tiny-long, or of block-diffusion tiny-block, is embedded [default: tiny, tiny-block].",
-            rich_help_panel=opt.WHAT,
-        ),
-    ] = None,
-    prompted: Prompted,
+    prompted: PromptOptions,
     decoding: Annotated[Given, KNOBS],
-    seed: opt.Seed = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.", rich_help_panel=opt.WORKLOAD)
+    ] = 0,
     loaded: Annotated[Given, LOADED],
     json: opt.Json = False,
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step; of block-diffusion it is a block's."""
     from repro.systems.block.settings import NAME
 
+    model, system = prompted.model, prompted.system
     if system == NAME:
         _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
         return
@@ -153,7 +145,7 @@ def generate(
     _print(result.token_ids, answer, {"forward_passes": result.forward_passes}, json=json)
 
 
-def _generate_blocks(knobs: Mapping[str, Any], prompted: Prompted, *, seed: int, json: bool) -> None:
+def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed: int, json: bool) -> None:
     from engines.models.checkpoint import is_base
     from repro.systems.block.served import answer_alone
     from repro.systems.block.settings import settings_of_requests

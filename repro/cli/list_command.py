@@ -1,8 +1,9 @@
-"""``repro list``: what there is."""
+"""``repro list`` and ``repro doctor``: what there is, and what this machine can run."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,3 +76,14 @@ def _list_all(*, json: bool) -> None:
         print_json({"items": [{"kind": kind, "name": name, "what": what} for kind, name, what in rows]})
     else:
         print_table("What there is", ("kind", "name", "what it is"), rows)
+
+
+def doctor(json: opt.Json = False) -> None:
+    """What this machine can run, and why not."""
+    from repro.checks.doctor import examine
+
+    report = examine()
+    if json:
+        print_json({"items": [asdict(row) for row in report]})
+    else:
+        print_table("This machine", ("item", "status", "detail"), [(r.item, r.status, r.detail) for r in report])

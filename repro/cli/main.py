@@ -21,18 +21,18 @@ from typer.main import get_command
 
 from engines.errors import UserError
 from repro.cli.endings import DONE, FAILED, INTERRUPTED, TERMINATED, Ending, ending_of
+from repro.cli.help import PanelCommand, WholeGroup, first_sentence
+from repro.cli.options import spread
 from repro.cli.output import say, terminal_size_of
-from repro.cli.panels import PanelCommand, WholeGroup, first_sentence
-from repro.cli.spread import spread
 from repro.runs.clean import CleanFormatter
 from repro.runs.environment import settle
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run and compare": {
         "bench": "bench:bench",
-        "sweep": "grid:sweep",
+        "sweep": "bench:sweep",
         "compare": "compare:compare",
-        "export": "export:export",
+        "export": "compare:export",
         "ablate": "ablate:ablate",
         "eval": "evaluate:evaluate",
         "generate": "generate:generate",
@@ -41,16 +41,16 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "reproduce": "figure:reproduce",
         "figure": "figure:figure",
         "claims": "claims:claims",
-        "check-results": "check_results:check_results",
+        "check-results": "check:check_results",
     },
-    "Serve": {"serve": "serve:serve", "install": "install:install"},
-    "Plan": {"plan": "plan:plan", "plan-cluster": "plan_cluster:plan_cluster", "capacity": "capacity:capacity"},
-    "What there is": {"list": "list_command:list_command", "doctor": "doctor:doctor"},
+    "Serve": {"serve": "serve:serve", "install": "serve:install"},
+    "Plan": {"plan": "plan:plan", "plan-cluster": "plan:plan_cluster", "capacity": "plan:capacity"},
+    "What there is": {"list": "list_command:list_command", "doctor": "list_command:doctor"},
     "Check and calibrate": {
-        "verify-baselines": "verify:verify_baselines",
+        "verify-baselines": "check:verify_baselines",
         "gpu-suite": "gpu_suite:gpu_suite",
         "calibrate": "calibrate:calibrate",
-        "train-tiny": "train:train_tiny",
+        "train-tiny": "check:train_tiny",
     },
 }
 """Where the function of each command is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""

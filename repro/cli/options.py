@@ -1,18 +1,21 @@
-"""Options that several commands share, and what a text given for one means."""
+"""Options of commands: how a field of settings becomes one, those that several commands share, and what a text given for one means."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
 from engines.errors import UserError
-from engines.knobs import Checked, Range
+from engines.knobs import Checked, Knob, Range, helps_of, knobs_of
+from repro.files import size_of
 
 if TYPE_CHECKING:
     from repro.runs.pool import Pool
@@ -31,20 +34,6 @@ PANELS = (WHAT, WORKLOAD, SERVER, ENGINE, DECODING, METHOD, RUNS)
 """Panels of a help, in their order."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=RUNS)]
-ResultDir = Annotated[Path | None, typer.Option(help="Where runs are [default: results/local].", rich_help_panel=RUNS)]
-OtherCode = Annotated[
-    bool,
-    typer.Option(
-        "--accept-other-code", help="Reuse stored runs that other code made, and mark them.", rich_help_panel=RUNS
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Check everything, list the runs and why each would run.", rich_help_panel=RUNS),
-]
-ContinueOnError = Annotated[
-    bool, typer.Option("--continue-on-error", help="Go on with the next run after a failure.", rich_help_panel=RUNS)
-]
 Plot = Annotated[
     Path | None,
     typer.Option(
@@ -57,7 +46,6 @@ Seeds = Annotated[
         help="Seed of arrivals, lengths, prompts and sampling; several times [default: 0].", rich_help_panel=WORKLOAD
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.", rich_help_panel=WORKLOAD)]
 DatasetPath = Annotated[
     Path | None, typer.Option(help="Local file in a format of the dataset's card.", rich_help_panel=WORKLOAD)
 ]
@@ -90,6 +78,37 @@ class Charged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reused:
+    """Which runs are reused, and where they are."""
+
+    panel: ClassVar[str] = RUNS
+    result_dir: Path | None = None
+    """Where runs are [default: results/local]."""
+    accept_other_code: Annotated[bool, typer.Option("--accept-other-code", rich_help_panel=RUNS)] = False
+    """Reuse stored runs that other code made, and mark them."""
+
+    @property
+    def root(self) -> Path:
+        from repro.paths import LOCAL
+
+        return self.result_dir or LOCAL
+
+    @property
+    def store(self) -> Store:
+        from repro.runs.store import Store
+
+        return Store(self.root, accept_other_code=self.accept_other_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Reused):
+    """Which runs are reused, if any."""
+
+    force: bool = False
+    """Run again what is already stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where runs are made."""
 
@@ -107,39 +126,23 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement(Place, Checked):
-    """And how many at once, of simulated ones."""
+    """Where runs are made, and how many simulated ones at once."""
 
     jobs: Annotated[int, Range(1, 1024)] | None = None
     """Simulated runs at once [default: as many as pay, at most one a core that may be used]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reused:
-    """Which runs are reused, and where they are."""
-
-    result_dir: ResultDir = None
-    accept_other_code: OtherCode = False
-
-    @property
-    def root(self) -> Path:
-        from repro.paths import LOCAL
-
-        return self.result_dir or LOCAL
-
-    @property
-    def store(self) -> Store:
-        from repro.runs.store import Store
-
-        return Store(self.root, accept_other_code=self.accept_other_code)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored(Reused):
-    """And whether any are."""
+class Output:
+    """How far a list of runs goes, and how it is shown."""
 
     panel: ClassVar[str] = RUNS
-    force: bool = False
-    """Run again what is already stored."""
+    dry_run: bool = False
+    """Check everything, list the runs and why each would run."""
+    continue_on_error: bool = False
+    """Go on with the next run after a failure."""
+    plot: Plot = None
+    json: Json = False
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -195,3 +198,215 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool
 def with_steps(given: Mapping[str, Any]) -> dict[str, Any]:
     """One token a step where the length is set and the steps are not."""
     return {"steps": given["gen_length"], **given} if "gen_length" in given else dict(given)
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+Given = dict[str, Any]
+"""What a user gave of some settings, by name; what is not in it keeps its default further down."""
+
+
+class Some(NamedTuple):
+    """Settings of which only some knobs are meant."""
+
+    kind: type
+    names: tuple[str, ...]
+
+
+class Knobs:
+    """Options that are the knobs of settings; a parameter of this kind holds what is ``Given`` of them. ``panels`` are the settings
+    by the panel of the help that they are shown in, found when the command is asked for; ``usual`` are defaults other than the
+    fields' own, as the help says them; "" says none. Where ``several``, an option may be given several times, but for one that is on
+    or off; what is given of it then is a tuple."""
+
+    def __init__(
+        self,
+        panels: Callable[[], Mapping[str, Sequence[type | Some]]],
+        *,
+        without: Sequence[str] = (),
+        usual: Callable[[], Mapping[str, object]] = dict,
+        several: bool = False,
+    ) -> None:
+        self._panels, self._without, self._usual, self._several = panels, without, usual, several
+
+    @cached_property
+    def _found(self) -> Mapping[str, _Placed]:
+        found: dict[str, _Placed] = {}
+        for panel, settings in self._panels().items():
+            for each in settings:
+                kind, names = each if isinstance(each, Some) else (each, knobs_of(each))
+                for name in names:
+                    if name not in self._without:
+                        found.setdefault(name, _Placed(knobs_of(kind)[name], kind, panel))
+        return found
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        for knob, _, panel in self._found.values():
+            yield _parameter(knob, panel, default=None, several=self._several and knob.kind is not bool)
+
+    def taken(self, given: Given) -> Given:
+        """What was given; a size may have a unit."""
+        values = {name: given.pop(name) for name in self._found}
+        return {name: self._value(name, value) for name, value in values.items() if value not in (None, [])}
+
+    def _value(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            values = tuple(dict.fromkeys(self._value(name, each) for each in value))
+            return values if len(values) > 1 else values[0]
+        return size_of(name, value) if self._found[name].knob.is_size else value
+
+    def helps(self) -> Iterator[tuple[str, str]]:
+        """The text of each option. Reads sources: for a help that is asked for."""
+        usual = self._usual()
+        for name, (knob, kind, _) in self._found.items():
+            text, default = _text(knob, kind), usual.get(name, _written(knob.default))
+            yield name, text if default in (None, "") else f"{text.removesuffix('.')} [default: {default}]."
+
+
+class _Placed(NamedTuple):
+    knob: Knob
+    kind: type
+    panel: str
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each group of options as its options. ``helps`` of it are the texts that are read off settings, ``paths`` the
+    names of options that take a path."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        declared = hints[parameter.name]
+        group = next((mark for mark in getattr(declared, "__metadata__", ()) if isinstance(mark, Knobs)), None)
+        if group is None and is_dataclass(declared):
+            groups[parameter.name] = declared
+            parameters += _of_dataclass(declared)
+        elif group is not None:
+            groups[parameter.name] = group
+            parameters += group.parameters()
+        else:
+            parameters.append(parameter.replace(annotation=declared))
+
+    @wraps(command)
+    def spread_out(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group.taken(given) if isinstance(group, Knobs) else _built(group, given)
+        command(**given)
+
+    def helps() -> dict[str, str]:
+        found: dict[str, str] = {}
+        for group in groups.values():
+            found |= group.helps() if isinstance(group, Knobs) else helps_of(group)
+        return found
+
+    keyword_only = [parameter.replace(kind=_KEYWORD) for parameter in parameters]
+    spread_out.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    spread_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    spread_out.helps = helps  # type: ignore[attr-defined]
+    spread_out.paths = [each.name for each in parameters if _is_path(each)]  # type: ignore[attr-defined]
+    return spread_out
+
+
+def _text(knob: Knob, kind: type) -> str:
+    """What stands below a field, and its choices where that does not name them."""
+    text = helps_of(kind).get(knob.name, "")
+    return (
+        text if all(each in text for each in knob.choices) else f"{text.removesuffix('.')}: {', '.join(knob.choices)}."
+    )
+
+
+def _is_path(parameter: inspect.Parameter) -> bool:
+    declared = get_args(parameter.annotation)[0] if get_origin(parameter.annotation) is Annotated else None
+    return declared is Path or Path in get_args(declared)
+
+
+def _built(group: Any, given: Given) -> Any:
+    values = {field.name: given.pop(field.name) for field in fields(group)}
+    sizes = {name for name, knob in knobs_of(group).items() if knob.is_size and values[name] is not None}
+    return group(**values | {name: size_of(name, values[name]) for name in sizes})
+
+
+def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    knobs = knobs_of(group)
+    for field in fields(group):
+        declared, default, panel = hints[field.name], field.default, getattr(group, "panel", None)
+        if field.name in knobs and not _is_option(declared):
+            yield _parameter(knobs[field.name], panel, default=default)
+        else:
+            # A path, or several of something.
+            own = declared if _is_option(declared) else Annotated[declared, typer.Option(rich_help_panel=panel)]
+            yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=own)
+
+
+def _is_option(declared: Any) -> bool:
+    return any(isinstance(mark, typer.models.ParameterInfo) for mark in getattr(declared, "__metadata__", ()))
+
+
+def _parameter(knob: Knob, panel: str | None, *, default: object, several: bool = False) -> inspect.Parameter:
+    """An option for a knob. What is on by default can be switched off."""
+    name = f"--{knob.name.replace('_', '-')}"
+    names = f"{name}/--no-{name[2:]}" if knob.default is True else name
+    kind: Any = str if knob.is_size else knob.kind
+    kind = list[kind] if several else kind
+    declared: Any = Annotated[kind | None if default is None else kind, typer.Option(names, rich_help_panel=panel)]
+    return inspect.Parameter(knob.name, _KEYWORD, default=_or_required(default), annotation=declared)
+
+
+def _or_required(default: object) -> object:
+    return inspect.Parameter.empty if default is MISSING else default
+
+
+def _written(default: object) -> object:
+    """A default as a help says it; nothing of what is off, or is found out."""
+    if default is MISSING or default is None or default is False:
+        return ""
+    return "yes" if default is True else default
+
+
+def decoding_knobs() -> dict[str, Sequence[type | Some]]:
+    """How tokens are generated, and what is cached of their context."""
+    from baselines.dllm.options import OPTIONS
+    from engines.dllm.config import EngineConfig, GenerationConfig
+
+    return {DECODING: (GenerationConfig, Some(EngineConfig, ("tie_policy",))), METHOD: OPTIONS}
+
+
+def answer_knobs() -> dict[str, Sequence[type | Some]]:
+    """``decoding_knobs``, and the rules of block diffusion, where ``--knob`` is not for all of them."""
+    from repro.systems.block.settings import DECODING as BLOCK_DECODING
+    from repro.systems.block.settings import BlockKnobs
+
+    own = decoding_knobs()
+    return {**own, DECODING: (*own[DECODING], Some(BlockKnobs, BLOCK_DECODING))}
+
+
+def model_knobs() -> dict[str, Sequence[type | Some]]:
+    from repro.systems.dllm.knobs import Device, ModelKnobs
+
+    return {
+        WHAT: (Some(ModelKnobs, ("model",)), Some(Device, ("weights",))),
+        ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device),
+    }
+
+
+def engine_knobs() -> dict[str, Sequence[type | Some]]:
+    """All of a cell."""
+    from engines.dllm.config import EngineConfig
+    from repro.systems.cost import CostKnobs
+    from repro.systems.dllm.knobs import BaselineKnobs, ReplayKnobs, WorkloadKnobs
+
+    decoding, model = decoding_knobs(), model_knobs()
+    return {
+        WHAT: (*model[WHAT], Some(BaselineKnobs, ("reading",)), CostKnobs),
+        WORKLOAD: (WorkloadKnobs, ReplayKnobs),
+        **decoding,
+        ENGINE: (*model[ENGINE], EngineConfig, BaselineKnobs),
+    }
+
+
+def of_platform() -> Mapping[str, object]:
+    """Defaults that the platform says."""
+    from repro.systems.platforms import DllmPart
+
+    names = (*(field.name for field in fields(DllmPart)), "memory_limit", "num_prompts")
+    return {**dict.fromkeys(names, "the platform's"), "reading": "", "steps": "one a token", "batch_rule": "workload"}

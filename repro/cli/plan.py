@@ -1,30 +1,45 @@
-"""``repro plan``: how a card's memory is split (dLLM-Serve §4.2-4.3)."""
+"""``repro plan``, ``plan-cluster`` and ``capacity``: how memory and GPUs are divided, and what they serve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from engines.errors import UserError
-from engines.knobs import Checked, Memory
+import typer
+
+from engines.errors import UserError, require
+from engines.knobs import Checked, Memory, Range
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import of_platform
-from repro.cli.output import number, print_json, print_table
-from repro.cli.spread import Given, Knobs, Some
+from repro.cli.options import Given, Knobs, Some, of_platform
+from repro.cli.output import counted, counting, number, print_json, print_table, say
+from repro.systems.cost import CostKnobs
+from repro.workloads.knobs import TimeUnit
 
 if TYPE_CHECKING:
+    from engines.ampd.performance import PerformanceModel
+    from engines.ampd.planner import Plan
+    from engines.cost.roofline import Gpu
+    from engines.models.shape import ModelShape
+    from engines.policies.views import Slo
+    from repro.capacity.answers import Answer
+    from repro.capacity.objectives import Objective
     from repro.reports.memory import PlanCase, PlanRow
     from repro.systems.platforms import Platform
+    from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
-COLUMNS = (
+PLAN_COLUMNS = (
     *("card", "logits", "rows at once", "weights GB", "activations GB", "logits GB", "guard GB"),
     *("KV GB", "KV rows", "requests", "verdict"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Checked):
+class PlanOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     platform: list[str] | None = None
     """Several times, also a card's YAML file [default: rtx4090 and l40s]."""
@@ -34,7 +49,7 @@ class Asked(Checked):
     """Prompt length of the request counted."""
 
 
-def _planned() -> dict[str, Sequence[type | Some]]:
+def _memory_knobs() -> dict[str, Sequence[type | Some]]:
     from engines.dllm.config import EngineConfig, SparsityConfig
 
     return {
@@ -45,7 +60,7 @@ def _planned() -> dict[str, Sequence[type | Some]]:
     }
 
 
-KNOBS = Knobs(_planned, usual=of_platform)
+PLAN_KNOBS = Knobs(_memory_knobs, usual=of_platform)
 
 
 def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> PlanCase:
@@ -67,7 +82,7 @@ def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -
     return PlanCase(label=label, memory_bytes=memory, config=given_to(config, given))
 
 
-def plan(*, asked: Asked, given: Annotated[Given, KNOBS], json: opt.Json = False) -> None:
+def plan(*, options: PlanOptions, given: Annotated[Given, PLAN_KNOBS], json: opt.Json = False) -> None:
     """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
     from dataclasses import asdict
 
@@ -77,11 +92,11 @@ def plan(*, asked: Asked, given: Annotated[Given, KNOBS], json: opt.Json = False
     from repro.systems.platforms import DllmPart
     from repro.systems.platforms import platform as platform_of
 
-    places = [platform_of(name) for name in asked.platform or ["rtx4090", "l40s"]]
-    cases = [_case(where, asked.memory_limit, given) for where in places]
+    places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
+    cases = [_case(where, options.memory_limit, given) for where in places]
     part = places[0].part(DllmPart)
     generation = GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
-    longest, input_len = min(case.config.max_model_len for case in cases) - part.gen_length, asked.input_len
+    longest, input_len = min(case.config.max_model_len for case in cases) - part.gen_length, options.input_len
     if not 1 <= input_len <= longest:
         raise UserError(f"input_len={input_len} must be between 1 and {longest}: the model and the token budget set it")
     rows = compare_logit_budgets(LLADA_8B, cases, prompt_len=input_len, generation=generation)
@@ -90,7 +105,7 @@ def plan(*, asked: Asked, given: Annotated[Given, KNOBS], json: opt.Json = False
         return
     print_table(
         f"Memory plan of LLaDA-8B, requests of {input_len} + {part.gen_length} tokens (simulated: from shapes)",
-        COLUMNS,
+        PLAN_COLUMNS,
         [_as_text(row) for row in rows],
     )
 
@@ -100,3 +115,408 @@ def _as_text(row: PlanRow) -> tuple[str, ...]:
     sizes = (plan.weights_bytes, plan.activation_bytes, plan.logits_bytes, plan.guard_bytes, plan.kv_bytes)
     said = (number(size / 1e9, 2) for size in sizes)
     return (row.label, row.logits, f"{row.logit_rows:,}", *said, f"{plan.kv_rows:,}", str(row.requests), row.verdict)
+
+
+PLAN_SEED = 10**6
+ObjectiveSeconds = Annotated[float, Range(1e-6, 1e6)]
+"""Seconds; integer programs lose their digits beyond."""
+
+
+CLUSTER_COLUMNS: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "rank": lambda row: str(row["rank"]),
+    "deployment": lambda row: row["deployment"],
+    "P95 TTFT s": lambda row: number(row["ttft_p95_s"], 3),
+    "of TTFT SLO": lambda row: f"{row['ttft_p95_of_slo']:.3g}",
+    "P95 ITL ms": lambda row: number(row["itl_p95_s"], scale=1e3),
+    "of ITL SLO": lambda row: f"{row['itl_p95_of_slo']:.3g}",
+    "P95 decode of a round s": lambda row: number(row["round_decode_p95_s"], 2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanClusterOptions(CostKnobs, Checked):
+    panel: ClassVar[str] = opt.WHAT
+    model: str
+    """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..."""
+    trace: str
+    """toolbench, gaia, hotpotqa or dureader."""
+    gpus: int
+    """GPUs to split."""
+    hardware: str = "h20"
+    """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, or module:NAME."""
+    constants: str = "physical"
+    """Constants of the cost model, of a composed one its overheads: physical, trial-r2, ..."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            2 <= self.gpus <= 4096,
+            f"gpus={self.gpus} must be between 2 and 4096: a prefill and a decode worker need one each",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Checked):
+    """What the sessions are, and what they are held to."""
+
+    panel: ClassVar[str] = opt.WORKLOAD
+    rate: Annotated[float, Range(1e-6, 1e6)] | None = None
+    """Sessions/s to plan for [default: 0.6 for the GPUs of the trace's card]."""
+    slo_ttft_s: ObjectiveSeconds | None = None
+    """TTFT objective [default: the paper's]."""
+    slo_itl_s: ObjectiveSeconds | None = None
+    """ITL objective [default: the paper's]."""
+    trace_path: Path | None = None
+    """JSONL of your own sessions, as they are, instead of the generator."""
+    num_sessions: Annotated[int, Range(1, 10**5)] | None = None
+    """Sessions of the sample [default: 99, more for more GPUs]."""
+
+    def slo(self, model: str, trace: str) -> Slo:
+        from engines.policies.views import Slo
+        from repro.systems.platforms import paper_objectives
+
+        printed = paper_objectives().get((model, trace))
+        ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)
+        itl_s = self.slo_itl_s or (printed and printed.itl_ms / 1e3)
+        missing = "--slo-ttft-s" if ttft_s is None else "--slo-itl-s"
+        if ttft_s is None or itl_s is None:
+            require(False, f"{model} on {trace} has no published objective: give {missing}, in seconds")
+        return Slo(ttft_s=ttft_s, itl_s=itl_s)  # type: ignore[arg-type]
+
+    def workload(self, card: SessionCard, gpus: int, rate: float) -> SessionWorkloadConfig:
+        from repro.workloads.draws import ArrivalConfig
+        from repro.workloads.sessions import SessionWorkloadConfig
+
+        usual = max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
+        path = self.trace_path
+        return SessionWorkloadConfig(
+            trace=card.name,
+            num_sessions=self.num_sessions or usual,
+            seed=PLAN_SEED,
+            arrivals=ArrivalConfig(kind="poisson", rate=rate),
+            source="embedded" if path is None else "local",
+            trace_path=None if path is None else str(path),
+            meets_totals=path is None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved(Checked):
+    """How plans are found."""
+
+    panel: ClassVar[str] = opt.ENGINE
+    method: str | None = None
+    """Coefficients: direct, cached or closed [default: by the number of GPUs]."""
+    solver: str = "enumeration"
+    """enumeration, or scip or highs where '.[planner]' is installed; all are exact."""
+    top: int = 3
+    """Plans to show."""
+
+    def __post_init__(self) -> None:
+        from repro.systems.cluster.planning import MOST_PLANS
+
+        super().__post_init__()
+        require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
+
+
+class Planned(NamedTuple):
+    plans: list[Plan]
+    performance: PerformanceModel
+    constants: str
+    profile_s: float
+    plan_s: float
+
+
+def plan_cluster(*, options: PlanClusterOptions, sample: Sample, solved: Solved, json: opt.Json = False) -> None:
+    """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
+    from engines.models.shape import model_shape
+    from repro.systems.cluster.ampd_settings import PLANNING_RATE
+    from repro.systems.cluster.system import DIFFUSION
+    from repro.systems.platforms import card as card_named
+    from repro.workloads.sessions import load_session_card
+
+    card, shape, gpu = load_session_card(options.trace), model_shape(options.model), card_named(options.hardware)
+    require(
+        not shape.name.lower().startswith(DIFFUSION),
+        f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
+    )
+    rate, slo = sample.rate or PLANNING_RATE * options.gpus / card.num_gpus, sample.slo(shape.name, card.name)
+    options = options.on(gpu)
+    found = _planned(options, sample, solved, shape, gpu, rate, slo)
+    rows = _plan_rows(found.plans, slo)
+    if json:
+        how = {
+            "constants": found.constants,
+            "solver": found.plans[0].solver,
+            "performance_model_error": found.performance.max_error,
+            "profile_seconds": found.profile_s,
+            "plan_seconds": found.plan_s,
+            "obtained": options.obtained,
+        }
+        about = {"model": shape.name, "trace": card.name, "gpus": options.gpus, "hardware": gpu.name, "rate": rate}
+        print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
+        return
+    print_table(
+        f"{shape.name}, {card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s ({options.obtained})",
+        tuple(CLUSTER_COLUMNS),
+        [tuple(said(row) for said in CLUSTER_COLUMNS.values()) for row in rows],
+    )
+    best = found.plans[0]
+    if best.value > 1:
+        say(
+            f"no split meets both objectives at P95: the best is {best.value:.3g} times over; lower the rate or add GPUs"
+        )
+    say(
+        f"planned in {found.plan_s:.2f} s ({best.solver}), after {found.profile_s:.2f} s of profiling (worst fit error "
+        f"{100 * found.performance.max_error:.1f} %)"
+    )
+
+
+def _planned(
+    options: PlanClusterOptions, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
+) -> Planned:
+    from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
+    from repro.cli.data_file import readable
+    from repro.systems.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
+    from repro.workloads.sessions import load_session_card
+
+    config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]
+    workload, gpus = sample.workload(load_session_card(options.trace), options.gpus, rate), options.gpus
+    with readable("trace-path", sample.trace_path, [options.trace]):
+        drawn = sessions_of(workload)
+    if sample.trace_path is not None:
+        say(drawn.provenance.description, file=sys.stderr)
+    ground = hardware_of(shape.name, card, options.constants, options.framework)
+    degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in drawn.sessions))
+    require(
+        gpus >= 2 * min(degrees),
+        f"gpus={gpus} do not hold a prefill and a decode worker of {shape.name}, which takes {min(degrees)} x {card} or "
+        f"more each: give at least {2 * min(degrees)}",
+    )
+    start = time.perf_counter()
+    performance = performance_of(ground, gpus, profiled_context(workload))
+    profiled = time.perf_counter()
+    planning = PlanningWorkload(sessions=drawn.sessions, rate=rate, slo=slo)
+    table = coefficients(performance, planning, degrees, gpus, config.method)
+    found = solve(table, gpus, top=solved.top, config=config)
+    end = time.perf_counter()
+    require(bool(found), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
+    return Planned([*found], performance, ground.constants.name, profiled - start, end - profiled)
+
+
+def _plan_rows(plans: list[Plan], slo: Slo) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "deployment": str(plan.deployment),
+            "worst_of_slo": plan.value,
+            "ttft_p95_s": plan.prefill.seconds,
+            "ttft_p95_of_slo": plan.prefill.of_slo,
+            "round_decode_p95_s": plan.decode.seconds,
+            "itl_p95_of_slo": plan.decode.of_slo,
+            "itl_p95_s": plan.decode.of_slo * slo.itl_s,
+        }
+        for rank, plan in enumerate(plans, start=1)
+    ]
+
+
+CapacityPlot = Annotated[
+    Path | None,
+    typer.Option(
+        help="Draw rates against GPUs into this file, .png or .pdf, with a CSV of the same name beside it.",
+        rich_help_panel=opt.RUNS,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityGoal(Checked):
+    panel: ClassVar[str] = opt.WHAT
+    workload: str
+    """Your requests, sessions or conversations, a file or module:NAME as repro bench takes it; or a trace by name: toolbench, gaia,
+    hotpotqa, dureader."""
+    columns: str | None = None
+    """Which of the file's columns is what, as repro bench takes it."""
+    time_unit: TimeUnit | None = None
+    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    sort: bool = False
+    """Sort the file's rows by their times."""
+    slo: str
+    """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. TTFT, TPOT and E2EL are of rounds, ITL of all
+    tokens."""
+    gpus: str = "1..64"
+    """How many, or from and to. Of a range without a rate the largest is answered for, and halves of it."""
+    rate: Annotated[float, Range(1e-4, 1e6)] | None = None
+    """Sessions/s, of prefill systems turns/s: asks for the fewest GPUs that serve them."""
+    system: list[str] | None = None
+    """Several times: ampd, dynamo-sim, vllm-sim, continuum-sim; or laps and what it is compared with [default: dynamo-sim, vllm-sim]."""
+    platform: list[str] | None = None
+    """Several times: a card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, the YAML file of a card of yours,
+    or module:NAME [default: h200]."""
+    dataset_name: str | None = None
+    """Whose card says what a file of its own format is, and draws what it lacks [default: none]."""
+    model: str | None = None
+    """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ... [default: the platform's]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched(Checked):
+    """How rates are found."""
+
+    panel: ClassVar[str] = opt.ENGINE
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
+    """Sessions, or turns, of a run [default: more for more GPUs]."""
+    seeds: Annotated[int, Range(1, 20)] = 3
+    """Seeds whose rounds are judged together; all rates and plans have the same."""
+    resolution: Annotated[float, Range(0.005, 0.5)] = 0.05
+    """A rate is served where this much more is not."""
+
+
+def capacity(
+    *,
+    options: CapacityGoal,
+    charged: opt.Charged,
+    searched: Searched,
+    knob: opt.KnobTexts = None,
+    plot: CapacityPlot = None,
+    json: opt.Json = False,
+) -> None:
+    """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
+    from repro.capacity.answers import Search
+    from repro.capacity.question import Question, parse_sizes
+    from repro.cli.data_file import check_regular, readable
+    from repro.cli.plots import check_plot
+
+    sizes = parse_sizes(options.gpus)
+    given = opt.given(model=options.model) | charged.charged
+    question = Question(
+        systems=options.system or ["dynamo-sim", "vllm-sim"],
+        platforms=options.platform or ["h200"],
+        workload=options.workload,
+        dataset=options.dataset_name,
+        file_knobs={"columns": options.columns, "time_unit": options.time_unit, "sort": options.sort or None},
+        slo=options.slo,
+        knobs=given | opt.parse_knobs(knob or (), given),
+        num_prompts=searched.num_prompts,
+        num_seeds=searched.seeds,
+    )
+    objectives = question.objectives()
+    if plot is not None:
+        check_plot(plot, options.workload, *(options.platform or ()))
+    check_regular("workload", Path(options.workload))
+    with readable("workload", question.path, [] if options.dataset_name is None else [options.dataset_name]):
+        sites = question.sites(sizes)
+    search = Search(question=question, sizes=sizes, rate=options.rate, resolution=searched.resolution)
+    with counting("deployments") as advance:
+        answers = search.answers(sites, advance)
+    if question.is_given:
+        say(answers[0].site.provenance.description, file=sys.stderr)
+    rows = [_answer_row(answer, objectives) for answer in answers]
+    about = {
+        "workload": options.workload,
+        "slo": " ".join(map(str, objectives)),
+        "unit": sites[0].unit,
+        "seeds": searched.seeds,
+        "resolution": searched.resolution,
+    }
+    if json:
+        print_json({**about, "answers": rows})
+    else:
+        _print_answers(rows, about, sites[0].hardware()[0].name, objectives)
+        for line in _capacity_notes(answers, rows, options):
+            say(line)
+    if plot is not None and rows:
+        from repro.cli.plots import save_capacity_plot
+
+        drawn = save_capacity_plot(plot, f"{Path(options.workload).name}: {about['slo']}", rows, sites[0].unit)
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+
+
+def _answer_row(answer: Answer, objectives: Sequence[Objective]) -> dict[str, Any]:
+    site, plan, at = answer.site, answer.plan, answer.at
+    row: dict[str, Any] = {
+        "system": site.title,
+        "platform": site.cell.platform.rpartition(":")[2].lower(),
+        "gpus": answer.gpus,
+        "plan": None if plan is None else plan.name,
+        "rate": answer.rate,
+        "attainment": None if at is None else at.attainment,
+    }
+    for each in objectives:
+        row[f"{each.metric}_p{each.percentile:g}_s"] = None if at is None else at.values[str(each)]
+    cell = None if plan is None or answer.rate is None else site.of_run(plan, answer.rate, 0).written()
+    return row | {
+        "longest_ttft_s": None if at is None else at.longest_s,
+        "binds": answer.binds,
+        "arrivals_over_stay": None if at is None or math.isinf(at.stays) else at.stays,
+        "num_prompts": site.cell.knob_values["num_prompts"],
+        "is_monotone": answer.is_monotone,
+        "plans": answer.num_plans,
+        "simulated_plans": answer.num_simulated,
+        "runs": answer.num_runs,
+        "obtained": site.obtained,
+        "cell": cell,
+    }
+
+
+def _print_answers(
+    rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], model: str, objectives: Sequence[Objective]
+) -> None:
+    columns: dict[str, list[str]] = {
+        "system": [row["system"] for row in rows],
+        "card": [row["platform"] for row in rows],
+        "GPUs": [str(row["gpus"]) for row in rows],
+        "plan": [row["plan"] or "none" for row in rows],
+        "rate /s": ["-" if row["rate"] is None else f"{row['rate']:.4g}" for row in rows],
+        "met %": [number(row["attainment"], scale=100) for row in rows],
+    }
+    for each in objectives:
+        name = f"{each.metric}_p{each.percentile:g}"
+        columns[f"{each.metric.upper()} p{each.percentile:g} ms"] = [
+            number(row[f"{name}_s"], 0, scale=1e3) for row in rows
+        ]
+    columns["longest wait s"] = [number(row["longest_ttft_s"], 2) for row in rows]
+    columns["binds"] = [_binding(row["binds"]) for row in rows]
+    obtained = ", ".join(sorted({row["obtained"] for row in rows}))
+    title = (
+        f"{model}, {Path(about['workload']).name}: {about['slo']}; {about['unit']} within {100 * about['resolution']:g} %, "
+        f"{counted(about['seeds'], 'seed')} ({obtained})"
+    )
+    print_table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
+
+
+def _binding(name: str | None) -> str:
+    """Without the limit, which the title has."""
+    if name is None or ":" not in name:
+        return name or "-"
+    metric, percentile, _ = name.split(":")
+    return f"{metric.upper()} {percentile}"
+
+
+def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], options: CapacityGoal) -> list[str]:
+    """How the answers were found, and what is doubtful about them."""
+    from repro.capacity.site import LASTING
+
+    plans, simulated, runs = (sum(row[name] for row in rows) for name in ("plans", "simulated_plans", "runs"))
+    said = [f"{counted(plans, 'plan')}, {simulated} of them simulated, in {counted(runs, 'run')}"]
+    bursts = {}
+    for answer, row in zip(answers, rows, strict=True):
+        where = f"{row['system']} on {row['gpus']} x {row['platform']}"
+        if answer.plan is None:
+            what = "any rate" if options.rate is None else f"{options.rate:g} {answer.site.unit}"
+            told = f" ({row['binds']} is beyond its limit at the lowest)" if row["binds"] else ""
+            said.append(f"{where}: no plan serves {what} within the objectives{told}")
+        elif (row["arrivals_over_stay"] or LASTING) < LASTING:
+            bursts[where] = (
+                row["arrivals_over_stay"],
+                math.ceil(row["num_prompts"] * LASTING / row["arrivals_over_stay"]),
+            )
+        if not answer.is_monotone:
+            said.append(f"{where}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
+    if bursts:
+        told = ", ".join(f"{where} {times:.1f}" for where, (times, _) in bursts.items())
+        said.append(
+            f"arrivals last fewer than {LASTING} times as long as a session ({told}), so these rates are bursts' and too "
+            f"high: --num-prompts {max(num for _, num in bursts.values())} mends it"
+        )
+    return said

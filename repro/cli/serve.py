@@ -1,8 +1,10 @@
-"""``repro serve``: a diffusion-LLM system, a block-diffusion or a causal language model behind OpenAI's API."""
+"""``repro serve`` and ``repro install``: a language model, or another project's server, behind OpenAI's API."""
 
 from __future__ import annotations
 
 import logging
+import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +14,8 @@ import typer
 
 from engines.errors import require
 from repro.cli import options as opt
-from repro.cli.dllm_knobs import answer_knobs, model_knobs, of_platform
+from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, of_platform
 from repro.cli.output import say
-from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
     from repro.serving import DllmModel
@@ -45,7 +46,7 @@ KNOBS = Knobs(_served, without=("model", "tensor_parallel", "profile_every", "lo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ServeOptions:
     panel: ClassVar[str] = opt.WHAT
     system: str | None = None
     """dllm-serve, a sampler under its continuous batching, block-diffusion, or ar for causal models [default: the model's]."""
@@ -100,7 +101,7 @@ AllowOrigin = Annotated[
 
 def serve(
     *,
-    asked: Asked,
+    options: ServeOptions,
     listening: Annotated[Given, LISTENING],
     api_key: ApiKey = None,
     allow_origin: AllowOrigin = None,
@@ -112,7 +113,7 @@ def serve(
     from engines.server.settings import ServerSettings
 
     settings = ServerSettings(**listening, api_key=api_key, allow_origin=tuple(allow_origin or ()))
-    name = asked.served_model_name
+    name = options.served_model_name
     require(
         name is None or name.strip() != "",
         f"served_model_name={name!r} is empty: give the name that requests call the model, or leave it out",
@@ -121,13 +122,15 @@ def serve(
         "stop_at_eos" not in given,
         "stop_at_eos has no effect on a server, where a request ends at its end unless it says ignore_eos: leave it out",
     )
-    served = _served_model(asked, given | opt.parse_knobs(knob or (), given), name)
+    served = _served_model(options, given | opt.parse_knobs(knob or (), given), name)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))
 
 
-def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> DllmModel | BlockModel | ArModel:
+def _served_model(
+    options: ServeOptions, given: Mapping[str, Any], name: str | None
+) -> DllmModel | BlockModel | ArModel:
     from engines.knobs import check_given, given_to
     from engines.server.ar_settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
     from repro.serving import DllmModel
@@ -135,17 +138,41 @@ def _served_model(asked: Asked, given: Mapping[str, Any], name: str | None) -> D
     from repro.systems.block.served import BlockModel
     from repro.systems.block.settings import NAME
 
-    knobs = {**opt.given(model=asked.model), **given}
-    if asked.chosen == NAME:
-        return BlockModel.of(platform=asked.platform or "cpu-tiny", knobs=knobs, name=name)
-    if asked.chosen != SYSTEM:
-        platform = asked.platform or "cpu-tiny"
-        return DllmModel.of(system=asked.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)
+    knobs = {**opt.given(model=options.model), **given}
+    if options.chosen == NAME:
+        return BlockModel.of(platform=options.platform or "cpu-tiny", knobs=knobs, name=name)
+    if options.chosen != SYSTEM:
+        platform = options.platform or "cpu-tiny"
+        return DllmModel.of(system=options.chosen, platform=platform, knobs=opt.with_steps(knobs), name=name)
     theirs = scheduler_knobs(str(knobs.get("scheduler", SCHEDULERS[0])), tuple(knobs.items()))
-    check_given(opt.given(platform=asked.platform, **knobs), ArSettings, theirs, who=f"system={SYSTEM!r}")
+    check_given(opt.given(platform=options.platform, **knobs), ArSettings, theirs, who=f"system={SYSTEM!r}")
     require(
-        asked.model is not None,
+        options.model is not None,
         f"model is missing with system={SYSTEM!r}: give a Qwen2, Qwen3, Llama or Mistral checkpoint, or tiny-qwen2",
     )
     own = tuple((name, value) for name, value in knobs.items() if name in theirs)
-    return ArModel.of(given_to(ArSettings(model=str(asked.model), own=own), knobs), name)
+    return ArModel.of(given_to(ArSettings(model=str(options.model), own=own), knobs), name)
+
+
+def install(
+    server: Annotated[str, typer.Argument(help="vllm, dynamo, sglang or sglang-router.")],
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda [default: cuda where there is an NVIDIA driver].")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run none.")] = False,
+) -> None:
+    """Install a server into a virtual environment of its own: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command
+    again finishes what was interrupted, and does nothing where all is done."""
+    from repro.systems.servers import environment_of
+
+    environment = environment_of(server, device)
+    if dry_run:
+        for command in environment.commands():
+            print(shlex.join(command))
+        say(f"{server}: {environment.folder}, {environment.cost}", file=sys.stderr)
+        return
+    # What installers print goes where progress goes.
+    environment.install(
+        lambda command: subprocess.run(command, stdout=sys.stderr.fileno()).returncode,
+        lambda line: say(line, file=sys.stderr),
+    )

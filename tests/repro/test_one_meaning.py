@@ -8,7 +8,7 @@ import pytest
 from support.cells import a_cell
 from support.command import repro
 
-from repro.cli.said import lengths_line
+from repro.cli.run_table import lengths_line
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep

@@ -39,7 +39,7 @@ from engines.server.ar_settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
 from repro.ar_schedulers import scheduled
-from repro.cli.serve import Asked, _served_model
+from repro.cli.serve import ServeOptions, _served_model
 from repro.serving_ar import ArModel, is_causal
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -435,7 +435,7 @@ def test_an_objective_and_a_share_are_the_users(folder):
 
 def test_a_served_model_has_the_objective_and_the_share_that_it_was_given(folder):
     given = {"scheduler": "on-time", "slo_ttft_s": 2.0, "share": 0.125, "max_num_seqs": 4}
-    model: Any = _served_model(Asked(model=str(folder)), given, None)
+    model: Any = _served_model(ServeOptions(model=str(folder)), given, None)
     with model.serving() as engine:
         found = engine._worker._batching.batching.batching.config
     assert found == OnTimeConfig(slo_s=2.0, share=0.125, max_num_seqs=4)
@@ -454,7 +454,7 @@ def test_a_served_model_has_the_objective_and_the_share_that_it_was_given(folder
 def test_an_objective_and_a_share_are_refused_before_the_model_is_read(folder, scheduler, given, said):
     given = {"scheduler": scheduler, **given.pop("knobs", {}), **given}
     with pytest.raises(UserError, match=said):
-        _served_model(Asked(model=str(folder)), given, None)
+        _served_model(ServeOptions(model=str(folder)), given, None)
 
 
 SMALL_STEPS = {"min_step_s": 0.01, "max_step_s": 0.01}

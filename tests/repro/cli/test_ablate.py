@@ -8,10 +8,9 @@ import pytest
 from support.command import repro
 from typer.testing import CliRunner
 
-from repro.cli import ablate_cluster, ablate_dllm, ablate_prefill
+from repro.cli.ablate import AMPD, LAPS, MEASURED_RUNS, AblationOptions, _dllm_study, _speed, difference
 from repro.cli.main import app
 from repro.cli.plots import _arms
-from repro.cli.study import difference
 from repro.runs.family import Validity
 from repro.runs.statistics import mean_interval
 
@@ -98,7 +97,7 @@ def ended(attainment: float, violations: float) -> SimpleNamespace:
     return SimpleNamespace(summary=summary, validity=Validity(valid=True, reasons=()), facts={"deployment": ""})
 
 
-@pytest.mark.parametrize("row", [ablate_cluster._row, ablate_prefill._row])
+@pytest.mark.parametrize("row", [AMPD.row, LAPS.row])
 def test_more_that_meet_their_objective_is_better(row):
     worse, better = ([ended(share, 1 - share) for share in shares] for shares in ((0.5, 0.6, 0.7), (0.6, 0.72, 0.8)))
     assert [row(better, worse)["difference"], row(worse, better)["difference"]] == ["better", "worse"]
@@ -107,7 +106,7 @@ def test_more_that_meet_their_objective_is_better(row):
 @pytest.mark.parametrize(("half", "text"), [(4.0, "10.0 ± 4.0"), (12.0, "10.0 (8.0 to 12.0)"), (None, "10.0")])
 def test_an_interval_that_holds_nothing_is_the_slowest_and_the_fastest(half, text):
     row = {"throughput_tok_s": 10.0, "throughput_half_width": half, "throughput_by_seed": {0: 12.0, 1: 8.0}}
-    assert ablate_dllm._speed(row) == text
+    assert _speed(row) == text
 
 
 def test_arms_of_an_interval_reach_its_ends():
@@ -144,8 +143,5 @@ def test_a_measured_ablation_says_what_it_will_run_and_counts_processor_seconds(
 
 
 def test_repeats_of_a_measured_ablation_where_none_are_asked_for(tmp_path):
-    from repro.cli.ablate import Asked
-    from repro.cli.ablate_dllm import MEASURED_RUNS, study
-
-    asked = Asked(component="scheduler", dataset=["osc"])
-    assert all(len(cells) == MEASURED_RUNS for cells in study(asked, {}).cells.values())
+    options = AblationOptions(component="scheduler", dataset=["osc"])
+    assert all(len(cells) == MEASURED_RUNS for cells in _dllm_study(options, {}).cells.values())

@@ -7,10 +7,9 @@ import pytest
 from support.command import commands, refused, repro
 from support.documents import parsed
 
-from repro.cli.first import EXAMPLES, NEEDED
+from repro.cli.help import ARGUMENTS, FIRST, NEEDED, OTHERS, examples_of
 from repro.cli.main import COMMANDS, GROUPS
 from repro.cli.options import PANELS
-from repro.cli.panels import ARGUMENTS, FIRST, OTHERS
 from repro.reports.knob_reference import entries_of
 from repro.runs.system import SYSTEMS
 
@@ -52,7 +51,9 @@ def test_every_help_has_one_order(command, monkeypatch):
     topics = [FIRST, *PANELS, OTHERS] if command in NEEDED else [OTHERS]
     order = ["Examples", ARGUMENTS, *topics]
     assert [*found] == [title for title in order if title in found]
-    assert found["Examples"] == [f"  {line}" for each in EXAMPLES[command] for line in (f"# {each.does}", each.line)]
+    assert found["Examples"] == [
+        f"  {line}" for command_line, does in examples_of(command) for line in (f"# {does}", command_line)
+    ]
     shown = [option for title, lines in found.items() if title != "Examples" for option in options(lines)]
     own = [param for param in commands()[command].params if param.param_type_name == "option"]
     assert sorted(shown) == sorted([*(param.opts[0] for param in own if param.opts[0].startswith("--")), "--help"])
@@ -64,19 +65,19 @@ def test_every_help_has_one_order(command, monkeypatch):
 
 
 def test_bench_begins_with_three_examples_and_eight_options():
-    assert len(EXAMPLES["bench"]) == 3
+    assert len(examples_of("bench")) == 3
     assert len(NEEDED["bench"]) == 8
     assert {param.name for param in commands()["bench"].params if param.required} <= {*NEEDED["bench"]}
 
 
-@pytest.mark.parametrize("line", [each.line for examples in EXAMPLES.values() for each in examples])
+@pytest.mark.parametrize("line", [line for command in COMMANDS for line, _ in examples_of(command)])
 def test_examples_are_commands(line):
     name, *words = shlex.split(line)[1:]
     parsed(name, words)
     assert f"repro {name}" in line
 
 
-@pytest.mark.parametrize("line", [each.line for each in EXAMPLES["bench"]])
+@pytest.mark.parametrize("line", [line for line, _ in examples_of("bench")])
 def test_examples_of_bench_can_run(line, tmp_path):
     """Prepared as for a run; those that are simulated are run."""
     can_run = "--platform" in line
@@ -87,7 +88,7 @@ def test_examples_of_bench_can_run(line, tmp_path):
     assert ("VALID" in result.out) == can_run
 
 
-@pytest.mark.parametrize("line", [each.line for each in EXAMPLES["generate"]])
+@pytest.mark.parametrize("line", [line for line, _ in examples_of("generate")])
 def test_examples_of_generate_are_answered(line):
     result = repro(*shlex.split(line)[1:])
     assert (result.code, result.err) == (0, "")

@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from engines.errors import UserError
 from engines.knobs import Checked, Memory, Only, Range, knobs_of
-from repro.cli.panels import PanelCommand
-from repro.cli.spread import Given, Knobs, spread
+from repro.cli.help import PanelCommand
+from repro.cli.options import Given, Knobs, spread
 from repro.paths import REPO
 from repro.reports.knob_reference import PATH, entries_of, reference
 from repro.runs.system import SYSTEMS, settings_of

@@ -60,7 +60,7 @@ ASKED = [
 def asked_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list:
     """The cells that the command would make."""
     made: list = []
-    monkeypatch.setattr("repro.cli.making.make_and_show", lambda cells, **options: made.extend(cells))
+    monkeypatch.setattr("repro.cli.bench.make_and_show", lambda cells, *_: made.extend(cells))
     CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
     return made
 

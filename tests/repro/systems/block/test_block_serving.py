@@ -14,7 +14,7 @@ from support.block_models import write_block
 from support.http_client import ask, metrics, streaming
 from support.http_server import running_server
 
-from repro.cli.serve import Asked, _served_model
+from repro.cli.serve import ServeOptions, _served_model
 from repro.serving import DllmModel
 from repro.systems.block.served import BlockModel, answer_alone, check_prompt
 from repro.systems.block.settings import settings_of_requests
@@ -169,12 +169,12 @@ def test_requests_that_make_no_sense_are_refused(server, asked, says):
 def test_a_model_s_name_says_what_serves_it(tmp_path):
     folder = str(write_block(tmp_path / "sdar", "sdar"))
     for name in ("tiny-block", "tiny-llada2", "sdar-8b", folder):
-        assert Asked(model=name).chosen == "block-diffusion"
-    assert Asked(model="tiny").chosen == "dllm-serve"
-    assert isinstance(_served_model(Asked(model="tiny-block"), {}, None), BlockModel)
-    assert isinstance(_served_model(Asked(model="tiny"), {}, None), DllmModel)
+        assert ServeOptions(model=name).chosen == "block-diffusion"
+    assert ServeOptions(model="tiny").chosen == "dllm-serve"
+    assert isinstance(_served_model(ServeOptions(model="tiny-block"), {}, None), BlockModel)
+    assert isinstance(_served_model(ServeOptions(model="tiny"), {}, None), DllmModel)
     ids = BlockModel.of(platform="cpu-tiny", knobs={"model": folder}, name=None)
     assert ids.codec().end_ids == frozenset()
-    on_card = _served_model(Asked(model="tiny-block", platform="rtx4090"), {}, None)
+    on_card = _served_model(ServeOptions(model="tiny-block", platform="rtx4090"), {}, None)
     assert on_card.settings.knobs.device == "cuda"
     assert on_card.max_model_len == 1024, "the model's positions, fewer than the platform's"

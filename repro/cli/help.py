@@ -3,14 +3,15 @@ nothing; and which refuse an option that would silently win over itself."""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from engines.errors import UserError
-from repro.cli.first import EXAMPLES, NEEDED
 from repro.cli.options import PANELS, RUNS
 
 ARGUMENTS = "Arguments"
@@ -21,6 +22,24 @@ OTHERS = "Options"
 _MAY_BE_EMPTY = ("prompt", "system_prompt")
 _UNBROKEN = "\u2011"
 """Stands for a hyphen while lines are broken: a name is not to end in the middle."""
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "reproduce": ("platform", "reading", "num_prompts", "num_runs", "result_dir", "json"),
+    "figure": ("platform", "reading", "result_dir", "out_dir", "json"),
+    "bench": ("system", "platform", "dataset_name", "dataset_path", "request_rate", "num_prompts", "knob", "dry_run"),
+    "ablate": ("component", "dataset", "platform", "request_rate", "num_runs", "plot"),
+    "eval": ("task", "system", "platform", "limit", "model", "retention_ratio"),
+    "generate": ("prompt", "model", "system", "gen_length", "device", "seed"),
+    "serve": ("model", "platform", "device", "host", "port", "gen_length"),
+    "plan-cluster": ("model", "trace", "gpus", "hardware", "rate", "slo_ttft_s", "slo_itl_s"),
+    "capacity": ("workload", "slo", "gpus", "rate", "system", "platform", "plot"),
+}
+"""Options that a command shows first, where all are too many for one list."""
+
+
+def examples_of(command: str) -> list[tuple[str, str]]:
+    """Lines to copy, each with what it does."""
+    with Path(__file__).with_name("examples.csv").open(encoding="utf-8", newline="") as file:
+        return [(row["line"], row["does"]) for row in csv.DictReader(file) if row["command"] == command]
 
 
 class PanelCommand(TyperCommand):
@@ -62,7 +81,7 @@ class PanelCommand(TyperCommand):
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         super().format_help_text(ctx, formatter)
-        if examples := EXAMPLES.get(self.name or ""):
+        if examples := examples_of(self.name or ""):
             with formatter.section("Examples"):
                 for line, does in examples:
                     formatter.write(f"  # {does}\n  {line}\n")

@@ -1,0 +1,215 @@
+"""``repro verify-baselines``, ``check-results`` and ``train-tiny``: recorded tokens, committed results, embedded checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engines.errors import UserError, require
+from repro.cli import options as opt
+from repro.cli.options import Given, Knobs, Some
+from repro.cli.output import counted, counting, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from repro.checks.blocks import BlockResult
+    from repro.checks.documents import StaleTable
+    from repro.checks.goldens import CaseResult
+    from repro.checks.results import Checked
+
+
+def check_results(
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of reference figures by platform [default: results].")
+    ] = None,
+    again: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead: make this many simulated runs of the tables again, and compare their numbers.", min=1
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the runs of --again [default: 0].", min=0)] = None,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Instead: write the verdicts on all claims as the tables give them.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words.
+    Tables in documents are compared with the results.
+    Takes under a minute of processor time, and makes no run without --again. Exit code 1 if anything differs."""
+    from repro.checks.again import make_again
+    from repro.checks.documents import stale_tables
+    from repro.checks.results import check_reports
+    from repro.checks.results import check_results as check_figures
+    from repro.checks.results import judge as judge_claims
+    from repro.files import readable_folder
+    from repro.paths import IS_INSTALLED, REPO, RESULTS
+    from repro.reports.run_table import tables_in
+
+    if results is None and IS_INSTALLED:
+        raise UserError("results: an installed package brings no figures: name a folder of them with --results")
+    root = readable_folder("results", results or RESULTS)
+    require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
+    require(seed is None or again is not None, f"seed={seed} has no effect without --again: add it, or leave this out")
+    require(not judge or again is None, "judge and again: give one of them")
+    num_tables = len(tables_in(root))
+    require(
+        num_tables > 0, f"results={str(root)!r} holds no table of runs: give a folder like the repository's results"
+    )
+    if judge:
+        for path in judge_claims(root):
+            say(f"file: {path}")
+        return
+    what = f"{counted(num_tables, 'figure')} and the claims" if again is None else counted(again, "run")
+    say(f"comparing {what}", file=sys.stderr)
+    with counting("compared:") as advance:
+        found = check_figures(root, advance) if again is None else make_again(root, again, seed or 0, advance)
+        if again is None and root == RESULTS:
+            found += [*check_reports(), *(_stale_table(each) for each in stale_tables(REPO, root))]
+    if json:
+        print_json({"results": [_as_json(each, root) for each in found]})
+    else:
+        _print_found(found, root)
+    if any(each.is_fault for each in found):
+        raise typer.Exit(1)
+
+
+def _stale_table(table: StaleTable) -> Checked:
+    from repro.checks.documents import COMMAND
+    from repro.checks.results import Checked
+
+    return Checked(figure="documents", path=table.document, status="differs", reason=table.reason, command=COMMAND)
+
+
+def _as_json(each: Checked, root: Path) -> dict[str, Any]:
+    return {
+        "figure": each.figure,
+        "file": _name(each.path, root),
+        "status": each.status,
+        "fault": each.is_fault,
+        "reason": each.reason,
+        "command": each.command,
+    }
+
+
+def _print_found(found: Sequence[Checked], root: Path) -> None:
+    rows = [(each.figure, _name(each.path, root), each.status, each.reason) for each in found]
+    print_table("Committed results", ("figure", "file", "status", "why"), rows)
+    same, faults = (sum(each.status == status for each in found) for status in ("same", "differs"))
+    say(f"{same} the same, {faults} different; {process_time():.0f} s of processor time")
+    for command in dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"):
+        say(command, "  ")
+
+
+def _name(path: Path, root: Path) -> str:
+    parent = next((each for each in (root, root.parent) if path.is_relative_to(each)), None)
+    return str(path if parent is None else path.relative_to(parent))
+
+
+def verify_baselines(
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="Folder with cases.json and the checkpoints it names; by default the one that is embedded."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    json: opt.Json = False,
+) -> None:
+    """Replay recorded cases of every sampler, and of block diffusion a plain loop's. Exit code 1 if a case fails.
+
+    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's.
+    """
+    from repro.checks.goldens import GOLDEN_DIR, one_thread, read_cases, verify
+
+    folder = GOLDEN_DIR if golden is None else golden
+    cases = read_cases(folder)
+    results: list[CaseResult | BlockResult] = []
+    where = str(folder)
+    with one_thread(), counting("replaying", len(cases)) as advance:
+        results += verify(cases, advance, device=device)
+        if golden is None:
+            from repro.checks.blocks import block_cases, verify_blocks
+
+            where_blocks, blocks = block_cases()
+            where = f"{where}, and {where_blocks}"
+            results += verify_blocks(blocks, device=device)
+    rows = [
+        _method_row(method, [result for result in results if result.case.method == method])
+        for method in sorted({result.case.method for result in results})
+    ]
+    if json:
+        print_json({"methods": rows})
+    else:
+        print_table(
+            f"Golden cases of {where}",
+            ("method", "verdict", "passed", "tie-sensitive passed"),
+            [
+                (row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties)
+                for row in rows
+                for num in [row["tie_sensitive_cases"]]
+                for ties in [f"{row['tie_sensitive_passed']} of {num}" if num else "-"]
+            ],
+        )
+        _print_notes(results)
+    if any(row["failed"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _method_row(method: str, results: Sequence[CaseResult | BlockResult]) -> dict[str, Any]:
+    firm = [result for result in results if result.case.required and not result.case.tie_sensitive]
+    ties = [result for result in results if result.case.tie_sensitive]
+    failed = {result.case.id: result.difference for result in results if result.case.required and not result.passed}
+    return {
+        "method": method,
+        "verdict": "FAIL" if failed else "pass",
+        "passed": sum(result.passed for result in firm),
+        "cases": len(firm),
+        "tie_sensitive_passed": sum(result.passed for result in ties),
+        "tie_sensitive_cases": len(ties),
+        "not_required": sum(not result.case.required for result in results),
+        "failed": failed,
+    }
+
+
+def _print_notes(results: Sequence[CaseResult | BlockResult]) -> None:
+    for result in results:
+        if result.case.required and not result.passed:
+            say(f"  failed: {result.case.id}: {result.difference}")
+    required = [result for result in results if result.case.required]
+    say(f"{sum(result.passed for result in required)} of {len(required)} required cases pass.")
+    if len(required) < len(results):
+        say(
+            f"{len(results) - len(required)} are not required: a library's order of equal values, or a defect of the "
+            f"recorded code, decides their ids."
+        )
+
+
+def _trained() -> dict[str, Sequence[type | Some]]:
+    from repro.training.config import TrainConfig
+
+    names = ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion")
+    return {opt.WORKLOAD: (Some(TrainConfig, names),)}
+
+
+KNOBS = Knobs(_trained)
+
+
+def train_tiny(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder of the new checkpoint.")],
+    task: Annotated[
+        list[str] | None, typer.Option(help="Tasks it is trained on. By default mini-gsm and mini-code.")
+    ] = None,
+    given: Annotated[Given, KNOBS],
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
+) -> None:
+    """Train a tiny LLaDA, or block-diffusion model, on generated problems, and evaluate it on held-out ones."""
+    from engines.knobs import given_to
+    from repro.training.config import TrainConfig
+    from repro.training.loop import train_tiny as train
+
+    config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
+    print_json(train(given_to(config, given), out, resume=resume))
