@@ -94,7 +94,7 @@ OPTIONS = {
     "check-results": "--again --json --judge --results --seed",
     "claims": "--accept-other-code --cost --kernels --json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "eval": "--whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "eval": "--allow-code-execution --whole-layer --rule --edit-threshold --max-post-steps --sub-block --dual-cache --full-every --preset --renew-at --settle-after --knob --refresh-rule --address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
     "--num-fewshot --platform --plot --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
