@@ -90,7 +90,7 @@ def test_it_solves_held_out_problems_by_every_rule(model, text):
 
 
 def test_bfloat16_and_float32_find_the_same_tokens_likely(model, text):
-    """At nearly all places of a block that is all holes; docs/using.md has the share of more problems."""
+    """At nearly all places of a block that is all holes; docs/block-diffusion.md has the share of more problems."""
     rounded, same = load_block(str(EMBEDDED_DIR), dtype=torch.bfloat16), []
     mask, block = model.config.mask_token_id, model.config.block_length
     for problem in problems(6):
