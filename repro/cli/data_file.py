@@ -56,7 +56,8 @@ def _read_alone(path: Path, dataset: str) -> None:
     """Reads the file as the data set's card says; nothing is read where there is no card here."""
     from repro.workloads import conversations, rounds, sessions
     from repro.workloads.card import find_local
-    from repro.workloads.dataset import known_datasets, load_card, open_source
+    from repro.workloads.dataset import known_datasets, load_card
+    from repro.workloads.workload import open_source
 
     if dataset in sessions.known_session_cards():
         found = find_local(sessions.load_session_card(dataset).local, str(path), None)

@@ -37,7 +37,7 @@ SHARED = (
         "engines/parallel",
     ),
     *("engines/policies", "engines/runtime", "repro/systems/*", "repro/workloads"),
-    *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/registry.py"),
+    *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py"),
     *(f"repro/runs/{name}.py" for name in ("cell", "family", "http_driver", "record", "step_driver", "tuning")),
 )
 """Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""

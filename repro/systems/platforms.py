@@ -14,7 +14,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
 from engines.named import load_named, where_of
 from repro.files import read_yaml, size_of
-from repro.registry import Registry
+from repro.runs.system import Registry
 
 MIB = 2**20
 STORED = Path(__file__).with_name("platforms.yaml")

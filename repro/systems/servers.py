@@ -23,7 +23,7 @@ from repro.systems.http.record import HTTP
 from repro.systems.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached
 from repro.systems.platforms import Platform, platform
-from repro.workloads.own import workload_knobs
+from repro.workloads.served import workload_knobs
 
 logger = logging.getLogger(__name__)
 

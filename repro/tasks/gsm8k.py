@@ -39,7 +39,8 @@ def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | 
     Examples are the first rows of the training split (lm-eval draws others for each problem), or ``EXAMPLES``
     where it is not at hand.
     """
-    from repro.workloads.dataset import load_card, open_records
+    from repro.workloads.dataset import load_card
+    from repro.workloads.dataset_rows import open_records
 
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
@@ -99,7 +100,8 @@ def _question(row: Record) -> str:
 
 
 def _examples(records: Records) -> tuple[tuple[Record, ...], str]:
-    from repro.workloads.dataset import hub_records, load_card, read_records
+    from repro.workloads.dataset import load_card
+    from repro.workloads.dataset_rows import hub_records, read_records
 
     if records.origin.source == "hub":
         return hub_records(load_card(NAME), COLUMNS, split="train").rows, "of the training split"

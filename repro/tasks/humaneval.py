@@ -20,7 +20,8 @@ COLUMNS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 def humaneval_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | None:
     """The first problems; None where only the embedded lengths are there."""
-    from repro.workloads.dataset import load_card, open_records
+    from repro.workloads.dataset import load_card
+    from repro.workloads.dataset_rows import open_records
 
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir

@@ -31,11 +31,9 @@ from repro.workloads.draws import (
     derive_seed,
     fit_quantiles,
 )
-from repro.workloads.own import Traced
-from repro.workloads.rounds import RecordedRound, TracedSession, read_chats
-from repro.workloads.served import served, taken
+from repro.workloads.rounds import RecordedRound, Trace, TracedSession
+from repro.workloads.served import Traced, served, taken, trace_of
 from repro.workloads.sessions import RoundCounts, SessionWorkload, Source, draw_rounds
-from repro.workloads.table import Trace
 
 CARDS_DIR = DATASETS / "conversations"
 SHORT, LONG = 256, 1000
@@ -153,7 +151,7 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
     if config.is_banded:
         band = f", prompts of {low} to {config.high or 'any number of'} tokens alone"
     if config.file is not None:
-        keep = _in_band(config, config.file.trace(config.seed).sessions, repr(config.file.where))
+        keep = _in_band(config, trace_of(config.file, config.seed).sessions, repr(config.file.where))
         found = served(config.file, config.replayed, config.seed, num=config.num_turns, in_rounds=True, keep=keep)
         description = f"{found.description}; {found.trace.how} conversations{band}"
         return _workload(found.trace.name, config, found.sessions, found.arrival_s, found.trace.origin, description)
@@ -284,6 +282,8 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> Trace:
     """Reads the conversations of a file, or its prompts within the band alone."""
+    from repro.workloads.recorded import read_chats
+
     found = local_file(card, card.local, config.path, data_dir)
     sessions = read_chats(found.paths)
     sessions = _in_band(config, sessions, f"the file of {card.name}") or sessions

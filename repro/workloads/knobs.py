@@ -11,6 +11,8 @@ from engines.named import PLACE, installed
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+TextStyle = Literal["coding", "post", "chat", "math", "function"]
+"""The outer form of generated prompts."""
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
 
 Rate = Annotated[float, Range(1e-6, 1e6)]

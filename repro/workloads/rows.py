@@ -19,14 +19,11 @@ from typing import Any, NamedTuple, TextIO, TypeGuard
 
 from engines.data import DECODER, RepeatedKeyError, open_file
 from engines.errors import UserError
+from repro.workloads.rounds import MOST_SECONDS, MOST_TOKENS, bad_field
 
 UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
 """What reading a file that is not text, or a damaged .gz, raises."""
 
-MOST_TOKENS = 2**31 - 1
-MOST_SECONDS = 1e12
-
-_SHOWN = 60
 _ENCODING = "utf-8-sig"
 """UTF-8, with or without the mark that some editors put in front."""
 _CHUNK = 1 << 20
@@ -137,15 +134,6 @@ def _without_commas(value: object) -> str:
 
 def is_seconds(value: object, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
-
-
-def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
-    # Python writes no number of thousands of digits, and none is worth reading.
-    is_long = isinstance(value, int) and not -(10**60) < value < 10**60
-    shown = "a number of more than 60 digits" if is_long else repr(value)
-    if len(shown) > _SHOWN:
-        shown = shown[: _SHOWN - 3] + "..."
-    return UserError(f"{where}: field {field!r} is {shown}: {fix}")
 
 
 def open_text(path: Path) -> TextIO:

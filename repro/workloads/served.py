@@ -1,19 +1,204 @@
-"""Sessions that are served: which of a recorded set, in which order, and when; drawn ones are given theirs by their generators."""
+"""Sessions of rounds, recorded, yielded or drawn: what a cell serves in place of a data set, which of a recorded set are served, in which
+order, and when.
+
+A workload of a user's own is named as ``module:NAME``, or as an installed package names it. NAME is a class, or a function, that gives an
+object with ``sessions(seed)``, which yields a ``TracedSession`` each: from there on it is served as the rows of a file are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Annotated, Any
 
 import numpy as np
 
 from engines.errors import UserError, require
+from engines.knobs import Checked, Knob, Range, knobs_of
+from engines.policies.own import Kind, Plugin, own_knobs
+from repro.files import kept
+from repro.workloads.card import Origin
 from repro.workloads.draws import ArrivalConfig, Floats, arrival_times, shuffled
-from repro.workloads.own import Traced
-from repro.workloads.rounds import TracedSession
-from repro.workloads.rows import bad_field
-from repro.workloads.table import Trace, TraceFile
+from repro.workloads.knobs import RequestKnobs, TraceKnobs, UntoldAnswers, named_after, place_of
+from repro.workloads.rounds import (
+    MOST_DELAY_S,
+    MOST_ROWS,
+    MOST_SECONDS,
+    MOST_TOKENS,
+    RecordedRound,
+    Trace,
+    TracedSession,
+    TraceFile,
+    bad_field,
+)
+
+# -- one's own ----------------------------------------------------------------------------------------------
+
+WORKLOAD = Kind(name="workload", method="sessions", arguments=("seed",), offered=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Yielded(Checked):
+    """What the numbers of a session may be."""
+
+    prefill_tokens: Annotated[int, Range(1, MOST_TOKENS)]
+    decode_tokens: Annotated[int, Range(1, MOST_TOKENS)]
+    delay_s: Annotated[float, Range(0, MOST_DELAY_S)] | None
+    arrival_s: Annotated[float, Range(0, MOST_SECONDS)] | None
+    prompt: str | None
+
+
+_NUMBERS = knobs_of(_Yielded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWorkload:
+    """Sessions are drawn anew for every seed, and of one seed they are always the same."""
+
+    own: Plugin
+
+    @property
+    def where(self) -> str:
+        return self.own.where
+
+    def trace(self, seed: int) -> Trace:
+        return _drawn(self, seed)
+
+    def yielded(self, seed: int) -> tuple[TracedSession, ...]:
+        """Raise UserError, in a sentence, for whatever is no session, and for what its code raises."""
+        said = f"workload={self.where!r}"
+        try:
+            given = self.own.checked().sessions(seed)
+            require(hasattr(given, "__iter__"), f"{said} gives {type(given).__name__} for its sessions: yield each")
+            found = tuple(islice(self._checked(given), MOST_ROWS + 1))
+        except (UserError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            told = " ".join(str(error).split())
+            raise UserError(f"{said} fails ({type(error).__name__}: {told}): correct it") from error
+        require(found != (), f"{said} yields no session: yield at least one")
+        require(len(found) <= MOST_ROWS, f"{said} yields more than {MOST_ROWS:,} sessions: end it")
+        bare = next((each for each in found if (each.arrival_s is None) != (found[0].arrival_s is None)), None)
+        require(
+            bare is None,
+            f"{said}: some sessions have an arrival_s, and others, the first of which differs in {bare and bare.where}, "
+            "have none: give all one, or none",
+        )
+        return found
+
+    def _checked(self, given: Any) -> Iterator[TracedSession]:
+        for number, each in enumerate(given, start=1):
+            where = f"{self.where}, session {number}"
+            require(
+                isinstance(each, TracedSession),
+                f"{where} is of {type(each).__name__}: yield a TracedSession of repro.workloads.rounds",
+            )
+            rounds = each.rounds if isinstance(each.rounds, tuple | list) else ()
+            require(
+                bool(rounds) and all(isinstance(one, RecordedRound) for one in rounds),
+                f"{where}: rounds={each.rounds!r:.60} must be RecordedRounds, at least one: write (RecordedRound(800, 60),)",
+            )
+
+            require(
+                each.prompt is None or len(rounds) == 1,
+                f"{where}: a prompt is the text of one round, and it has {len(rounds)}: leave it out",
+            )
+
+            def plain(name: str, value: object, prefix: str = f"{where}: ") -> Any:
+                found = _NUMBERS[name].check(value, prefix=prefix)
+                return int(found) if _NUMBERS[name].kind is int else found
+
+            checked = tuple(
+                RecordedRound(*(plain(name, value) for name, value in zip(RecordedRound._fields, one, strict=True)))
+                for one in rounds
+            )
+            yield TracedSession(checked, plain("arrival_s", each.arrival_s), plain("prompt", each.prompt), where)
+
+
+@kept(maxsize=16)
+def _drawn(workload: OwnWorkload, seed: int) -> Trace:
+    sessions = workload.yielded(seed)
+    require(
+        sessions == workload.yielded(seed),
+        f"workload={workload.where!r} yields other sessions whenever it is asked for those of seed {seed}: draw them from "
+        "random.Random(seed)",
+    )
+    names = ("rounds", "arrival_s", "prompt")
+    columns = {name: name for name in names if any(getattr(each, name) is not None for each in sessions)}
+    return Trace(
+        name=named_after(workload.where),
+        origin=Origin(source="local", location=_told(workload.own), revision=None),
+        sessions=sessions,
+        columns=columns,
+        noun="workload",
+        unit="session",
+        time=columns.get("arrival_s"),
+    )
+
+
+def _told(own: Plugin) -> str:
+    knobs = ", ".join(f"{name}={value}" for name, value in own.given)
+    return f"{own.where} with {knobs}" if knobs else own.where
+
+
+Traced = TraceFile | OwnWorkload
+"""Has ``where``, as a user names it."""
+
+
+def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Traced | None:
+    """What a cell serves in place of a data set, if anything; the cell is named after it. ``given`` are all of its knobs."""
+    workload = knobs.workload
+    of_file: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
+    said = {name: value for name, value in of_file.items() if value is not None}
+    if workload is None:
+        if isinstance(knobs, RequestKnobs) and knobs.dataset_path is not None:
+            said.pop("time_unit", None)
+        if isinstance(knobs, UntoldAnswers) and knobs.gen_length is not None:
+            said["gen_length"] = knobs.gen_length
+        given_alone = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        require(not said, f"{given_alone} has no effect without a workload: leave it out")
+        return None
+    for name in ("dataset_path", "dataset_source"):
+        value = getattr(knobs, name, None)
+        require(
+            value in (None, "auto"), f"{name}={value!r} has no effect with workload={workload!r}: leave one of them out"
+        )
+    require(
+        dataset == named_after(workload),
+        f"dataset={dataset!r} has no effect with workload={workload!r}, after which the run is named: leave it out",
+    )
+    if (own := _own(given)) is None:
+        return TraceFile(
+            where=workload,
+            columns=knobs.columns,
+            time_unit=knobs.time_unit,
+            sort=knobs.sort,
+            gen_length=given.get("gen_length"),
+        )
+    said |= {"gen_length": given["gen_length"]} if given.get("gen_length") is not None else {}
+    of_none = ", ".join(f"{name}={value!r}" for name, value in said.items())
+    require(not said, f"{of_none} has no effect with workload={workload!r}, which is no file: leave it out")
+    return OwnWorkload(own=own)
+
+
+def workload_knobs(given: Mapping[str, Any]) -> Mapping[str, Knob]:
+    """Knobs of the workload of a user's own among those that are given; none of a file."""
+    own = _own(given)
+    return {} if own is None else own.knobs
+
+
+def _own(given: Mapping[str, Any]) -> Plugin | None:
+    """With its own knobs alone: systems that are compared serve the same."""
+    where = place_of(str(given.get("workload") or ""))
+    if where is None:
+        return None
+    knobs = own_knobs(Plugin(kind=WORKLOAD, where=where).named)
+    told = tuple((name, given[name]) for name in knobs if given.get(name) is not None)
+    return Plugin(kind=WORKLOAD, where=where, given=told)
+
+
+# -- which of them come, and when ---------------------------------------------------------------------------
 
 MOST_SERVED = 10**5
 
@@ -31,6 +216,15 @@ class Served:
     """A clause where sessions or turns come round again; else nothing."""
 
 
+def trace_of(source: Traced, seed: int) -> Trace:
+    """The recorded set of a file, the same of every seed, or of a user's own workload. Readers of files are imported for a file alone."""
+    if isinstance(source, OwnWorkload):
+        return source.trace(seed)
+    from repro.workloads.table import read_trace
+
+    return read_trace(source)
+
+
 def served(
     source: Traced,
     arrivals: ArrivalConfig | None,
@@ -43,7 +237,7 @@ def served(
 ) -> Served:
     """Takes ``num`` sessions of a file or of a user's own workload, as ``taken`` does; None for as many as there are. Options of times
     that have no effect are refused, but of a sample to plan by, which comes at other times than the run."""
-    trace = source.trace(seed)
+    trace = trace_of(source, seed)
     if isinstance(source, TraceFile) and not is_sample and (arrivals is None or arrivals.kind != "trace"):
         fix = "has no effect where a file's times are not used: leave it out, or give --arrivals trace"
         require(source.time_unit is None or trace.uses_times, f"time_unit={source.time_unit!r} {fix}")

@@ -37,10 +37,8 @@ from repro.workloads.card import (
     local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed
-from repro.workloads.own import Traced
-from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, SessionFormat, TracedSession, read_sessions
-from repro.workloads.served import served, taken
-from repro.workloads.table import Trace
+from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, SessionFormat, Trace, TracedSession
+from repro.workloads.served import Traced, served, taken
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -256,6 +254,8 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
 
 
 def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:
+    from repro.workloads.recorded import read_sessions
+
     found = local_file(card, card.local, config.trace_path, data_dir)
     sessions = read_sessions(found.paths[0], None if found.entry is None else found.entry.format)
     time = "arrival_s" if any(each.arrival_s is not None for each in sessions) else None

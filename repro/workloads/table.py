@@ -29,32 +29,20 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from engines.errors import UserError, require
 from engines.runtime.machine import without_collection
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.columns import NAMES, PER_SECOND, Columns, columns_of
+from repro.workloads.columns import PER_SECOND, Columns, columns_of
 from repro.workloads.knobs import TimeUnit, named_after
-from repro.workloads.rounds import MESSAGES, RecordedRound, TracedSession, chat_of, counted_rounds, text_tokens
-from repro.workloads.rows import (
-    MOST_SECONDS,
-    Row,
-    csv_rows,
-    header_of,
-    is_json,
-    is_parquet,
-    object_rows,
-    parquet_names,
-    parquet_rows,
-)
-
-__all__ = ["NAMES", "Trace", "TraceFile", "read_trace"]
+from repro.workloads.recorded import chat_of, counted_rounds, text_tokens
+from repro.workloads.rounds import MESSAGES, MOST_ROWS, MOST_SECONDS, RecordedRound, Trace, TracedSession, TraceFile
+from repro.workloads.rows import Row, csv_rows, header_of, is_json, is_parquet, object_rows, parquet_names, parquet_rows
 
 CHARS_PER_TOKEN = 4
 """Length of a text that nobody tokenized. Off by some 20-30 % for English and code."""
-MOST_ROWS = 10**6
 MOST_RATE = 10_000
 """Rows a second; a file that has more is read in another unit than its own."""
 MOST_TOKEN_RATE = 10**6
@@ -70,58 +58,6 @@ _MOMENT = re.compile(
 )
 _NAMED_ROWS = 200
 """The rows of JSON whose keys are looked at: a later one may have more than the first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceFile:
-    """What a user says of a file."""
-
-    where: str
-    """Its path."""
-    columns: str | None = None
-    time_unit: TimeUnit | None = None
-    sort: bool = False
-    gen_length: int | None = None
-    """Tokens of the answers that the file tells no length of."""
-
-    def trace(self, seed: int) -> Trace:
-        """The same of every seed."""
-        return read_trace(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    name: str
-    origin: Origin
-    sessions: tuple[TracedSession, ...]
-    columns: Mapping[str, str]
-    num_dropped: int = 0
-    """Rows left out, without a prompt or an answer: failed calls."""
-    noun: Literal["file", "workload"] = "file"
-    """What it is of."""
-    unit: Literal["row", "session"] = "row"
-    """What it is counted in."""
-    time: str | None = None
-    """The column of times."""
-    time_unit: str | None = None
-    """The unit of its times, or dates."""
-    unclear: str | None = None
-    """Why its times cannot be used, if they cannot."""
-    remarks: tuple[str, ...] = ()
-    """Clauses that say what was made of its rows."""
-    uses_times: bool = False
-    """Whether delays within sessions follow from its times."""
-    span_s: float | None = None
-    """From the first to the last of its times."""
-
-    @property
-    def how(self) -> str:
-        """Where its numbers are from."""
-        return "recorded" if self.noun == "file" else "yielded"
-
-    @property
-    def num_rounds(self) -> int:
-        return sum(len(each.rounds) for each in self.sessions)
 
 
 # All rows are kept, and a collector would go through them again and again.

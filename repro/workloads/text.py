@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from engines.errors import UserError
 from repro.files import read_yaml
-
-TextStyle = Literal["coding", "post", "chat", "math", "function"]
+from repro.workloads.knobs import TextStyle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +71,27 @@ def _fill(template: str, rng: random.Random) -> str:
 def _templates() -> Mapping[str, Any]:
     found: Mapping[str, Any] = read_yaml(Path(__file__).with_name("text.yaml"))
     return found
+
+
+def prompt_ids(
+    encode: Callable[[str], list[int]], style: TextStyle, rng: random.Random, prompt_len: int, own_ids: list[int] | None
+) -> tuple[int, ...]:
+    """Makes exactly ``prompt_len`` ids: of the row's own text, cut at its end or continued by the generator,
+    else of a generated prompt, whose closing words stay where they take no more than half."""
+    closing_ids: list[int] = []
+    if own_ids is not None:
+        body_ids = list(own_ids)
+    else:
+        prompt = prompt_text(style, rng, prompt_len)
+        body_ids = list(encode(prompt.body))
+        if prompt.closing:
+            closing_ids = list(encode(prompt.closing))
+        if 2 * len(closing_ids) > prompt_len:
+            closing_ids = []
+    body_len = prompt_len - len(closing_ids)
+    while len(body_ids) < body_len:
+        added = encode(" " + more_text(style, rng, body_len - len(body_ids)))
+        if not added:
+            raise UserError("the tokenizer returned no ids for English text: use the model's own tokenizer")
+        body_ids.extend(added)
+    return tuple(body_ids[:body_len] + closing_ids)

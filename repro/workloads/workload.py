@@ -19,14 +19,11 @@ from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
 from repro.workloads.card import Origin, Provenance, checksum
-from repro.workloads.dataset import DatasetCard, load_card, open_source
+from repro.workloads.dataset import DatasetCard, hub_origin, load_card, local_rows
 from repro.workloads.draws import ArrivalConfig, Ints, arrival_times, derive_seed
-from repro.workloads.knobs import SourceKind, TimeUnit
-from repro.workloads.own import Traced
-from repro.workloads.rounds import RecordedRound, TracedSession
-from repro.workloads.served import served, taken
-from repro.workloads.table import Trace
-from repro.workloads.text import TextStyle, more_text, prompt_text
+from repro.workloads.knobs import SourceKind, TextStyle, TimeUnit
+from repro.workloads.rounds import RecordedRound, Trace, TracedSession
+from repro.workloads.served import Traced, served, taken
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without adding special tokens: a text may be encoded in pieces."""
@@ -122,6 +119,50 @@ def build_workload(
     described = _describe(config, card, source, **counted, num_cut=num_cut, tokenized=encode is not None)
     facts = {**counted, "length_scale": config.length_scale, "seed": config.seed}
     return workload_of(card.name, requests, source.origin, described, **facts)
+
+
+def open_source(
+    card: DatasetCard,
+    kind: SourceKind,
+    *,
+    dataset_path: str | None = None,
+    data_dir: Path | None = None,
+    time_unit: TimeUnit | None = None,
+) -> Trace:
+    """Reads the requests of a data set, each a session of one round with a prompt; none of the embedded generator, which has no end.
+
+    Rows without a prompt (failed calls, in BurstGPT) are dropped and counted. ``time_unit`` is that of a table whose columns do not say
+    theirs. An answer's tokens are those that a request asks for, if it does.
+    """
+    file, remarks = local_rows(card, kind, dataset_path, data_dir), list[str]()
+    if file is None and kind != "hub":
+        origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
+        return Trace(name=card.name, origin=origin, sessions=(), columns={})
+    from repro.workloads.dataset_rows import entry_for, hub_prompts, is_own, prompts_of
+
+    if file is None:
+        origin, rows = hub_origin(card), hub_prompts(card)
+    else:
+        path = file.paths[0]
+        entry = file.entry or entry_for(card, path)
+        origin, rows = file.origin, prompts_of(card, path, entry, time_unit)
+        if entry.format == "trace" and dataset_path is not None and not is_own(path):
+            remarks.append("outputs as long as asked for, not as the trace's")
+    kept = tuple(row for row in rows if row.rounds[0].prefill_tokens)
+    require(
+        bool(kept),
+        f"{origin.location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file",
+    )
+    is_timed = any(row.arrival_s is not None for row in kept)
+    return Trace(
+        name=card.name,
+        origin=origin,
+        sessions=kept,
+        columns={},
+        num_dropped=len(rows) - len(kept),
+        time="arrival_s" if is_timed else None,
+        remarks=tuple(remarks),
+    )
 
 
 def fixed_workload(
@@ -298,34 +339,12 @@ def _prompts(
     """Makes each prompt's ids, with a random stream of its own; None of each without a tokenizer."""
     if encode is None:
         return [None] * len(lengths)
+    from repro.workloads.text import prompt_ids
+
     return [
-        _prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, own)
+        prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, own)
         for index, (length, own) in enumerate(zip(lengths, own_ids, strict=True))
     ]
-
-
-def _prompt_ids(
-    encode: Encode, style: TextStyle, rng: random.Random, prompt_len: int, own_ids: list[int] | None
-) -> tuple[int, ...]:
-    """Makes exactly ``prompt_len`` ids: of the row's own text, cut at its end or continued by the generator,
-    else of a generated prompt, whose closing words stay where they take no more than half."""
-    closing_ids: list[int] = []
-    if own_ids is not None:
-        body_ids = list(own_ids)
-    else:
-        prompt = prompt_text(style, rng, prompt_len)
-        body_ids = list(encode(prompt.body))
-        if prompt.closing:
-            closing_ids = list(encode(prompt.closing))
-        if 2 * len(closing_ids) > prompt_len:
-            closing_ids = []
-    body_len = prompt_len - len(closing_ids)
-    while len(body_ids) < body_len:
-        added = encode(" " + more_text(style, rng, body_len - len(body_ids)))
-        if not added:
-            raise UserError("the tokenizer returned no ids for English text: use the model's own tokenizer")
-        body_ids.extend(added)
-    return tuple(body_ids[:body_len] + closing_ids)
 
 
 def generation_of_length(base: GenerationConfig, gen_length: int) -> GenerationConfig:

@@ -26,7 +26,8 @@ from repro.prompt import read_prompt_ids
 from repro.reports.paper import read_claims
 from repro.runs.cell import Cell
 from repro.workloads.card import built
-from repro.workloads.dataset import DatasetCard, read_prompts, read_rows
+from repro.workloads.dataset import DatasetCard
+from repro.workloads.dataset_rows import read_prompts, read_rows
 
 DEEP = "[" * 100_000
 NUMBERS = [0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5, True]

@@ -187,7 +187,7 @@ def test_policies_load_no_torch(policy):
 
 
 ARITHMETIC = "engines.models.shape, engines.cost.roofline, engines.dllm.memory"
-HARNESS = "repro.registry, repro.runs.step_driver, repro.runs.progress, repro.runs.sweep, repro.runs.family"
+HARNESS = "repro.runs.step_driver, repro.runs.progress, repro.runs.sweep, repro.runs.family"
 SIMULATION = (
     "from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"
     "knobs = (('num_prompts', 3), ('deployment', 'P:TP4x1 D:TP4x1'))\n"

@@ -12,8 +12,9 @@ from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
 from repro.systems.http.requests import resolve
 from repro.workloads.card import Card, load
-from repro.workloads.dataset import PromptFile, read_lengths, read_prompts, read_rows
-from repro.workloads.rounds import read_chats, read_sessions
+from repro.workloads.dataset import PromptFile
+from repro.workloads.dataset_rows import read_lengths, read_prompts, read_rows
+from repro.workloads.recorded import read_chats, read_sessions
 
 LENGTHS = PromptFile(path="n.csv", format="lengths_csv", column="n")
 READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {

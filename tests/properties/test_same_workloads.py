@@ -37,9 +37,9 @@ from repro.workloads.conversations import ConversationConfig, draw_conversations
 from repro.workloads.dataset import known_datasets
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs
-from repro.workloads.own import Traced, trace_asked
+from repro.workloads.rounds import TraceFile
+from repro.workloads.served import Traced, trace_asked, trace_of
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
-from repro.workloads.table import TraceFile
 from repro.workloads.workload import WorkloadConfig, build_workload, fixed_workload, traced_workload
 
 STORED = Path(__file__).with_name("workloads.json")
@@ -346,7 +346,7 @@ def _families_of(file: Traced, arrivals: ArrivalConfig, seed: int) -> dict[str, 
         "lengths": requests,
         "texts": lambda: requests(encode=encode),
         "sessions": lambda: build_sessions(
-            sessions(num_sessions=num or len(file.trace(seed).sessions), arrivals=arrivals)
+            sessions(num_sessions=num or len(trace_of(file, seed).sessions), arrivals=arrivals)
         ),
         "delays": lambda: build_sessions(sessions(num_sessions=2, arrivals=ARRIVALS[3], delay_mean_s=2.0)),
         "conversations": lambda: draw_conversations(turns(num_turns=num or 1, replayed=None if num else arrivals)),

@@ -44,7 +44,7 @@ from repro.systems.cost import CostKnobs, load_calibration
 from repro.systems.platforms import BlockPart, Platform, platform
 from repro.tasks.registry import TASKS
 from repro.workloads.knobs import TraceKnobs
-from repro.workloads.own import workload_knobs
+from repro.workloads.served import workload_knobs
 
 RULES: Mapping[str, type[DecodeRule]] = {
     "low-confidence": LowConfidence,

@@ -37,7 +37,7 @@ from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.own import Traced, trace_asked
+from repro.workloads.served import Traced, trace_asked
 from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload, traced_workload
 
 STEPS = "steps"

@@ -27,7 +27,7 @@ from repro.systems.cost import CostKnobs, fit_of, fitted_to
 from repro.systems.platforms import ArPart, Platform, platform
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
-from repro.workloads.own import trace_asked, workload_knobs
+from repro.workloads.served import trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import (
     Lengths,
     SessionWorkload,
@@ -293,7 +293,7 @@ def sessions_asked(
     if file is not None:
         return SessionWorkloadConfig(
             trace=cell.dataset,
-            num_sessions=knobs.num_prompts or len(file.trace(cell.seed).sessions),
+            num_sessions=knobs.num_prompts or len(trace_of(file, cell.seed).sessions),
             seed=cell.seed,
             arrivals=arrivals_asked(cell.rate, knobs),
             meets_totals=False,

@@ -38,7 +38,7 @@ from repro.workloads.conversations import (
 )
 from repro.workloads.draws import ArrivalConfig, arrival_times, arrivals_asked, derive_seed
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers
-from repro.workloads.own import trace_asked, workload_knobs
+from repro.workloads.served import trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
             require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
     asked = cell.asked
-    usual = part.num_turns if file is None else file.trace(cell.seed).num_rounds
+    usual = part.num_turns if file is None else trace_of(file, cell.seed).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
     whole = ConversationConfig(
         dataset=cell.dataset,

@@ -22,7 +22,7 @@ from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
 from repro.workloads.draws import arrivals_asked
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.own import Traced
+from repro.workloads.served import Traced
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload, traced_workload
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from repro.systems.dllm.knobs import SIMULATED_READING, BaselineKnobs, Device, M
 from repro.systems.platforms import DllmPart, Platform, platform
 from repro.tasks.registry import TASKS
 from repro.workloads.dataset import load_card
-from repro.workloads.own import workload_knobs
+from repro.workloads.served import workload_knobs
 
 Executor = Literal["torch", "roofline"]
 REPLAY = "repro.systems.dllm.replay"

@@ -25,7 +25,7 @@ from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
 from repro.systems.dllm.settings import REPLAY, DllmSettings, resolve
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.own import Traced, trace_asked
+from repro.workloads.served import Traced, trace_asked
 from repro.workloads.workload import Workload, generation_of_length
 
 _STATIC_BATCH = Free(

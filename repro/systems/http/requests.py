@@ -25,8 +25,8 @@ from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.tasks.registry import TASKS
 from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
 from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, RequestKnobs, length_scale_for
-from repro.workloads.own import Traced, trace_asked, workload_knobs
-from repro.workloads.rows import MOST_TOKENS
+from repro.workloads.rounds import MOST_TOKENS
+from repro.workloads.served import Traced, trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.text import more_text
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload
@@ -276,7 +276,7 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
     file = trace_asked(cell.dataset, knobs, cell.asked)
     is_of_rounds = cell.dataset.lower() in known_session_cards()
     if file is not None:
-        is_of_rounds = max(len(each.rounds) for each in file.trace(cell.seed).sessions) > 1
+        is_of_rounds = max(len(each.rounds) for each in trace_of(file, cell.seed).sessions) > 1
     if is_of_rounds:
         return _sessions(cell, knobs, file, tokenizer, make)
     requests = (
@@ -375,7 +375,7 @@ def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: Text
             trace=cell.dataset,
             num_sessions=knobs.num_prompts
             if file is None or "num_prompts" in cell.asked
-            else len(file.trace(cell.seed).sessions),
+            else len(trace_of(file, cell.seed).sessions),
             seed=cell.seed,
             arrivals=_arrivals(cell, knobs),
             source="embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local",

@@ -24,7 +24,7 @@ from repro.systems.cluster.ampd import ClusterPolicies, own_policies
 from repro.systems.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.systems.cluster.deployments import parse_deployment
 from repro.systems.platforms import platform
-from repro.workloads.own import workload_knobs
+from repro.workloads.served import workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig
 
 TINY = "tiny"

@@ -17,7 +17,7 @@ from repro.paths import REPO
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.systems.http.requests import resolve, workload_of
-from repro.workloads.table import NAMES
+from repro.workloads.columns import NAMES
 
 COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
 FAMILIES = {

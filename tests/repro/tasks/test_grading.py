@@ -135,7 +135,7 @@ def test_gsm8k_from_the_hub(monkeypatch):
         asked.append((hub.id, hub.config, hub.split))
         return {name: [row[name] for row in QUESTIONS] for name in columns}
 
-    monkeypatch.setattr("repro.workloads.dataset.load_hub_columns", load)
+    monkeypatch.setattr("repro.workloads.dataset_rows.load_hub_columns", load)
     task = gsm8k_task(TaskOptions(num_problems=1, num_fewshot=1, source="hub"))
     assert task is not None
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]

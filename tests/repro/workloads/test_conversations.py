@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engines.errors import UserError
 from repro.reports.paper import load_claims
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations, load_conversation_card
-from repro.workloads.rounds import read_chats
+from repro.workloads.recorded import read_chats
 
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 

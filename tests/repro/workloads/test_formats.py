@@ -10,10 +10,13 @@ import pytest
 
 from engines.errors import UserError
 from repro.workloads.columns import known_names
-from repro.workloads.dataset import load_card, open_source, read_rows
+from repro.workloads.dataset import load_card
+from repro.workloads.dataset_rows import read_rows
 from repro.workloads.draws import ArrivalConfig
+from repro.workloads.rounds import TraceFile
 from repro.workloads.served import served
-from repro.workloads.table import TraceFile, read_trace
+from repro.workloads.table import read_trace
+from repro.workloads.workload import open_source
 
 TRACE = ArrivalConfig(kind="trace")
 HEAD = "arrival_s,prompt_len,gen_length\n"

@@ -262,7 +262,7 @@ SESSION = f"{__name__}:Given, session 1"
     ],
 )
 def test_what_yields_no_sessions_is_refused_in_a_sentence(what, says, monkeypatch):
-    monkeypatch.setattr("repro.workloads.own.MOST_ROWS", 50)
+    monkeypatch.setattr("repro.workloads.served.MOST_ROWS", 50)
     monkeypatch.setattr(Given, "what", what)
     assert refusal(asked(Given, rate=1.0)).startswith(says)
 

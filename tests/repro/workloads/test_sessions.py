@@ -18,7 +18,7 @@ from engines.cost.roofline import H20
 from engines.errors import UserError
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.draws import ArrivalConfig
-from repro.workloads.rounds import read_sessions, text_tokens
+from repro.workloads.recorded import read_sessions, text_tokens
 from repro.workloads.sessions import (
     LengthTotals,
     RoundCounts,

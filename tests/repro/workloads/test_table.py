@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
+from repro.workloads.columns import NAMES
 from repro.workloads.conversations import ConversationConfig, draw_conversations
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
-from repro.workloads.own import trace_asked
-from repro.workloads.served import served
+from repro.workloads.rounds import TraceFile
+from repro.workloads.served import served, trace_asked
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions
-from repro.workloads.table import NAMES, TraceFile, read_trace
+from repro.workloads.table import read_trace
 from repro.workloads.workload import generation_of_length, traced_workload
 
 TRACE = ArrivalConfig(kind="trace")

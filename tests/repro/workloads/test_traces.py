@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engines.errors import UserError
-from repro.workloads.dataset import PromptFile, read_lengths, read_prompts, read_rows
+from repro.workloads.dataset import PromptFile
+from repro.workloads.dataset_rows import read_lengths, read_prompts, read_rows
 from repro.workloads.rows import Row
 from repro.workloads.table import estimate_tokens
 

@@ -19,7 +19,8 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.sequence import steps_per_block
 from engines.errors import UserError
 from repro.workloads.card import find_data_dir
-from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, load_card, load_hub_columns
+from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, load_card
+from repro.workloads.dataset_rows import load_hub_columns
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.table import estimate_tokens
 from repro.workloads.text import more_text, prompt_text
@@ -428,7 +429,7 @@ def hub_has(monkeypatch: pytest.MonkeyPatch, columns: Mapping[str, Sequence[obje
         asked.append((hub, wanted))
         return columns
 
-    monkeypatch.setattr("repro.workloads.dataset.load_hub_columns", load)
+    monkeypatch.setattr("repro.workloads.dataset_rows.load_hub_columns", load)
     return asked
 
 
@@ -499,7 +500,7 @@ def test_hub_without_the_library_says_what_to_install():
     """In a fresh interpreter where only this repository's own ``datasets`` folder can be found."""
     code = (
         "import sys; from engines.errors import UserError; from repro.workloads.dataset import load_card;"
-        "from repro.workloads.dataset import open_source; card = load_card('osc');"
+        "from repro.workloads.workload import open_source; card = load_card('osc');"
         "sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
         "try: open_source(card, 'hub')\n"
         "except UserError as error: print(error)"
