@@ -12,9 +12,9 @@ from repro.runs.system import SYSTEMS, settings_of
 PATH = REPO / "docs" / "knobs.md"
 _HEAD = """# Knobs
 
-What a cell of each system may be told, one field of its settings each. On the command line of `repro bench` those of diffusion
-LLMs are options of their own (`--gen-length 64`), the others `--knob NAME=VALUE`; in Python they are keywords of `repro.run`.
-`repro list --knobs SYSTEM` lists one system's. Made by `python -m repro.reports.knob_reference` from the fields themselves.
+This page lists the knobs of every system, by the settings that declare them. On the command line of `repro bench` the knobs of diffusion LLMs are options
+(`--gen-length 64`), and the others are `--knob NAME=VALUE`. In Python they are keywords of `repro.run`. For the knobs of one system, use
+`repro list --knobs SYSTEM`. We make the page by `python -m repro.reports.knob_reference` from the fields themselves.
 """
 _COLUMNS = ("knob", "takes", "default", "has an effect with", "what it is")
 
@@ -61,7 +61,7 @@ def _section(owner: type, entries: dict[str, list[Entry]]) -> Iterator[str]:
     systems = [name for name, own in having.items() if own]
     rows = {entry.name: entry for own in having.values() for entry in own}
     yield f"## `{owner.__module__}.{owner.__qualname__}`\n"
-    yield f"Of {', '.join(systems)}.\n"
+    yield f"Systems: {', '.join(systems)}.\n"
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
     for row in rows.values():

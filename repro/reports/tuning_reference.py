@@ -10,7 +10,7 @@ from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED
 PATH = REPO / "docs" / "tuning.md"
 _HEAD = f"""# Equal tuning
 
-A knob that a paper does not print is free. Someone who reproduces the paper has to choose, and a choice that suits one system and not the next decides a comparison. So every simulated system has two forms: as printed with
+This page lists the knobs that no paper prints, and says how we tune every system with equal effort. Such a knob is free. Someone who reproduces the paper has to choose, and a choice that suits one system and not the next decides a comparison. So every simulated system has two forms: as printed with
 our defaults, and tuned (`--knob tune=search`). For the second, a search of one size for all systems sets the free knobs.
 
 ```sh
@@ -28,7 +28,7 @@ AMPD's baselines have no default deployment. If you do not give one, we search f
 All systems of a family are searched for the same score. One number does not show its price, so read the longest wait beside it. `repro reproduce dllm-serve/tuned` and `repro reproduce laps/tuned` draw both forms of every
 system.
 
-Made by `python -m repro.reports.tuning_reference` from the systems themselves.
+We make this page by `python -m repro.reports.tuning_reference` from the systems themselves.
 """
 
 
