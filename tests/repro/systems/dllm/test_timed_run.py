@@ -81,7 +81,7 @@ def test_what_some_steps_take_besides_is_charged_to_them_alone(own):
 
 def test_what_the_document_says_can_be_done(own):
     """As it stands there, of fewer requests."""
-    said = (REPO / "docs" / "using.md").read_text(encoding="utf-8").partition("### Measured, fitted, followed\n")[2]
+    said = (REPO / "docs" / "cards.md").read_text(encoding="utf-8").partition("## Measured, fitted, followed\n")[2]
     card, lines = (re.search(rf"```{kind}\n(.*?)```", said, re.DOTALL) for kind in ("yaml", "sh"))
     assert card is not None
     assert lines is not None
