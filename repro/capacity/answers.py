@@ -20,7 +20,7 @@ from repro.capacity.question import Question, Sizes
 from repro.capacity.search import Lattice, fewest, largest
 from repro.capacity.site import Plan, Site
 from repro.cores import usable_cores
-from repro.runs.experiment import held_here
+from repro.runs.code import held_here
 from repro.runs.workers import LOST, worker_processes
 
 FEW_SESSIONS = 1000

@@ -21,8 +21,11 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
-from engines.errors import UserError, require
+from engines.errors import RunError, UserError, require
+from engines.named import installed
+from repro.runs.cell import Cell
 from repro.runs.clean import is_secret
+from repro.runs.system import SYSTEMS
 
 PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
@@ -38,7 +41,10 @@ SHARED = (
     ),
     *("engines/policies", "engines/runtime", "repro/systems/*", "repro/workloads"),
     *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py"),
-    *(f"repro/runs/{name}.py" for name in ("cell", "family", "http_driver", "record", "step_driver", "tuning")),
+    *(
+        f"repro/runs/{name}.py"
+        for name in ("cell", "family", "http_driver", "record", "statistics", "step_driver", "system", "tuning")
+    ),
 )
 """Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""
 _CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/systems/cluster")
@@ -242,6 +248,41 @@ def place(name: str) -> Path | None:
             if path.is_file():
                 return path
     return None
+
+
+def fault_of(cell: Cell, error: BaseException) -> BaseException:
+    """What is said where the cell's run or its preparation raises: the code that the cell names fails, and not this program.
+    The error itself where the cell names none, or where it is said already."""
+    named = plugged_in(cell)
+    is_said = type(error).__module__.partition(".")[0] in PACKAGES
+    if not named or is_said or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
+        return error
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return RunError(f"{', '.join(named)} fails ({said}): correct it")
+
+
+def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
+    """What no other process can import of what the cell names, or with ``elsewhere`` none on another machine, and why; None of
+    most."""
+    for each in plugged_in(cell).values():
+        module, _, name = each.partition(":")
+        if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
+            return f"{each!r} {why}"
+    return None
+
+
+def plugged_in(cell: Cell) -> dict[str, str]:
+    """``module:NAME`` of what the cell names so, by what it says of each."""
+    found = {}
+    system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
+    for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
+        where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+        is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
+        if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+            continue
+        if is_fileless(where) or place(where):
+            found[f"{what}={value!r}"] = f"{where}:{name}"
+    return found
 
 
 # -- in no file ---------------------------------------------------------------------------------------------

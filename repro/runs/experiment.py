@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.errors import RunError
 from engines.knobs import knobs_of
 from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
-from repro.runs.code import PACKAGES, Code, code_of, is_fileless, place, why_here
 from repro.runs.environment import check_settled
 from repro.runs.family import Family, request_times
 from repro.runs.record import OnProgress, RunRecord
 from repro.runs.system import SYSTEMS, TUNE, Deployment, System, settings_of
+
+if TYPE_CHECKING:
+    from repro.runs.code import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,12 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        plug_ins = tuple(_plugged_in(self.cell).values())
+        from repro.runs.code import code_of, plugged_in
+
+        plug_ins = tuple(plugged_in(self.cell).values())
         named = {each.partition(":")[0] for each in plug_ins}
         modules = tuple(name for name in self.deployment.modules if name not in named)
         return code_of(self.family.name, modules, plug_ins)
-
-    def held_here(self, *, elsewhere: bool) -> str | None:
-        return held_here(self.cell, elsewhere=elsewhere)
 
     @property
     def is_measured(self) -> bool:
@@ -97,41 +97,6 @@ class Experiment:
         return record.with_manifest(facts={**record.facts, **told})
 
 
-def fault_of(cell: Cell, error: BaseException) -> BaseException:
-    """What is said where the cell's run or its preparation raises: the code that the cell names fails, and not this program.
-    The error itself where the cell names none, or where it is said already."""
-    named = _plugged_in(cell)
-    is_said = type(error).__module__.partition(".")[0] in PACKAGES
-    if not named or is_said or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
-        return error
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return RunError(f"{', '.join(named)} fails ({said}): correct it")
-
-
-def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
-    """What no other process can import of what the cell names, or with ``elsewhere`` none on another machine, and why; None of
-    most."""
-    for each in _plugged_in(cell).values():
-        module, _, name = each.partition(":")
-        if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
-            return f"{each!r} {why}"
-    return None
-
-
-def _plugged_in(cell: Cell) -> dict[str, str]:
-    """``module:NAME`` of what the cell names so, by what it says of each."""
-    found = {}
-    system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
-    for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
-        where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
-        is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
-        if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
-            continue
-        if is_fileless(where) or place(where):
-            found[f"{what}={value!r}"] = f"{where}:{name}"
-    return found
-
-
 def _with_places(cell: Cell) -> Cell:
     """With what its knobs name as an installed package does named by where it is: the run is the same, and is tied to
     their code."""
@@ -168,6 +133,8 @@ def prepare(cell: Cell) -> Experiment:
         deployment, workload = _deployed(system, cell.without(COMPARISON))
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     except BaseException as error:
+        from repro.runs.code import fault_of
+
         if (said := fault_of(cell, error)) is error:
             raise
         raise said from error

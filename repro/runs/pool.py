@@ -19,6 +19,7 @@ from engines.errors import UserError
 from engines.knobs import Range
 from engines.runtime.machine import held
 from repro.cores import usable_cores
+from repro.runs.code import held_here
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, collect, utc_now
 from repro.runs.record import OnProgress, RunRecord
@@ -130,7 +131,7 @@ class LocalPool:
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """In processes of their own only where there are enough runs to gain by it."""
-        here = held_here(experiments, elsewhere=False)
+        here = first_held_here(experiments, elsewhere=False)
         if here is not None and (jobs or 1) > 1:
             raise UserError(f"jobs={jobs}: {here}, or give jobs=1")
         jobs = 1 if here is not None else jobs
@@ -149,9 +150,9 @@ class LocalPool:
             run_here(locked, partial(packing.make, sitting=sitting), hooks)
 
 
-def held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> str | None:
+def first_held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> str | None:
     """The first thing that these runs name and no other process, or none on another machine, can import; and why."""
-    found = (each.held_here(elsewhere=elsewhere) for each in experiments)
+    found = (held_here(each.cell, elsewhere=elsewhere) for each in experiments)
     return next((each for each in found if each is not None), None)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from engines.errors import RunError, UserError, require
 from repro.runs.experiment import Experiment
-from repro.runs.pool import Packing, held_here
+from repro.runs.pool import Packing, first_held_here
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.runner import PATIENCE_S, Assignment, Hooks, Lock, Start, WorkerLost, by_repeats, run_by_workers
@@ -350,7 +350,7 @@ class RayPool:
 
 
 def _check_importable(experiments: Sequence[Experiment]) -> None:
-    here = held_here(experiments, elsewhere=True)
+    here = first_held_here(experiments, elsewhere=True)
     require(here is None, f"pool='ray': {here}")
 
 

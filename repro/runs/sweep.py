@@ -15,8 +15,8 @@ from engines.knobs import check_value
 from repro.files import writable_folder
 from repro.runs.cell import Cell, plain
 from repro.runs.clean import clean_command
-from repro.runs.code import is_of_a_plug_in
-from repro.runs.experiment import Experiment, fault_of
+from repro.runs.code import fault_of, is_of_a_plug_in
+from repro.runs.experiment import Experiment
 from repro.runs.pool import Jobs, LocalPool, Packing, Pool
 from repro.runs.provenance import git_state
 from repro.runs.runner import Hooks, OnStep

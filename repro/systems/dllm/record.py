@@ -29,7 +29,6 @@ from repro.runs.family import (
     status_counts,
 )
 from repro.runs.record import REQUESTS, Column, OnProgress, RunRecord, Table
-from repro.runs.statistics import wilson_interval
 from repro.runs.step_driver import Clock, RequestLog, drive_steps, in_arrival_order
 from repro.tasks.task import Task
 
@@ -186,6 +185,8 @@ def _host_share(record: RunRecord) -> float | None:
 
 def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
     """value, low, high and n of ``correct`` or ``correct_strict``."""
+    from repro.runs.statistics import wilson_interval
+
     verdicts = record.requests[column]
     if not verdicts or None in verdicts:
         return None
