@@ -200,4 +200,4 @@ gpu-first:
 clean:
 	$(SAY) 'clean: removing $(VENV), $(EXTRAS), caches and build files; results stay'
 	@rm -rf $(VENV) $(EXTRAS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@for folder in baselines benchmarks engines paper_figures repro tests; do find $$folder -name __pycache__ -type d -prune -exec rm -rf {} +; done
+	@for folder in baselines engines paper_figures repro tests; do find $$folder -name __pycache__ -type d -prune -exec rm -rf {} +; done

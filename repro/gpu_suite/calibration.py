@@ -1,8 +1,8 @@
 """The card's calibration, fitted to its own measured steps, and what it predicts of everything else that was measured.
 
 Two constants are fitted: the share of the matrix peak (attention gets the same), and the overhead of a step. They are
-fitted to four rows of benchmarks/step.py: Refresh and Reuse steps of the smallest and of the largest batch, which lie at
-the two ends of the roofline. The share of bandwidth is that of the copy that benchmarks/peaks.py timed. The other rows
+fitted to four rows of repro/bench/step.py: Refresh and Reuse steps of the smallest and of the largest batch, which lie at
+the two ends of the roofline. The share of bandwidth is that of the copy that repro/bench/peaks.py timed. The other rows
 of that benchmark, and the throughput of every system, are predictions.
 """
 
@@ -43,7 +43,7 @@ Role = Literal["fitted", "prediction"]
 
 @dataclass(frozen=True, kw_only=True)
 class TimedSteps:
-    """A row of benchmarks/step.py: the mean step of a kind, and the work of all its steps with how often each comes."""
+    """A row of repro/bench/step.py: the mean step of a kind, and the work of all its steps with how often each comes."""
 
     kind: str
     batch_size: int
@@ -105,7 +105,7 @@ class Fitted:
 
 
 def benchmark_run(suite: Suite, script: str) -> StoredRun | None:
-    """The stored run of a script of ``benchmarks``; None while there is none with a row. One that was cut off has those
+    """The stored run of a script of ``repro.bench``; None while there is none with a row. One that was cut off has those
     it had by then."""
     for job in suite.jobs:
         if job.experiment.cell.knob_values.get("script") == script:
@@ -141,7 +141,7 @@ def card_of(suite: Suite, run: StoredRun) -> Gpu:
 
 
 def measured_card(suite: Suite) -> Gpu | None:
-    """A card with the peaks that benchmarks/peaks.py reached; None while it was not run."""
+    """A card with the peaks that repro/bench/peaks.py reached; None while it was not run."""
     run = benchmark_run(suite, "peaks")
     if run is None:
         return None

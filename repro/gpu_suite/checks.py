@@ -203,7 +203,7 @@ class AgreementCheck(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Check):
-    """One of the scripts in ``benchmarks``, in a process of its own; its rows are facts."""
+    """One of the scripts in ``repro/bench``, in a process of its own; its rows are facts."""
 
     is_apart = True
     script: str
@@ -217,7 +217,7 @@ class Benchmark(Check):
 
         with tempfile.TemporaryDirectory(prefix="repro-benchmark-") as folder:
             rows = Path(folder, "rows.json")
-            script = str(REPO / "benchmarks" / f"{self.script}.py")
+            script = str(REPO / "repro" / "bench" / f"{self.script}.py")
             where = ["--device", self.device] if self.has_device else []
             options = [*where, "--json", str(rows), *self.options.split()]
             late = None

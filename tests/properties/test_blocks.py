@@ -74,9 +74,9 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
     ("docs/silicon.md", "repro calibrate --silicon"): SILICON,
     (
         "docs/simulation.md",
-        "python benchmarks/prefill.py",
-    ): "measured on a quiet core: tests/benchmarks/test_prefill.py has its parts",
-    ("docs/silicon.md", "python benchmarks/silicon_peer.py"): SILICON,
+        "python -m repro.bench.prefill",
+    ): "measured on a quiet core: tests/repro/bench/test_prefill.py has its parts",
+    ("docs/silicon.md", "python -m repro.bench.silicon peer"): SILICON,
     ("docs/using.md", ".venv/bin/pip install"): PACKAGE,
     ("docs/using.md", "repro eval --model PATH"): CARD,
     ("docs/using.md", "repro reproduce fig3 --platform rtx4090 --pool ray"): RAY,
@@ -202,8 +202,7 @@ USED: Mapping[tuple[str, str], Callable[[str, Path], None]] = {
 def test_blocks_run(page, tmp_path, monkeypatch):
     """One after the other, in one folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("benchmarks", "tests"):
-        (tmp_path / name).symlink_to(REPO / name)
+    (tmp_path / "tests").symlink_to(REPO / "tests")
     rounds = re.findall(r"`(\[\[.*?\]\])`", (REPO / page).read_text(encoding="utf-8"))
     (tmp_path / "mine.jsonl").write_text("".join(f'{{"rounds": {each}}}\n' for each in rounds * 40))
     for unit in filter(is_run, units(page)):

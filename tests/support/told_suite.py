@@ -156,7 +156,7 @@ def timed(kind: str, size: int, calibration: Calibration, *, slower: float = 1.0
 
 
 def step_rows(calibration: Calibration = KNOWN, sizes: tuple[int, ...] = (1, 16, 64, 256)) -> dict[str, Any]:
-    """As benchmarks/step.py leaves them."""
+    """As repro/bench/step.py leaves them."""
     rows = [
         {
             "kind": row.kind,
@@ -174,12 +174,12 @@ def step_rows(calibration: Calibration = KNOWN, sizes: tuple[int, ...] = (1, 16,
 
 
 def peak_rows(share: float) -> dict[str, Any]:
-    """As benchmarks/peaks.py leaves them, at this share of the datasheet."""
+    """As repro/bench/peaks.py leaves them, at this share of the datasheet."""
     return {"rows": [{"flops_per_s": share * H200.peak_flops, "bytes_per_s": share * H200.bandwidth}]}
 
 
 def host_rows(reuse_ms: float, a_layer: int) -> dict[str, Any]:
-    """As benchmarks/host.py leaves them."""
+    """As repro/bench/host.py leaves them."""
     return {
         "rows": [{"requests": 64, "reuse_ms": reuse_ms, "reuse_p95_ms": 2 * reuse_ms}],
         "launches": [

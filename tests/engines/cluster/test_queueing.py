@@ -1,6 +1,6 @@
 """The very cluster code against queueing theory, and against the recursions the theory rests on.
 
-References are exact (``benchmarks/waits.py``): Erlang for M/M/k, Crommelin and Franx for M/D/k, and where there is no
+References are exact (``support/waits.py``): Erlang for M/M/k, Crommelin and Franx for M/D/k, and where there is no
 formula a long recursion. What the usual approximations are off is tested too.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
-from waits import deterministic, markov, sampled
+from support.waits import deterministic, markov, sampled
 
 from engines.ampd.planner import erlang_c
 from engines.cluster.decode import DecodeWorker, Sink

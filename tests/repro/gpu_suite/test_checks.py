@@ -110,8 +110,8 @@ def test_a_benchmark_leaves_its_rows():
 
 def test_a_benchmark_that_fails_says_why(tmp_path, monkeypatch):
     """One that imports no torch: what is looked at is how it ends."""
-    script = tmp_path / "benchmarks" / "strict.py"
-    script.parent.mkdir()
+    script = tmp_path / "repro" / "bench" / "strict.py"
+    script.parent.mkdir(parents=True)
     script.write_text(
         "import argparse\n"
         "parser = argparse.ArgumentParser()\n"
@@ -134,8 +134,8 @@ def test_a_process_of_its_own_ends_with_its_time(tmp_path):
 
 
 def test_a_benchmark_that_is_cut_off_keeps_its_rows(tmp_path, monkeypatch):
-    script = tmp_path / "benchmarks" / "endless.py"
-    script.parent.mkdir()
+    script = tmp_path / "repro" / "bench" / "endless.py"
+    script.parent.mkdir(parents=True)
     script.write_text(
         "import json, sys, time\n"
         "path = sys.argv[sys.argv.index('--json') + 1]\n"

@@ -243,7 +243,7 @@ def test_every_benchmark_is_a_script(h200):
 
     scripts = {job.experiment.cell.knob_values.get("script") for job in h200} - {None}
     assert scripts == {"step", "peaks", "host", "attention", "kernels", "logits", "prefill", "prefill_loops"}
-    assert all((REPO / "benchmarks" / f"{script}.py").is_file() for script in scripts)
+    assert all((REPO / "repro" / "bench" / f"{script}.py").is_file() for script in scripts)
 
 
 def test_figures_begin_with_the_saturated_rate_and_share_runs(h200):

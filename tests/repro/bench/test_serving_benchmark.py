@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 
-from serving import Memory, is_flat
+from repro.bench.serving import Memory, is_flat
 
 
 def rows(*sizes: tuple[float, float], lost: int = 0) -> list[Memory]:

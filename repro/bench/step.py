@@ -1,4 +1,4 @@
-"""Times whole dLLM-Serve steps on plans made by hand: python benchmarks/step.py --help
+"""Times whole dLLM-Serve steps on plans made by hand: python -m repro.bench.step --help
 
 A batch of requests of one length, each in its last block, goes through the executor that serves:
 
@@ -25,7 +25,6 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 
 from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -37,6 +36,7 @@ from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes
+from repro.bench.common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 
 KINDS = ("refresh", "reuse", "mixed")
 REFRESHES = 2

@@ -22,7 +22,7 @@ from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu
 from engines.errors import UserError
 from engines.models.checkpoint import PUBLISHED_CONFIGS
-from engines.models.loader import check_device, load_model, parse_dtype
+from engines.models.loader import Weights, check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from engines.runtime.graphs import CudaRecorder
@@ -119,7 +119,7 @@ class Subject(NamedTuple):
 
 def subject_of(options: argparse.Namespace) -> Subject:
     device, dtype = device_of(options)
-    weights = "checkpoint" if options.model == "tiny" else "random"
+    weights: Weights = "checkpoint" if options.model == "tiny" else "random"
     model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
     card = (datasheet_gpu(device) if options.peaks == "datasheet" else None) or measured_gpu(device, dtype)
     return Subject(model, device, dtype, card)

@@ -1,4 +1,4 @@
-"""Prefill steps of a causal decoder, measured: python benchmarks/prefill.py --help
+"""Prefill steps of a causal decoder, measured: python -m repro.bench.prefill --help
 
     times    a step by prompt length L, batch B and history H, eager                     -> floor, knee, launch time
     kappa    a step of one long and many short prompts against its parts                 -> does mixing cost anything?
@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 from torch import Tensor
 
 from engines.ar.torch.executor import MeasuredSteps, grid
@@ -39,6 +38,7 @@ from engines.errors import require
 from engines.models.decoder import CausalModel
 from engines.models.protocol import Attend, Rotary
 from engines.policies.views import Bucket, Rung
+from repro.bench.common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 from repro.systems.cluster.instance import Setting, executor_of, setting_of
 
 PARTS = ("kappa", "times", "graphs", "host")

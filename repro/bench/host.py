@@ -1,4 +1,4 @@
-"""What a dLLM-Serve step costs the host, on any machine: python benchmarks/host.py --help
+"""What a dLLM-Serve step costs the host, on any machine: python -m repro.bench.host --help
 
     launches   kernels that a captured forward launches, in a layer and beside the layers: every operator that is no view
                counts one, and so does every fused kernel, whose place its reference takes
@@ -18,8 +18,6 @@ from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from common import Rows, add_counts, parser_of, run, shown, table
-from step import StepBatch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +34,8 @@ from engines.models.layers import FusedOps, fuse
 from engines.models.llada import LLaDAModelLM
 from engines.models.protocol import Attend, Rotary
 from engines.runtime.device import PoolTensors, store_by_index
+from repro.bench.common import Rows, add_counts, parser_of, run, shown, table
+from repro.bench.step import StepBatch
 
 BLOCK = 32
 NARROW = replace(LLADA_8B, d_model=8, n_heads=2, n_kv_heads=2, mlp_hidden_size=8, vocab_size=8)
@@ -90,7 +90,7 @@ def _is_view(func: Any) -> bool:
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """A varlen kernel that reads its pool in place; what it returns is never written."""
 
@@ -118,7 +118,7 @@ def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
             ),
         )
         store = counter.one("store", store_by_index)
-    attention = Attention(counter.one("attention", torch.empty_like))
+    attention = Attention(launch=counter.one("attention", torch.empty_like))
     key = graph_key(4 * BLOCK, 4, BLOCK, has_refresh=has_refresh)
     tokens = torch.zeros(5, 64, dtype=torch.int32)
     forward = GraphForward(model, attention, store, tokens, PoolTensors.of(model, 4 * BLOCK + 1))

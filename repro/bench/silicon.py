@@ -1,10 +1,16 @@
-"""Holds simulated step times against AIConfigurator's own estimates: python benchmarks/silicon_peer.py --help
+"""Holds composed steps against AIConfigurator's estimates, or against a card: python -m repro.bench.silicon peer|card --help
 
-AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang and TensorRT-LLM of kernels that it measured. Its estimates for
-our models are in silicon_peer.csv; --again makes them anew with the package. Composed steps are held against the estimates with the
-same framework's kernels, the roofline's against the median of the three. Neither the estimates nor composed steps hold an overhead
-of a step here; the roofline's hold their 2 or 5 ms. The package knows causal models alone: a refresh of LLaDA-8B is held against a
-prefill of its layers.
+peer    AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang and TensorRT-LLM of kernels that it measured. Its
+        estimates for our models are in silicon_estimates.csv; --again makes them anew with the package. Composed steps are held
+        against the estimates with the same framework's kernels, the roofline's against the median of the three. Neither the
+        estimates nor composed steps hold an overhead of a step here; the roofline's hold their 2 or 5 ms. The package knows
+        causal models alone: a refresh of LLaDA-8B is held against a prefill of its layers.
+
+card    Every dLLM run that a card has served with all requests there at once (results/CARD/runs, of 'repro gpu-suite') is
+        simulated again with the pool, or the static batch, that was measured, so that both run one schedule. Its steps are charged
+        by the kernels of the three frameworks and by datasheet peaks, without an overhead of a step.
+        steps     measured, and simulated where they differ
+        of card   measured throughput over that of composed steps, by vLLM's kernels
 """
 
 from __future__ import annotations
@@ -15,14 +21,13 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-
-from common import Rows, parser_of, run, shown, table
 
 from engines.cluster.hardware import DEGREES, PHYSICAL, WorkerCost
 from engines.cost.extract import LICENCE, SYSTEMS
@@ -31,10 +36,19 @@ from engines.cost.roofline import Roofline, StepWork, gpu
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.views import Chunk
+from repro.bench.common import Rows, parser_of, run, shown, table, write_csv
+from repro.gpu_suite.expected import simulated
+from repro.gpu_suite.stages import BLOCK, title_of
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.family import served_per_second
+from repro.runs.store import SUFFIX, part_of, parts_of
 from repro.systems.cost import load_calibration
+from repro.systems.dllm.deployment import DllmDeployment, sized
+from repro.systems.platforms import PLATFORMS
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
-ESTIMATES = Path(__file__).with_name("silicon_peer.csv")
+ESTIMATES = Path(__file__).with_name("silicon_estimates.csv")
 MODELS = tuple(shape.name for shape in SHAPES if shape.name != "Dream-7B")
 """Dream-7B has the layers of Qwen2.5-7B."""
 WEIGHTS_SHARE = 0.9
@@ -88,7 +102,7 @@ def read(path: Path) -> Estimates:
     found = {}
     for card, model, degree, phase, batch, tokens, history, *times in rows[1:]:
         point = Point(card, model, int(degree), phase, int(batch), int(tokens), int(history))
-        found[point] = {name: float(ms) for name, ms in zip(FRAMEWORKS, times, strict=True)}
+        found[point] = {str(name): float(ms) for name, ms in zip(FRAMEWORKS, times, strict=True)}
     return found
 
 
@@ -98,7 +112,7 @@ def write(path: Path, estimates: Estimates) -> None:
     with temporary.open("w", encoding="utf-8", newline="") as file:
         file.write(
             f"# Milliseconds of a step as {PACKAGE} {VERSION} estimates it with three frameworks' kernels, made by "
-            f"benchmarks/silicon_peer.py --again.\n# From data under {LICENCE}.\n"
+            f"python -m repro.bench.silicon peer --again.\n# From data under {LICENCE}.\n"
         )
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([*Point._fields, *FRAMEWORKS])
@@ -280,8 +294,8 @@ def ratios(estimates: Estimates, costs: Iterable[str]) -> list[Ratio]:
             for framework, theirs_ms in against.items():
                 ours_ms = cost(point, framework)
                 if ours_ms is not None:
-                    told = {"cost": name, "framework": framework, "ours_ms": ours_ms, "theirs_ms": theirs_ms}
-                    found.append(Ratio(**told, **point._asdict()))
+                    own = Ratio(cost=name, framework=framework, ours_ms=ours_ms, theirs_ms=theirs_ms, **point._asdict())
+                    found.append(own)
     return found
 
 
@@ -318,8 +332,122 @@ def _place(one: Ratio) -> str:
     return f"{one.model}/{one.framework}/tp{one.degree}/{work}"
 
 
+# -- a card's own runs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    model: str = shown("model")
+    memory_gb: float = shown("GB", ".0f")
+    system: str = shown("system")
+    requests: int = shown("requests")
+    tokens: int = shown("tokens")
+    """In an answer."""
+    steps: int = shown("steps")
+    simulated_steps: int = shown("simulated")
+    in_graphs: float = shown("in graphs", ".0%")
+    """Share of steps that were replayed."""
+    measured_tok_s: float = shown("measured", ".1f")
+    vllm_tok_s: float = shown("vllm", ".1f")
+    sglang_tok_s: float = shown("sglang", ".1f")
+    trtllm_tok_s: float = shown("trtllm", ".1f")
+    datasheet_tok_s: float = shown("datasheet", ".1f")
+    of_card: float = shown("of card", ".2f")
+
+
+def served_rows(runs: Path) -> Iterator[Served]:
+    for file in sorted(runs.glob(f"*{SUFFIX}")):
+        row = served(parts_of(file.read_bytes()))
+        if row is not None:
+            print(f"{row.system}, {row.requests} requests", file=sys.stderr)
+            yield row
+
+
+def served(parts: Mapping[str, bytes]) -> Served | None:
+    """The run's row, if it is one of a load, valid and not taken apart."""
+    told, manifest, summary = (part_of(parts, name) for name in ("cell", "manifest", "summary"))
+    knobs = {name: value for name, value in told["knobs"].items() if name != "basis"}
+    if told["figure"] != "saturation" or not manifest["validity"]["valid"] or "profile_every" in knobs:
+        return None
+    cell = Cell(**{**told, "knobs": tuple(knobs.items())})
+    facts, measured = manifest["facts"], summary["throughput_tok_s"]
+    if cell.system == BLOCK:
+        return served_blocks(cell, facts, measured, len(part_of(parts, "steps")["step"]))
+    graph = part_of(parts, "steps")["graph"]
+    return _row(
+        cell,
+        facts,
+        measured,
+        lambda **charged: again(replace(cell, knobs=(*cell.knobs, *charged.items())), facts["facts"]),
+        memory_gb=facts["facts"]["enforced_memory_bytes"] / 1e9,
+        steps=len(graph),
+        in_graphs=sum(map(bool, graph)) / len(graph),
+    )
+
+
+def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> Served | None:
+    """The row of a block diffusion run, on the platform of its card and model; None where there is none."""
+    where = f"{cell.platform}-{facts['model']}"
+    if where not in PLATFORMS:
+        return None
+    own = {name: value for name, value in cell.knob_values.items() if name not in ("model", "device", "dtype")}
+    knobs = {**own, "num_tokens": facts["num_tokens"]}
+
+    def charged_by(**charged: str) -> Any:
+        asked = replace(cell, platform=where, executor="roofline", knobs=(*knobs.items(), *charged.items()))
+        return prepare(asked).run()
+
+    memory_gb = gpu(cell.platform).memory_bytes / 1e9
+    return _row(cell, facts, measured, charged_by, memory_gb=memory_gb, steps=steps, in_graphs=0.0)
+
+
+def _row(cell: Cell, facts: Mapping[str, Any], measured: float, charged_by: Callable[..., Any], **own: Any) -> Served:
+    """``charged_by`` runs the cell again with knobs that say what its steps cost."""
+    records = {each: charged_by(kernels=each) for each in FRAMEWORKS}
+    speeds = {each: speed_of(record) for each, record in records.items()}
+    columns: dict[str, Any] = {f"{each}_tok_s": speed for each, speed in speeds.items()}
+    return Served(
+        model=facts["model"],
+        system=title_of(cell),
+        requests=facts["dataset"]["lengths"]["n"],
+        tokens=int(str(cell.knob_values["gen_length"])),
+        simulated_steps=len(records["vllm"].tables["steps"]["step"]),
+        measured_tok_s=measured,
+        **columns,
+        datasheet_tok_s=speed_of(charged_by(cost="roofline")),
+        of_card=measured / speeds["vllm"],
+        **own,
+    )
+
+
+def speed_of(record: Any) -> float:
+    """Tokens a second."""
+    speed = served_per_second(record, "output_len")
+    assert speed is not None, "a simulated run serves something"
+    return speed
+
+
+def again(cell: Cell, facts: Mapping[str, Any]) -> Any:
+    """The record of the simulated cell, with the pool that was measured."""
+    experiment = simulated(cell)
+    deployment = experiment.deployment
+    assert isinstance(deployment, DllmDeployment)
+    if "kv_rows" in facts:
+        deployment = replace(deployment, kv_rows=facts["kv_rows"])
+    else:
+        deployment = sized(deployment, {**deployment.facts, "batch_size": facts["batch_size"]})
+    return replace(experiment, deployment=deployment).run()
+
+
+# -- the two commands ---------------------------------------------------------------------------------------
+
+
 def main() -> None:
     options = _options()
+    (hold_against_peer if options.against == "peer" else hold_against_card)(options)
+
+
+def hold_against_peer(options: argparse.Namespace) -> None:
     asked = {point for card in options.cards for name in options.models for point in points_of(card, model_shape(name))}
     if options.again:
         # In the order of the file.
@@ -336,19 +464,34 @@ def main() -> None:
     rows.save()
 
 
+def hold_against_card(options: argparse.Namespace) -> None:
+    rows = Rows(options.json)
+    for row in served_rows(options.runs):
+        rows.add(row)
+    if not rows.rows:
+        raise UserError(f"runs={str(options.runs)!r} holds no valid run of a load: give results/CARD/runs of a card")
+    rows.rows.sort(key=lambda row: (row.model, -row.memory_gb, -row.requests, -row.measured_tok_s))
+    print(table(rows.rows))
+    if options.csv:
+        write_csv(options.csv, rows.rows)
+
+
 def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--cards", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--costs", nargs="+", default=list(COSTS), choices=COSTS)
+    commands = parser.add_subparsers(dest="against", required=True)
+    peer = commands.add_parser("peer", help="AIConfigurator's own estimates")
+    peer.add_argument("--cards", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    peer.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    peer.add_argument("--costs", nargs="+", default=list(COSTS), choices=COSTS)
     columns = ("model", "degree", "batch", "tokens", "history", "framework")
-    parser.add_argument(
+    peer.add_argument(
         "--by", nargs="+", default=[], choices=columns, help="a line for each, besides cost, card and phase"
     )
-    parser.add_argument("--estimates", type=Path, default=ESTIMATES, help="the file read, or written by --again")
-    parser.add_argument(
-        "--again", action="store_true", help=f"make the estimates with {PACKAGE} {VERSION} first, a minute"
-    )
+    peer.add_argument("--estimates", type=Path, default=ESTIMATES, help="the file read, or written by --again")
+    peer.add_argument("--again", action="store_true", help=f"make the estimates with {PACKAGE} {VERSION}, a minute")
+    card = commands.add_parser("card", help="what a card served")
+    card.add_argument("runs", type=Path, help="folder of a card's runs, such as results/h200/runs")
+    card.add_argument("--csv", type=Path, help="write the rows here as a table")
     return parser.parse_args()
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefill import Shape, interval, mixes, penalties, step_shapes, step_times
 from support.refusals import refuses
 
 from engines.policies.views import Bucket
+from repro.bench.prefill import Shape, interval, mixes, penalties, step_shapes, step_times
 
 FLOOR_S, TOKEN_S = 5e-3, 1e-4
 

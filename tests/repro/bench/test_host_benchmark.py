@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from common import table
-from host import NARROW, Launches, forwards, launches, time_steps
+
+from repro.bench.common import table
+from repro.bench.host import NARROW, Launches, forwards, launches, time_steps
 
 
 def test_a_view_is_no_launch_and_a_kernel_is_one():

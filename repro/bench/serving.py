@@ -1,4 +1,4 @@
-"""What serving over HTTP costs, and what a server survives: python benchmarks/serving.py --help
+"""What serving over HTTP costs, and what a server survives: python -m repro.bench.serving --help
 
     overhead   the same requests through the engine in this process and through 'repro serve': tokens/s, and processor
                seconds of the engine, which a busy machine does not change. The engine has one core, server and clients
@@ -27,25 +27,87 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import aiohttp
-from common import Rows, count, parser_of, run
-from server_process import ServerProcess, cpu_s, rss_mb, serving
 
 from baselines.servers.checkpoint import write_tiny
+from repro.bench.common import Rows, count, parser_of, run
 
 LENGTH = 32
 SETTINGS = ("--gen-length", "32", "--block-length", "16", "--steps", "32")
 CAUSAL = ("--model", "tiny-qwen2", "--weights", "random", "--gen-length", "32", "--kv-tokens", "65536", "--no-keep-kv")
 SMALL_POOL = ("--gen-length", "32", "--max-model-len", "512", "--kv-tokens", "2560")
 PROMPTS = tuple(f"Story: The sky was green. Ben has {i} coins. Ida has {i + 2} keys.\nAnswer:" for i in range(1, 13))
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+# -- the server as a process under measurement --------------------------------------------------------------
+
+
+@dataclass
+class ServerProcess:
+    """``repro serve``, and what the system says of it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    engine_pid: int
+
+    def metrics(self) -> dict[str, float]:
+        """By name and labels, as they are written, without their common beginning."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:
+            lines = [line for line in response.read().decode().splitlines() if line[0] != "#"]
+        found = (line.rpartition(" ") for line in lines)
+        return {name.removeprefix("repro_"): float(value) for name, _, value in found}
+
+
+@contextmanager
+def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[ServerProcess]:
+    """``cores`` are those of the engine and of the server."""
+    log_r, log_w = os.pipe()
+    command = [sys.executable, "-m", "repro", "serve", "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=log_w, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    os.close(log_w)
+    try:
+        log = os.fdopen(log_r)
+        line = next(line for line in log if line.startswith("ready: "))
+        # What it says from now on nobody needs, but unread it would hold it up.
+        Thread(target=log.read, daemon=True).start()
+        url = line.split()[1].removesuffix("/v1,")
+        (engine_pid,) = children(process.pid)
+        if cores is not None:
+            os.sched_setaffinity(engine_pid, {cores[0]})
+            os.sched_setaffinity(process.pid, {cores[1]})
+        yield ServerProcess(process, url, engine_pid)
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        process.wait()
+
+
+def children(pid: int) -> list[int]:
+    """Whichever of its threads has started them."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def rss_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 # -- overhead ---------------------------------------------------------------------------------------------------
@@ -272,7 +334,8 @@ class Attack:
 
 async def attack(server: ServerProcess, num: int, num_clients: int, *, is_ended: bool, seed: int) -> Survival:
     made = Attack(server, num_clients, seed)
-    engine_mb, server_mb = [], []
+    engine_mb: list[float] = []
+    server_mb: list[float] = []
 
     async def watch() -> None:
         """Memory at every quarter; the signal at two thirds."""
@@ -363,8 +426,8 @@ async def memory(server: ServerProcess, num: int, num_clients: int, seed: int, a
             lost += not is_answered
             num_ended += 1
             if num_ended % ROW_EVERY == 0:
-                sizes = (round(rss_mb(pid), 1) for pid in (server.engine_pid, server.process.pid))
-                add(Memory(num_ended, *sizes, lost, round(time.perf_counter() - started, 1)))
+                engine_mb, server_mb = (round(rss_mb(pid), 1) for pid in (server.engine_pid, server.process.pid))
+                add(Memory(num_ended, engine_mb, server_mb, lost, round(time.perf_counter() - started, 1)))
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:

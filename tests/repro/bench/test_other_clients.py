@@ -1,8 +1,9 @@
 """The server that every client is measured against, and the table."""
 
-import other_clients
 import pytest
-from other_clients import FAILED, STREAMS, Reading, each_in_turn, ours, table, tokenizer_in
+
+from repro.bench import other_clients
+from repro.bench.other_clients import FAILED, STREAMS, Reading, each_in_turn, ours, table, tokenizer_in
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 

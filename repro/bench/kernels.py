@@ -1,4 +1,4 @@
-"""Times the CUDA path's kernels against torch and against memory: python benchmarks/kernels.py --help
+"""Times the CUDA path's kernels against torch and against memory: python -m repro.bench.kernels --help
 
 Shapes are LLaDA-8B's, one layer of it: --requests of --length tokens build their cache, --rows rows pass the
 layer's elementwise parts, --logits rows of logits are reduced. Random values.
@@ -23,7 +23,6 @@ from functools import partial
 from statistics import median
 
 import torch
-from common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 from torch import Tensor
 
 from engines.cost.peaks import measured_peaks, seconds_of
@@ -34,6 +33,7 @@ from engines.kernels.pack import pack
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
+from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 
 SIZES: dict[str, tuple[int, str]] = {
     "rows": (4096, "packed rows of a step"),

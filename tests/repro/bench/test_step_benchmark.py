@@ -2,12 +2,8 @@
 
 from dataclasses import replace
 
-import logits
 import pytest
-import step
 import torch
-from common import table
-from step import KINDS, StepBatch, run_round, time_steps
 from support.tiny_models import GQA, network
 
 from engines.cost.roofline import L40S, Roofline, StepWork
@@ -21,6 +17,9 @@ from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.kernels.choice import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS
+from repro.bench import logits, step
+from repro.bench.common import table
+from repro.bench.step import KINDS, StepBatch, run_round, time_steps
 
 BATCH = StepBatch(
     size=3, total_len=20, block_length=6, config=EngineConfig(max_num_batched_tokens=60, max_model_len=20)

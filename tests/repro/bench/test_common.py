@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from common import Rows, add_counts, parser_of, said, shown, table
+
+from repro.bench.common import Rows, add_counts, parser_of, said, shown, table
 
 
 @dataclass(frozen=True, kw_only=True)

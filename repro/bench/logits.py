@@ -1,4 +1,4 @@
-"""Times the output head with the reduction that serves, in chunks of max_num_logits: python benchmarks/logits.py --help
+"""Times the output head with the reduction that serves, in chunks of max_num_logits: python -m repro.bench.logits --help
 
     ms          of all rows, from hidden states to a token and a confidence each
     peak MiB    largest memory held at once beyond the hidden states and the weights
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 from torch import Tensor
 
 from engines.cost.peaks import seconds_of
@@ -27,6 +26,7 @@ from engines.dllm.executor.compose import peak_bytes
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
+from repro.bench.common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Times every attention backend: python benchmarks/attention.py --help
+"""Times every attention backend: python -m repro.bench.attention --help
 
 One layer's attention of a batch, as dllm-serve packs it: Refresh (each request over its own rows) and Reuse (a
 window's rows over a run of a KV pool whose runs lie in any order, with gaps).
@@ -19,11 +19,11 @@ from statistics import median
 
 import numpy as np
 import torch
-from common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
 from engines.cost.peaks import Peaks, measured_peaks, seconds_of
+from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 
 
 @dataclass(frozen=True, kw_only=True)

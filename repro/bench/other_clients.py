@@ -1,4 +1,4 @@
-"""What clients make of one and the same stream: python benchmarks/other_clients.py --clients VENV --vllm VENV --inference-perf VENV
+"""What clients make of one and the same stream: python -m repro.bench.other_clients --clients VENV --vllm VENV --inference-perf VENV
 
 A server sends answers of 16 tokens at known times, those of each stream below to every client: AIPerf and GuideLLM (of VENV, where they are installed),
 'vllm bench serve', inference-perf, and 'repro bench --url'. Prints the table of docs/metrics.md: medians of what each reports, in ms. A client whose
@@ -13,15 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from common import parser_of, run
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from repro.bench.common import parser_of, run
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -81,8 +80,7 @@ STREAMS: dict[str, Script] = {
 }
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One request's times in ms; None where the client has no such number."""
 
     ttft: float | None

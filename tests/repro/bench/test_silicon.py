@@ -1,19 +1,24 @@
-"""Estimates of another tool are asked for in its own terms, kept whole, and held against ours by ratios."""
+"""Estimates of another tool are asked for in its own terms and held against ours by ratios; composed steps beside a card's run its schedule."""
 
+import csv
 import json
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import silicon_peer
-from silicon_peer import ESTIMATES, MODELS, VERSION, Point, Ratio
 
 from engines.cost.extract import SYSTEMS
 from engines.cost.kernels import FRAMEWORKS
 from engines.errors import UserError
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
+from repro.bench import silicon
+from repro.bench.silicon import ESTIMATES, MODELS, VERSION, Point, Ratio
+from repro.gpu_suite.stages import scale_of, stages, title_of
+from repro.paths import RESULTS
+from repro.runs.store import parts_of
 
 PREFILL = Point("h200", "Qwen3-32B", 2, "prefill", 1, 128, 4096)
 DECODE = Point("h200", "Mixtral-8x7B", 4, "decode", 16, 1, 1024)
@@ -50,7 +55,7 @@ def installed(monkeypatch):
 
 
 def test_a_history_is_part_of_their_prompt_and_none_of_its_work(installed):
-    found = silicon_peer.made_again([PREFILL, PREFILL._replace(tokens=256), DECODE])
+    found = silicon.made_again([PREFILL, PREFILL._replace(tokens=256), DECODE])
     assert found[PREFILL] == {"vllm": 128, "sglang": 256, "trtllm": 384}
     assert found[PREFILL._replace(tokens=256)]["vllm"] == 256
     assert found[DECODE] == {"vllm": 17024, "sglang": 33024, "trtllm": 49024}
@@ -64,19 +69,19 @@ def test_a_history_is_part_of_their_prompt_and_none_of_its_work(installed):
 def test_a_missing_package_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
     with pytest.raises(UserError, match=r"^--again needs aiconfigurator-core, which is not installed: pip install "):
-        silicon_peer.made_again([PREFILL])
+        silicon.made_again([PREFILL])
 
 
 def test_another_release_is_refused(installed, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.11.0")
     with pytest.raises(UserError, match=r"needs aiconfigurator-core 0\.12\.0, and 0\.11\.0 is installed: pip install "):
-        silicon_peer.made_again([PREFILL])
+        silicon.made_again([PREFILL])
 
 
 def test_the_real_package_takes_a_prefix_as_a_part_of_the_prompt(tmp_path):
     """It also takes two tokens as one step."""
     engine = pytest.importorskip("aiconfigurator_core.sdk.engine")
-    (tmp_path / "config.json").write_text(json.dumps(silicon_peer.config_of(QWEN3_32B)))
+    (tmp_path / "config.json").write_text(json.dumps(silicon.config_of(QWEN3_32B)))
     worker = engine.EngineHandle.compile(str(tmp_path), "h200_sxm", "vllm", tp_size=1)
 
     def taken(mode: str, isl: int, osl: int = 2, prefix: int = 0) -> float:
@@ -89,20 +94,20 @@ def test_the_real_package_takes_a_prefix_as_a_part_of_the_prompt(tmp_path):
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "estimates.csv"
     estimates = {PREFILL: dict.fromkeys(FRAMEWORKS, 12.34), DECODE: {"vllm": 1.0, "sglang": 0.5, "trtllm": 1234.0}}
-    silicon_peer.write(path, estimates)
-    assert silicon_peer.read(path) == estimates
+    silicon.write(path, estimates)
+    assert silicon.read(path) == estimates
     path.write_text(path.read_text().replace("sglang", "sgl"))
     with pytest.raises(UserError, match=r"columns are .*: write them with --again"):
-        silicon_peer.read(path)
+        silicon.read(path)
 
 
 def test_the_committed_estimates_are_of_all_points_and_say_whose_they_are():
     head = ESTIMATES.read_text()[:400]
     assert f"aiconfigurator-core {VERSION}" in head
     assert "Apache-2.0" in head
-    found = silicon_peer.read(ESTIMATES)
+    found = silicon.read(ESTIMATES)
     assert list(found) == [
-        point for card in SYSTEMS for name in MODELS for point in silicon_peer.points_of(card, model_shape(name))
+        point for card in SYSTEMS for name in MODELS for point in silicon.points_of(card, model_shape(name))
     ]
     # As their command line prints them.
     assert found[Point("h200", "Qwen3-32B", 1, "prefill", 1, 2048, 0)]["sglang"] == 196.6
@@ -111,13 +116,13 @@ def test_the_committed_estimates_are_of_all_points_and_say_whose_they_are():
 
 
 def test_models_are_held_at_degrees_at_which_they_fit():
-    degrees = {point.degree for point in silicon_peer.points_of("l40s", QWEN3_32B)}  # 65.5 GB of weights, 48 a card
+    degrees = {point.degree for point in silicon.points_of("l40s", QWEN3_32B)}  # 65.5 GB of weights, 48 a card
     assert degrees == {2, 4, 8}
-    assert {point.degree for point in silicon_peer.points_of("l40s", QWEN2_5_7B)} == {1, 2, 4}  # 4 K/V heads
+    assert {point.degree for point in silicon.points_of("l40s", QWEN2_5_7B)} == {1, 2, 4}  # 4 K/V heads
 
 
 def test_a_checkpoint_is_told_in_the_words_of_its_family():
-    mixtral, qwen3 = silicon_peer.config_of(MIXTRAL_8X7B), silicon_peer.config_of(QWEN3_32B)
+    mixtral, qwen3 = silicon.config_of(MIXTRAL_8X7B), silicon.config_of(QWEN3_32B)
     assert (mixtral["architectures"], mixtral["num_local_experts"], mixtral["num_experts_per_tok"]) == (
         ["MixtralForCausalLM"],
         8,
@@ -125,22 +130,22 @@ def test_a_checkpoint_is_told_in_the_words_of_its_family():
     )
     assert (qwen3["architectures"], qwen3["num_attention_heads"] * qwen3["head_dim"]) == (["Qwen3ForCausalLM"], 8192)
     assert "num_local_experts" not in qwen3
-    assert silicon_peer.config_of(QWEN2_5_7B)["architectures"] == ["Qwen2ForCausalLM"]
+    assert silicon.config_of(QWEN2_5_7B)["architectures"] == ["Qwen2ForCausalLM"]
 
 
 def test_a_decode_by_the_roofline_streams_weights_and_context():
     point = Point("h200", "Qwen2.5-7B", 1, "decode", 1, 1, 1024)
     layers = 28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944 + 2 * 3584 + 3584 + 2 * 512) + 3584
     moved = 2 * (layers + 152064 * 3584 + 2 * 152064 + 28 * 2 * 512 * (1024 + 1))
-    assert silicon_peer.roofline_ms(point, "any") == pytest.approx(2 + 1e3 * moved / (0.8 * 4.8e12), rel=1e-12)
+    assert silicon.roofline_ms(point, "any") == pytest.approx(2 + 1e3 * moved / (0.8 * 4.8e12), rel=1e-12)
 
 
 def test_a_refresh_attends_both_ways():
-    work = silicon_peer.refresh_work(Point("l40s", "LLaDA-8B", 1, "refresh", 8, 512, 0))
+    work = silicon.refresh_work(Point("l40s", "LLaDA-8B", 1, "refresh", 8, 512, 0))
     assert (work.query_rows, work.attention_pairs, work.logit_rows) == (4096, 8 * 512**2, 8)
-    fitted = silicon_peer.roofline_ms(Point("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any")
+    fitted = silicon.roofline_ms(Point("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any")
     assert fitted == pytest.approx(75.4, abs=0.1)
-    assert silicon_peer.roofline_ms(Point("h200", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any") is None
+    assert silicon.roofline_ms(Point("h200", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any") is None
 
 
 def ratio(tokens: int, ours_ms: float, theirs_ms: float = 10.0) -> Ratio:
@@ -150,20 +155,20 @@ def ratio(tokens: int, ours_ms: float, theirs_ms: float = 10.0) -> Ratio:
 
 def test_a_group_tells_its_middle_its_spread_and_its_ends():
     found = [ratio(128, 7.9), ratio(256, 10.4), ratio(512, 11.0), ratio(1024, 12.1), ratio(2048, 20.0, 20.0)]
-    (group,) = silicon_peer.grouped(found)
+    (group,) = silicon.grouped(found)
     assert (group.points, group.median, group.beyond) == (5, 1.04, 2)
     assert group.off == pytest.approx(0.1)
     assert (group.lowest, group.lowest_at) == (0.79, "Qwen3-32B/vllm/tp2/1x128+4096")
     assert (group.highest, group.highest_at) == (1.21, "Qwen3-32B/vllm/tp2/1x1024+4096")
-    assert [each.by for each in silicon_peer.grouped(found, ["tokens", "degree"])] == [
+    assert [each.by for each in silicon.grouped(found, ["tokens", "degree"])] == [
         f"{tokens} 2" for tokens in (128, 256, 512, 1024, 2048)
     ]
 
 
 def test_a_cost_of_one_answer_is_held_against_the_median(monkeypatch):
     costs = {"one": (lambda point, framework: 30.0, False), "each": (lambda point, framework: len(framework), True)}
-    monkeypatch.setattr(silicon_peer, "COSTS", costs)
-    found = silicon_peer.ratios({PREFILL: {"vllm": 1.0, "sglang": 10.0, "trtllm": 20.0}}, ["one", "each"])
+    monkeypatch.setattr(silicon, "COSTS", costs)
+    found = silicon.ratios({PREFILL: {"vllm": 1.0, "sglang": 10.0, "trtllm": 20.0}}, ["one", "each"])
     assert [(each.framework, each.ratio) for each in found] == [
         ("median", 3.0),
         ("vllm", 4.0),
@@ -173,9 +178,9 @@ def test_a_cost_of_one_answer_is_held_against_the_median(monkeypatch):
 
 
 def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
-    asked = {point: times for point, times in silicon_peer.read(ESTIMATES).items() if point.card in ("l40s", "h200")}
-    found = silicon_peer.ratios(asked, ["composed"])
-    off = {(each.card, each.phase): each.off for each in silicon_peer.grouped(found)}
+    asked = {point: times for point, times in silicon.read(ESTIMATES).items() if point.card in ("l40s", "h200")}
+    found = silicon.ratios(asked, ["composed"])
+    off = {(each.card, each.phase): each.off for each in silicon.grouped(found)}
     # A refresh attends both ways, with twice the arithmetic of a prefill.
     assert all(value < (0.065 if phase == "refresh" else 0.05) for (_, phase), value in off.items()), off
     assert len(off) == 6
@@ -186,14 +191,14 @@ def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
 
 def test_the_page_prints_the_ratios_of_today():
     """Each row of the page's table is what the script finds, as it rounds it."""
-    page = (Path(__file__).parents[2] / "docs" / "silicon.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "silicon.md").read_text(encoding="utf-8")
     section = page.split("## Held against AIConfigurator's own estimates", 1)[1]
     lines = [line for line in section.split("Medians on the H200")[0].splitlines() if line.startswith("|")][2:]
     printed, card = {}, ""
     for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
         card = cells[0].lower() or card
         printed[card, cells[1].lower()] = cells[2:]
-    groups = silicon_peer.grouped(silicon_peer.ratios(silicon_peer.read(ESTIMATES), ["composed"]))
+    groups = silicon.grouped(silicon.ratios(silicon.read(ESTIMATES), ["composed"]))
     assert printed == {
         (each.card, each.phase): [
             f"{each.points:,}",
@@ -205,3 +210,58 @@ def test_the_page_prints_the_ratios_of_today():
         ]
         for each in groups
     }
+
+
+# -- beside a card's own runs ------------------------------------------------------------------------------
+
+RUNS, TABLE = RESULTS / "h200" / "runs", RESULTS / "h200" / "composed-h200.csv"
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[tuple[str, str], dict[str, str]]:
+    with TABLE.open(encoding="utf-8", newline="") as opened:
+        return {(row["system"], row["requests"]): row for row in csv.DictReader(opened)}
+
+
+@pytest.mark.parametrize("file", sorted(RUNS.glob("*_osc_*.gz")), ids=lambda file: file.name.rpartition("_")[2][:6])
+def test_a_measured_run_is_simulated_on_its_own_schedule(committed, file, monkeypatch):
+    monkeypatch.setattr(silicon, "FRAMEWORKS", ("vllm",))
+    again, asked = silicon.again, []
+
+    def counted(cell, facts):
+        asked.append(cell)
+        return again(cell, facts)
+
+    monkeypatch.setattr(silicon, "again", counted)
+    parts = parts_of(file.read_bytes())
+    # One framework's is enough: the others stand in for nothing that is asked here.
+    monkeypatch.setattr(silicon, "Served", lambda **fields: fields)
+    row = silicon.served(parts)
+    if row is None:  # failed, or taken apart
+        assert not asked
+        return
+    stored = committed[row["system"], str(row["requests"])]
+    assert row["steps"] == row["simulated_steps"] == int(stored["steps"])
+    for name in ("measured_tok_s", "vllm_tok_s", "datasheet_tok_s", "of_card"):
+        assert row[name] == pytest.approx(float(stored[name]), rel=1e-3), name
+    assert row["measured_tok_s"] < row["datasheet_tok_s"]
+
+
+def test_every_system_served_is_in_the_table(committed):
+    assert len(committed) == 14
+    assert all(0 < float(row["of_card"]) < 1 for row in committed.values())
+
+
+def test_block_diffusion_is_simulated_on_the_platform_of_its_card_and_model():
+    (cell,) = [
+        each.cell
+        for each in stages(scale_of("h200"))
+        if each.stage == "block" and title_of(each.cell) == "block-diffusion, sdar-8b"
+    ]
+    small = replace(cell, knobs=tuple({**cell.knob_values, "num_prompts": 8, "gen_length": 32}.items()))
+    facts = {"model": "sdar-8b", "num_tokens": 50_000, "dataset": {"lengths": {"n": 8}}}
+    row = silicon.served_blocks(small, facts, 1000.0, 17)
+    # What is left of a prompt opens a block: an answer has nine, of two forwards each.
+    assert row.simulated_steps == 18
+    assert row.datasheet_tok_s > row.vllm_tok_s == pytest.approx(1000.0 / row.of_card)
+    assert silicon.served_blocks(replace(small, platform="l40s"), facts, 1000.0, 17) is None

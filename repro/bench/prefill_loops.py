@@ -1,4 +1,4 @@
-"""LAPS's Figures 1, 3, 5 and 6 on a measured instance: python benchmarks/prefill_loops.py --help
+"""LAPS's Figures 1, 3, 5 and 6 on a measured instance: python -m repro.bench.prefill_loops --help
 
 Every step is run and timed; the clock between them is virtual. One row a cell, written as it is measured.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
-
+from repro.bench.common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 from repro.systems.cluster.instance import measured_instance, setting_of
 from repro.systems.cluster.laps_record import PREFILL
 from repro.systems.cluster.loops import FIGURES, LoopGrid, part_of, run_cell
