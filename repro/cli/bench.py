@@ -72,7 +72,7 @@ class CellOptions:
     the system serves]."""
     platform: list[str] | None = None
     """cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 or h200x32 for clusters, h200-sdar-8b and others of block diffusion
-    ('repro list'), the YAML file of a card of yours (CONTRIBUTING.md), or module:NAME; several times [default: cpu-tiny]."""
+    ('repro list'), the YAML file of a card of yours (docs/cards.md), or module:NAME; several times [default: cpu-tiny]."""
     executor: list[str] | None = None
     """torch (measured) or roofline (simulated); several times [default: the platform's]."""
     request_rate: list[str] | None = None

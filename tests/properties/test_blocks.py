@@ -91,8 +91,19 @@ ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("CONTRIBUTING.md", "repro "): "tests/properties/test_contributing.py",
     ("CONTRIBUTING.md", '"""'): "tests/properties/test_contributing.py",
     ("CONTRIBUTING.md", "platform: [rtx4090"): "tests/properties/test_contributing.py",
-    ("CONTRIBUTING.md", "name: l4"): "tests/properties/test_contributing.py",
-    ("CONTRIBUTING.md", "query_rows,"): "tests/properties/test_contributing.py",
+    **{
+        ("docs/cards.md", first): "tests/properties/test_contributing.py"
+        for first in (
+            "name: l4",
+            "query_rows,",
+            '"""',
+            "repro bench --platform mine/l4.yaml",
+            "repro bench --platform mine.card",
+            "repro plan-cluster",
+            "repro ablate",
+            "repro calibrate --platform mine/l4.yaml",
+        )
+    },
     ("CONTRIBUTING.md", "from mine.patient"): "tests/repro/testing/test_documented.py",
     ("CONTRIBUTING.md", "- id: shortest-helps"): "tests/properties/test_contributing.py",
     ("docs/using.md", "timestamp,ContextTokens"): "tests/repro/cli/test_workload.py",

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md shows works as it stands: its files in a folder of one's own, its commands one after the other."""
+"""What CONTRIBUTING.md and docs/cards.md show works as it stands: their files in a folder of one's own, their commands in order."""
 
 import json
 import os
@@ -19,8 +19,10 @@ from repro.paths import REPO
 from repro.reports.figures import View
 from repro.systems.platforms import platform
 
-FILES = files_of("CONTRIBUTING.md")
-LINES = lines_of("CONTRIBUTING.md")
+FILES = files_of("CONTRIBUTING.md") | files_of("docs/cards.md")
+CARDS = [line for line in lines_of("docs/cards.md") if "mine/l4.yaml" in line or "mine.card" in line]
+"""tests/repro/systems/dllm/test_timed_run.py runs the others."""
+LINES = [*lines_of("CONTRIBUTING.md"), *CARDS]
 SERVING = [line for line in LINES if line.startswith("repro serve ")]
 COMMANDS = [line for line in LINES if line not in SERVING]
 FEWER = {

@@ -1,4 +1,4 @@
-"""A card of a user's own, as the file that CONTRIBUTING.md shows, and steps that were timed on it."""
+"""A card of a user's own, as the file that docs/cards.md shows, and steps that were timed on it."""
 
 import csv
 import random
