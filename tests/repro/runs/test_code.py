@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -241,40 +242,33 @@ def test_a_module_that_is_not_there_is_refused():
 BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", "2", "--result-dir", "runs")
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the sources, to edit."""
-    for name in ("engines", "baselines", "repro", "datasets"):
-        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors"))
-    shutil.copytree(REPO / "results" / "calibration", tmp_path / "results" / "calibration")
-    return tmp_path
+def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(tmp_path, monkeypatch, request):
+    request.addfinalizer(code_of.cache_clear)
+    monkeypatch.setattr(code, "_of_room", cache(code._of_room.__wrapped__))
+    for name in ("engines", "baselines", "repro"):
+        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors", "*.gz"))
+    monkeypatch.setattr(code, "_HOME", tmp_path)
+    scheduler = tmp_path / "engines" / "dllm" / "scheduling.py"
 
+    def bench(*options: str) -> str:
+        code_of.cache_clear()
+        code._of_room.cache_clear()
+        done = repro(*BENCH[:-1], tmp_path / "runs", *options)
+        assert done.code == 0, done.err
+        return " ".join((done.out + done.err).split())
 
-def bench(checkout: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "repro", *BENCH, *options]
-    env = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return " ".join((done.stdout + done.stderr).split())
-
-
-def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout):
-    scheduler = checkout / "engines" / "dllm" / "scheduling.py"
-    assert "1 run done, 0 reused" in bench(checkout)
-    edit(
-        scheduler,
-        "        return sequence.query_tokens\n",
-        "        # Charged.\n        return sequence.query_tokens\n",
-    )
-    reused = bench(checkout)
+    assert "1 run done, 0 reused" in bench()
+    charge = "        return sequence.query_tokens\n"
+    edit(scheduler, charge, f"        # Charged.\n{charge}")
+    reused = bench()
     assert "0 runs done, 1 reused" in reused
     assert "other code" not in reused
-    edit(scheduler, "        return sequence.query_tokens\n", "        return 16 * sequence.query_tokens\n")
-    assert "code changed: engines/dllm" in bench(checkout, "--dry-run")
-    accepted = bench(checkout, "--accept-other-code")
+    edit(scheduler, charge, "        return 16 * sequence.query_tokens\n")
+    assert "code changed: engines/dllm" in bench("--dry-run")
+    accepted = bench("--accept-other-code")
     assert "0 runs done, 1 reused" in accepted
     assert "other code" in accepted
-    again = bench(checkout)
+    again = bench()
     assert "1 run done, 0 reused" in again
     assert "other code" not in again
 
