@@ -58,163 +58,23 @@ Sums = Iterator[tuple[str, str]]
 """Names of workloads with their checksums."""
 
 
-def jsonl(*rows: dict[str, Any]) -> str:
-    return "".join(f"{json.dumps(row)}\n" for row in rows)
-
-
-def csv(header: str, *rows: str) -> str:
-    return "\n".join([header, *rows, ""])
-
-
-WORDS = "Please explain how a heat pump works, and what it costs in a year. "
-CHAT = [
-    {"role": "user", "content": WORDS},
-    {"role": "assistant", "content": "It moves heat. " * 5},
-    {"role": "user", "content": "为什么？请再说一遍。"},
-]
-ROUNDS = [[100, 7, 2.5], [30, 3]]
-FILES: Mapping[str, str] = {
-    "azure.csv": csv(
-        "TIMESTAMP,ContextTokens,GeneratedTokens",
-        "2023-11-16 18:15:46.6805900,374,44",
-        "2023-11-16 18:15:50.9951690,396,109",
-        "2023-11-16 18:15:51.2224670,879,55",
+FILES = Path(__file__).with_name("workload_files")
+"""A small file of each format, as a workload's file; in ``datasets`` those that a data set or a trace alone is read of."""
+DATASET_FILES: Mapping[str, tuple[str, ...]] = {
+    "burst": (
+        *("azure.csv", "burstgpt.csv", "mooncake.jsonl", "vidur.csv", "burstgpt-sessions.csv", "bailian.jsonl"),
+        "datasets/burstgpt1_first500.csv",
     ),
-    "burstgpt.csv": csv(
-        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
-        "5,ChatGPT,472,18,490,Conversation log",
-        "45,ChatGPT,0,0,0,API log",
-        "",
-        "118,GPT-4,1087,230,1317,Conversation log",
-        "125,ChatGPT,417,276,693,Conversation log",
-    ),
-    "burstgpt-sessions.csv": csv(
-        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
-        "5,s,3.5,GPT-4,472,18,490,C",
-        "9,t,1.5,GPT-4,80,9,89,C",
-        "45,,1,GPT-4,10,9,19,API log",
-        "60.5,s,2,GPT-4,600,30,630,C",
-        "90,s,2,GPT-4,90,30,120,C",
-    ),
-    "mooncake.jsonl": jsonl(
-        {"timestamp": 0, "input_length": 675, "output_length": 500, "hash_ids": [0, 1]},
-        {"timestamp": 3027, "input_length": 232, "output_length": 490, "hash_ids": [0, 2]},
-        {"timestamp": 9000, "input_length": 700, "output_length": 9, "hash_ids": [0, 4]},
-    ),
-    "bailian.jsonl": jsonl(
-        *(
-            {
-                "chat_id": chat,
-                "parent_chat_id": parent,
-                "timestamp": stamp,
-                "input_length": tokens,
-                "output_length": answer,
-                "turn": 1,
-                "type": "text",
-            }
-            for chat, parent, stamp, tokens, answer in (
-                (159, -1, 61.114, 521, 132),
-                (161, -1, 61.364, 50, 13),
-                (160, 159, 92.5, 800, 80),
-                (170, 159, 95.25, 900, 70),
-            )
-        )
-    ),
-    "blis.csv": csv(
-        "arrival_time_us,session_id,round_index,input_tokens,output_tokens,prefix_length",
-        "0,s,0,10,5,100",
-        "900000,s,1,20,5,100",
-        "1250000,t,0,30,6,0",
-    ),
-    "vidur.csv": csv("arrived_at,num_prefill_tokens,num_decode_tokens", "1.5e-05,9,5", "2.0,90,15"),
-    "servegen.csv": csv("request_id,timestamp,input_tokens,output_tokens", "0,0.5,10,20", "1,1.2,15,25"),
-    "aiperf-sessions.jsonl": jsonl(
-        {"session_id": "a", "timestamp": 1000, "input_length": 30, "output_length": 4},
-        {"session_id": "a", "delay": 2000, "input_length": 31, "output_length": 5},
-        {"session_id": "b", "timestamp": 1500, "input_length": 32, "output_length": 6},
-    ),
-    "aiperf-text-input.jsonl": jsonl(
-        {"timestamp": 0, "text_input": WORDS, "output_length": 4},
-        {"timestamp": 500, "text_input": "Hi there", "output_length": 9},
-    ),
-    "aiperf-text.jsonl": jsonl(
-        {"timestamp": 0, "text": WORDS, "output_length": 4}, {"timestamp": 500, "text": "Hi there", "output_length": 9}
-    ),
-    "aiperf-messages.jsonl": jsonl({"timestamp": 0, "messages": CHAT, "output_length": 20}),
-    "aiperf-turns.jsonl": jsonl(
-        {
-            "session_id": "a",
-            "turns": [{"text": WORDS, "output_length": 7}, {"text": "And then?", "delay": 500, "output_length": 8}],
-        },
-        {"turns": ["Hello"], "output_length": 11},
-    ),
-    "openai-batch.jsonl": jsonl({"custom_id": "a", "body": {"messages": CHAT, "max_tokens": 30}}),
-    "trace.jsonl": jsonl(
-        {"arrival_s": 0.0, "prompt_len": 120, "gen_length": 256},
-        {"arrival_s": 1.5, "prompt_len": 9, "gen_length": 64},
-        {"arrival_s": 2.5, "prompt_len": 77, "gen_length": 33},
-    ),
-    "plain.csv": csv(
-        "session_id,arrival_time_ms,prompt_tokens,completion_tokens,wait_s",
-        "a,0,10,5,",
-        "b,250,20,6,",
-        "a,400,30,7,1.5",
-    ),
-    "rounds.jsonl": jsonl({"arrival_s": 5, "rounds": ROUNDS}, {"arrival_s": 6, "rounds": [[40, 4]]}),
-    "chats.jsonl": jsonl({"conversation": [*CHAT, CHAT[1]]}, {"conversations": [{"from": "human", "value": WORDS}]}),
-    "prompts.jsonl": jsonl({"prompt": WORDS, "output_tokens": 12}, {"prompt": "为什么？", "output_tokens": 3}),
+    "osc": ("servegen.csv", "datasets/own.jsonl", "datasets/tldr_post_lengths.csv"),
+    "gsm8k": ("datasets/questions.jsonl",),
+    "livebench": ("datasets/turns.jsonl",),
 }
-"""A small file of each format, as a workload's file."""
-QUESTIONS = [{"question": f"{WORDS * number}", "answer": "4"} for number in (1, 2, 4)]
-DATASET_FILES: Mapping[str, tuple[str, str]] = {
-    **{name: ("burst", FILES[name]) for name in ("azure.csv", "burstgpt.csv", "mooncake.jsonl", "vidur.csv")},
-    "burstgpt-sessions.csv": ("burst", FILES["burstgpt-sessions.csv"]),
-    "bailian.jsonl": ("burst", FILES["bailian.jsonl"]),
-    "servegen.csv": ("osc", FILES["servegen.csv"]),
-    "own.jsonl": (
-        "osc",
-        jsonl({"arrival_s": 0, "prompt": WORDS, "gen_length": 40}, {"arrival_s": 1.5, "prompt_len": 99}),
-    ),
-    "tldr_post_lengths.csv": ("osc", csv("post,post_chars", "0,1048", "1,1049", "2,0")),
-    "burstgpt1_first500.csv": ("burst", csv("n,request_tokens_clipped_1023", "0,48", "1,1023", "2,0")),
-    "questions.jsonl": ("gsm8k", jsonl(*QUESTIONS)),
-    "turns.jsonl": (
-        "livebench",
-        jsonl(*({"turns": [WORDS, "x"], "task": task} for task in ("coding_completion", "LCB_generation"))),
-    ),
+SESSION_FILES: Mapping[str, str] = {
+    "toolbench": "toolbench_dfsdt_examples.jsonl",
+    "hotpotqa": "hotpot_dev_distractor_first100.json",
+    "dureader": "dureader2_demo_search_dev.jsonl",
 }
-"""A data set and a file in one of the formats that its requests are read of."""
-SESSION_FILES: Mapping[str, tuple[str, str]] = {
-    "sessions.jsonl": ("gaia", FILES["rounds.jsonl"] * 3),
-    "toolbench_dfsdt_examples.jsonl": (
-        "toolbench",
-        jsonl(
-            {
-                "answer_generation": {
-                    "valid_data": True,
-                    "function": [{"name": "search", "description": WORDS}],
-                    "train_messages": [
-                        [
-                            {"role": "user", "content": WORDS},
-                            {"role": "assistant", "content": "", "function_call": {"name": "F", "arguments": "b" * 38}},
-                            {"role": "function", "content": "r" * 80},
-                            {"role": "assistant", "content": "done " * 9},
-                        ]
-                    ],
-                }
-            }
-        ),
-    ),
-    "hotpot_dev_distractor_first100.json": (
-        "hotpotqa",
-        json.dumps([{"question": "q" * 40, "context": {"title": ["T"] * 10, "sentences": [["s" * 38]] * 10}}]),
-    ),
-    "dureader2_demo_search_dev.jsonl": (
-        "dureader",
-        jsonl({"question": "问" * 10, "documents": [{"paragraphs": ["字" * 100]}] * 3}),
-    ),
-}
-"""A trace and a file of its format, which is known by its name on the card."""
+"""Files of the traces' formats, which are known by their names on the cards."""
 
 
 def sum_of(workload: Any) -> str:
@@ -224,21 +84,13 @@ def sum_of(workload: Any) -> str:
 def of_requests() -> Sums:
     for dataset in known_datasets():
         for seed in SEEDS:
+            own = {"dataset": dataset, "seed": seed, "source": "embedded"}
             for arrivals in ARRIVALS:
-                config = WorkloadConfig(
-                    dataset=dataset,
-                    num_requests=60,
-                    seed=seed,
-                    arrivals=arrivals,
-                    max_prompt_len=3000,
-                    source="embedded",
-                )
+                config = WorkloadConfig(**own, num_requests=60, arrivals=arrivals, max_prompt_len=3000)
                 yield f"requests {dataset} {seed} {arrivals.kind}", sum_of(build_workload(config, GENERATION))
             texts = {"length_scale": 0.25, "max_prompt_len": 200}
             for name, said in (("texts", texts), ("fixed", {"fixed_prompt_len": 40, "max_prompt_len": 200})):
-                config = WorkloadConfig(
-                    dataset=dataset, num_requests=12, seed=seed, arrivals=ARRIVALS[0], source="embedded", **said
-                )
+                config = WorkloadConfig(**own, num_requests=12, arrivals=ARRIVALS[0], **said)
                 yield f"requests {dataset} {seed} {name}", sum_of(build_workload(config, GENERATION, encode=encode))
 
 
@@ -319,12 +171,9 @@ def _asked(workload: Any) -> str:
 
 
 def of_files() -> Sums:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in FILES.items():
-            path = Path(folder, name)
-            path.write_text(text, encoding="utf-8")
-            for length in (None, 25):
-                yield from _of_file(name, TraceFile(where=str(path), gen_length=length))
+    for path in FILES.glob("*.*"):
+        for length in (None, 25):
+            yield from _of_file(path.name, TraceFile(where=str(path), gen_length=length))
 
 
 def _of_file(name: str, file: Traced) -> Sums:
@@ -359,50 +208,41 @@ def _generation(tokens: int) -> GenerationConfig:
 
 
 def of_dataset_files() -> Sums:
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (dataset, text) in DATASET_FILES.items():
-            path = Path(folder, name)
-            path.write_text(text, encoding="utf-8")
+    for dataset, names in DATASET_FILES.items():
+        for path in (FILES / name for name in names):
             for seed in SEEDS:
-                for arrivals in (ARRIVALS[0], TRACE):
-                    config = WorkloadConfig(
-                        dataset=dataset,
-                        num_requests=7,
-                        seed=seed,
-                        arrivals=arrivals,
-                        max_prompt_len=700,
-                        source="local",
-                        dataset_path=str(path),
-                    )
-                    for kind, encoding in (("lengths", None), ("texts", encode)):
-                        with suppress(UserError):
-                            made = build_workload(config, GENERATION, encode=encoding)
-                            yield f"{name} of {dataset} {seed} {arrivals.kind} {kind}", sum_of(made)
-        for name, (trace, text) in SESSION_FILES.items():
-            yield from _of_session_file(Path(folder, name), trace, text)
+                yield from _of_dataset_file(dataset, path, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        for trace, name in SESSION_FILES.items():
+            path = Path(folder, f"{name}.gz")
+            path.write_bytes(gzip.compress((FILES / "datasets" / name).read_bytes(), mtime=0))
+            yield from _of_session_file(path, trace)
+        path = Path(folder, "sessions.jsonl")
+        path.write_text((FILES / "rounds.jsonl").read_text(encoding="utf-8") * 3, encoding="utf-8")
+        yield from _of_session_file(path, "gaia")
         path = Path(folder, "chats.jsonl")
-        path.write_text(FILES["chats.jsonl"] * 3, encoding="utf-8")
+        path.write_text((FILES / "chats.jsonl").read_text(encoding="utf-8") * 3, encoding="utf-8")
         for dataset in known_conversation_cards():
             for seed in SEEDS:
                 config = ConversationConfig(dataset=dataset, num_turns=30, seed=seed, source="local", path=str(path))
                 yield f"chats of {dataset} {seed}", sum_of(draw_conversations(config))
 
 
-def _of_session_file(path: Path, trace: str, text: str) -> Sums:
-    if trace != "gaia":
-        path = path.with_name(f"{path.name}.gz")
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+def _of_dataset_file(dataset: str, path: Path, seed: int) -> Sums:
+    own = {"dataset": dataset, "source": "local", "dataset_path": str(path)}
+    for arrivals in (ARRIVALS[0], TRACE):
+        config = WorkloadConfig(**own, num_requests=7, seed=seed, arrivals=arrivals, max_prompt_len=700)
+        for kind, encoding in (("lengths", None), ("texts", encode)):
+            with suppress(UserError):
+                made = build_workload(config, GENERATION, encode=encoding)
+                yield f"{path.name} of {dataset} {seed} {arrivals.kind} {kind}", sum_of(made)
+
+
+def _of_session_file(path: Path, trace: str) -> Sums:
+    own = {"trace": trace, "source": "local", "trace_path": str(path)}
     for seed in SEEDS:
         for meets in (True, False):
-            config = SessionWorkloadConfig(
-                trace=trace,
-                num_sessions=5,
-                seed=seed,
-                arrivals=ARRIVALS[0],
-                source="local",
-                trace_path=str(path),
-                meets_totals=meets,
-            )
+            config = SessionWorkloadConfig(**own, num_sessions=5, seed=seed, arrivals=ARRIVALS[0], meets_totals=meets)
             yield f"{path.name} of {trace} {seed} {meets}", sum_of(build_sessions(config))
 
 
