@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,135 +24,16 @@ PAGES = [
     "results/README.md",
 ]
 
-CARD = "needs a GPU"
-HUB = "takes a checkpoint of gigabytes from the hub"
-PACKAGE = "installs packages"
-RAY = "needs the extra ray: tests/repro/runs/test_pool.py has a stand-in for it"
-EVAL = "needs the extra eval: tests/repro/test_lm_eval.py runs it where it is installed"
-SILICON = "needs the extra silicon"
-SERVERS = "needs vLLM, Dynamo or SGLang in an environment of its own: tests/repro/systems drives stand-ins"
-LIVE = "some minutes of workers over a Redis: tests/repro/systems/live/test_live_system.py makes a small run"
-MINUTES = "some minutes: 'make reproduce-all' runs it"
-OUTLINE = "an outline of calls, no code"
-
-NOT_RUN: Mapping[tuple[str, str], str] = {
-    (
-        "CONTRIBUTING.md",
-        "[project.entry-points",
-    ): "of a distribution's pyproject: tests/repro/systems/test_own_policies.py has one",
-    (
-        "README.md",
-        "make reproduce-fig3",
-    ): "some minutes, and sets up an environment: tests/properties/test_docs.py knows the target",
-    ("README.md", "make test"): "runs this test, too",
-    ("docs/ampd-live.md", "pip install"): PACKAGE,
-    ("docs/ampd-live.md", "repro bench --system ampd-live"): LIVE,
-    ("docs/ampd.md", "repro reproduce ampd/readings"): MINUTES,
-    ("docs/architecture.md", "SYSTEMS.get(name)"): OUTLINE,
-    ("docs/architecture.md", "paper_figures/dllm_serve/fig3.py"): OUTLINE,
-    ("docs/block-diffusion.md", "repro reproduce block-diffusion"): "half a minute: tests/figures/test_block.py has it",
-    ("docs/block-diffusion.md", "repro reproduce sglang"): "some forty seconds: tests/figures/test_block.py has it",
-    ("docs/frontier-queues.md", "repro reproduce laps/queues"): MINUTES,
-    ("docs/frontier-queues.md", "repro reproduce ampd/orders"): MINUTES,
-    ("docs/gpu.md", "make gpu-"): CARD,
-    ("docs/gpu.md", "mkdir -p results outbox"): CARD,
-    ("docs/gpu.md", "[ ! -f outbox"): CARD,
-    ("docs/gpu.md", "REPRO_COMMIT="): CARD,
-    ("docs/gpu.md", "repro figure fig3"): f"draws what was measured: {CARD}",
-    ("docs/gpu.md", "repro calibrate --platform h200"): f"reads what was measured: {CARD}",
-    (
-        "docs/laps.md",
-        "repro bench --system laps --system sglang-pd --platform cpu-tiny",
-    ): "measured: a short run on a busy machine is INVALID",
-    ("docs/laps.md", "repro reproduce laps/"): MINUTES,
-    ("docs/serving.md", "pip install"): PACKAGE,
-    ("docs/serving.md", "repro serve --model GSAI-ML"): f"{HUB}, {CARD}",
-    ("docs/serving.md", "repro serve --model Qwen"): f"{HUB}, {CARD}",
-    ("docs/serving.md", "repro install"): PACKAGE,
-    ("docs/serving.md", "lm_eval --model"): f"'make test-clients' runs it: {PACKAGE}",
-    ("docs/serving.md", "repro bench --system vllm"): SERVERS,
-    ("docs/serving.md", "repro bench --system dynamo"): SERVERS,
-    ("docs/silicon.md", "repro calibrate --silicon"): SILICON,
-    (
-        "docs/simulation.md",
-        "python -m repro.bench.prefill",
-    ): "measured on a quiet core: tests/repro/bench/test_prefill.py has its parts",
-    ("docs/silicon.md", "python -m repro.bench.silicon peer"): SILICON,
-    ("docs/using.md", ".venv/bin/pip install"): PACKAGE,
-    ("docs/using.md", "repro eval --model PATH"): CARD,
-    ("docs/using.md", "repro reproduce fig3 --platform rtx4090 --pool ray"): RAY,
-    ("docs/using.md", "repro reproduce ampd/fig4 "): "some six minutes: 'make reproduce-ampd-fig4' runs it",
-    ("docs/using.md", "repro reproduce laps/fig6 "): "some minutes: 'make reproduce-laps-fig6' runs it",
-    ("docs/using.md", ".venv/bin/repro generate --model"): f"{HUB}, {CARD}",
-    ("docs/using.md", ".venv/bin/python -m repro.lm_eval.run run"): EVAL,
-}
-"""By document and how the line, or the block, begins. Calls of ``repro`` among them are parsed all the same."""
-
-ELSEWHERE: Mapping[tuple[str, str], str] = {
-    ("CONTRIBUTING.md", "repro "): "tests/properties/test_contributing.py",
-    ("CONTRIBUTING.md", '"""'): "tests/properties/test_contributing.py",
-    ("CONTRIBUTING.md", "platform: [rtx4090"): "tests/properties/test_contributing.py",
-    **{
-        ("docs/cards.md", first): "tests/properties/test_contributing.py"
-        for first in (
-            "name: l4",
-            "query_rows,",
-            '"""',
-            "repro bench --platform mine/l4.yaml",
-            "repro bench --platform mine.card",
-            "repro plan-cluster",
-            "repro ablate",
-            "repro calibrate --platform mine/l4.yaml",
-        )
-    },
-    ("CONTRIBUTING.md", "from mine.patient"): "tests/repro/testing/test_documented.py",
-    ("CONTRIBUTING.md", "- id: shortest-helps"): "tests/properties/test_contributing.py",
-    ("docs/using.md", "timestamp,ContextTokens"): "tests/repro/cli/test_workload.py",
-    ("docs/using.md", "COLUMNS_OF_MINE="): "tests/repro/cli/test_workload.py",
-    ("docs/using.md", "repro bench --workload"): "tests/repro/cli/test_workload.py",
-    ("docs/cards.md", "name: this-cpu"): "tests/repro/systems/dllm/test_timed_run.py",
-    ("docs/cards.md", "repro bench --num-prompts 32 --"): "tests/repro/systems/dllm/test_timed_run.py",
-    ("docs/cards.md", "repro calibrate --platform mine/cpu.yaml"): "tests/repro/systems/dllm/test_timed_run.py",
-    ("docs/cards.md", "repro bench --platform mine/cpu.yaml"): "tests/repro/systems/dllm/test_timed_run.py",
-    ("docs/silicon.md", '{"package": "my-bench"'): "tests/repro/systems/test_card_file.py",
-    ("docs/serving.md", "repro serve  "): "tests/repro/test_serving_docs.py",
-    ("docs/serving.md", "curl "): "tests/repro/test_serving_docs.py",
-    ("docs/serving.md", "from openai"): "tests/repro/test_serving_docs.py",
-    ("docs/serving.md", "repro bench --url"): "tests/repro/test_serving_docs.py",
-}
-"""What another test runs as it stands in the document."""
-
-FEWER: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("docs/ampd.md", "repro bench --system ampd"): {"--num-prompts": "24"},
-    ("docs/ampd.md", "repro ablate --component routing"): {"--num-runs": "1", "--knob": "num_prompts=40"},
-    ("docs/frontier-queues.md", "repro bench --system on-time"): {"--num-prompts": "200"},
-    ("docs/laps.md", "repro bench --system laps --system sglang-pd --system reserve"): {"--num-prompts": "400"},
-    ("docs/laps.md", "repro ablate --component awd"): {"--num-runs": "1"},
-    ("docs/tuning.md", "repro bench --system laps"): {"--num-prompts": "200"},
-    ("docs/dllm-serve.md", "import repro"): {"num_prompts=24": 'platform="rtx4090", num_prompts=2'},
-    ("docs/silicon.md", "repro reproduce fig3"): {"--num-runs": "1", "--num-prompts": "2", "--request-rate": "0.5"},
-    ("docs/using.md", "import repro"): {
-        "num_prompts=100": "num_prompts=8",
-        "seed=0)": 'seed=0, knobs=(("num_prompts", 8),))',
-        '"rate": 0.5}': '"rate": 0.5, "knobs": {"num_prompts": 8}}',
-    },
-    ("docs/using.md", "repro bench --system ampd"): {"--num-prompts": "24"},
-    ("docs/using.md", "repro eval --task mini-gsm --task mini-code"): {"--limit": "1"},
-    ("docs/using.md", "repro ablate --component routing"): {"--num-runs": "1", "--knob": "num_prompts=40"},
-    ("docs/using.md", "repro ablate --component awd"): {"--num-runs": "1"},
-    ("docs/using.md", "repro capacity --workload dureader"): {"--num-prompts": "60"},
-    ("docs/using.md", "repro capacity --workload lmsys"): {"--num-prompts": "100", "--gpus": "1..4"},
-    ("docs/using.md", "repro capacity --workload mine.jsonl"): {"--num-prompts": "40"},
-}
-"""Sizes of a test. What is not named here is run as it stands."""
+TABLES = yaml.safe_load(Path(__file__).with_name("blocks.yaml").read_text(encoding="utf-8"))
 
 
-ENDS_WITH_1 = {
-    (
-        "docs/laps.md",
-        "repro bench --system laps --platform h200",
-    ): "as printed nothing is dispatched again, and the run is INVALID"
-}
+def table_of(name: str) -> Mapping[tuple[str, str], Any]:
+    """By document and how the line, or the block, begins."""
+    return {(page, first): said for page, table in TABLES[name].items() for first, said in table.items()}
+
+
+NOT_RUN, ELSEWHERE, FEWER = table_of("not_run"), table_of("elsewhere"), table_of("fewer")
+ENDS_WITH_1 = table_of("ends_with_1")
 
 
 def of(unit: Unit, table: Mapping[tuple[str, str], object]) -> list[tuple[str, str]]:
@@ -168,17 +50,8 @@ def write_grid(text: str, folder: Path) -> None:
 
 def draw_requests(text: str, folder: Path) -> None:
     (folder / "requests.jsonl").write_text(text)
-    asked = (
-        "--platform",
-        "rtx4090",
-        "--dataset-path",
-        folder / "requests.jsonl",
-        "--arrivals",
-        "trace",
-        "--num-prompts",
-        2,
-    )
-    result = repro("bench", *asked, "--result-dir", folder / "runs")
+    asked = ("--dataset-path", folder / "requests.jsonl", "--result-dir", folder / "runs")
+    result = repro("bench --platform rtx4090 --arrivals trace --num-prompts 2", *asked)
     assert (result.code, "INVALID" in result.out) == (0, False), result
 
 
@@ -261,9 +134,7 @@ def test_every_reason_is_of_a_block_and_every_block_has_one():
 def test_no_block_is_missed():
     """None is without a fence: what is only indented is found by nobody."""
     for page in PAGES:
-        text, block = (
-            (REPO / page).read_text(encoding="utf-8"),
-            re.compile(r"^ *```\w*\n.*?^ *```$", re.DOTALL | re.MULTILINE),
-        )
+        text = (REPO / page).read_text(encoding="utf-8")
+        block = re.compile(r"^ *```\w*\n.*?^ *```$", re.DOTALL | re.MULTILINE)
         assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(block.findall(text)), page
         assert re.findall(r"\n\n {4}.*", block.sub("", text)) == [], page
