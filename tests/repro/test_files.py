@@ -6,6 +6,7 @@ import resource
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,15 @@ from engines.errors import UserError
 from repro.files import replace_all, replace_text, replacing, writable_file
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process grows beyond 8 bytes."""
+    """No file of this process grows beyond 8 bytes: not pytest's log either, so it ends with what is tested."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_set_of_files_is_written_whole(tmp_path):
@@ -29,19 +32,17 @@ def test_a_set_of_files_is_written_whole(tmp_path):
     assert {path: path.read_bytes() for path in contents} == contents
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_of_a_set_that_does_not_fit_nothing_stays(tmp_path):
-    with pytest.raises(OSError, match="large") as error:
+    with full_disk(), pytest.raises(OSError, match="large") as error:
         replace_all({tmp_path / "small": b"1", tmp_path / "large": b"123456789"})
     assert error.value.errno == errno.EFBIG
     assert error.value.filename == str(tmp_path / "large")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_what_was_there_stays_where_the_new_does_not_fit(tmp_path):
     path = replace_text(tmp_path / "a", "before")
-    with pytest.raises(OSError, match="File too large"):
+    with full_disk(), pytest.raises(OSError, match="File too large"):
         replace_text(path, "123456789")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

@@ -67,28 +67,6 @@ def test_the_table_is_a_part_of_what_a_run_rests_on(system, monkeypatch):
         tables.load_tables.cache_clear()
 
 
-@pytest.mark.parametrize("system", FAMILIES)
-def test_kernels_are_of_composed_steps_alone(system):
-    with refuses("kernels='sglang'"):
-        SYSTEMS.get(system).prepare(cell(system, cost="roofline", kernels="sglang"))
-    with refuses("cost='silicon'"):
-        SYSTEMS.get(system).prepare(cell(system, cost="silicon"))
-
-
-def test_a_measured_step_is_charged_nothing():
-    measured = Cell(
-        system="dllm-serve",
-        dataset="burst",
-        platform="cpu-tiny",
-        executor="torch",
-        rate=4.0,
-        seed=0,
-        knobs=(("cost", "composed"),),
-    )
-    with refuses("cost='composed'"):
-        SYSTEMS.get("dllm-serve").prepare(measured)
-
-
 def test_a_card_without_tables_or_a_twin_is_refused():
     with refuses("card='h300'"):
         CostKnobs(cost="composed").basis("h300")

@@ -13,7 +13,6 @@ from support.refusals import refuses
 
 from engines.dllm.config import EngineConfig
 from engines.dllm.scheduling import SCHEDULERS
-from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.named import installed
 from engines.policies.own import BATCHER, Plugin, own_knobs
@@ -93,37 +92,6 @@ def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
     check_batcher(Gather, longest_wait=lambda ahead: float("inf"))
 
 
-@pytest.mark.parametrize(
-    ("knobs", "said"),
-    [
-        ({"batcher": "support.own:Gather", "wait": "off"}, "wait='off'"),
-        ({"batcher": "support.own:Gather", "window_s": 11}, "window_s=11"),
-        ({"batcher": "support.own:Gather", "width": 1}, "width=1"),
-        ({"window_s": 1}, "window_s=1"),
-        ({"batcher": "support.own:Stay"}, "batcher='support.own:Stay'"),
-        ({"batcher": "support.own:Only"}, "makes Only, which has no next_step() of two arguments"),
-        ({"batcher": "support.own:Absent"}, "has no 'Absent'"),
-        ({"batcher": "gather"}, "batcher='gather'"),
-        ({"queue": "support.own:Newest"}, "queue='support.own:Newest' has no effect without batcher"),
-        (
-            {"batcher": "support.own:Gather", "queue": "support.own:plain"},
-            "makes PrefillQueue: name a class, or a function, that called with slo gives an engines.policies.views.OpenQueue",
-        ),
-        ({"router": "support.own:Second"}, "has no effect with num_instances=1"),
-        (
-            {"router": "support.own:Second", "num_instances": 2, "pooling": "global"},
-            "has no effect with pooling='global'",
-        ),
-        ({"router": "support.own:Stay", "num_instances": 2}, "makes Stay, which has no pick() of three arguments"),
-    ],
-)
-def test_what_is_no_policy_of_laps_is_refused_in_a_sentence(knobs, said):
-    with pytest.raises(UserError) as refused:
-        prepare(laps(**knobs))
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 # ---- of AMPD ---------------------------------------------------------------------------------------------------
 
 
@@ -147,23 +115,6 @@ def test_a_queue_orders_waiting_prefills():
     assert newest.tables["tasks"]["started_s"] != oldest.tables["tasks"]["started_s"]
     _, fcfs = ran(ampd(**slow, prefill_reordering=False))
     assert oldest.tables["tasks"] == fcfs.tables["tasks"]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "said"),
-    [
-        ({"queue": "support.own:plain", "w": 2}, "w=2"),
-        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time'"),
-        ({"queue": "support.own:Only"}, "makes Only, which has no take() of one argument"),
-        ({"binder": "support.own:Gather"}, "fails when called"),
-        ({"router": "support.own:Stay", "alpha": 0.5}, "alpha=0.5"),
-        ({"router": "support.own:Stay", "longest": 0}, "longest=0"),
-    ],
-)
-def test_what_is_no_policy_of_ampd_is_refused_in_a_sentence(knobs, said):
-    with pytest.raises(UserError) as refused:
-        prepare(ampd(**knobs))
-    assert said in str(refused.value)
 
 
 # ---- installed packages ------------------------------------------------------------------------------------------

@@ -80,40 +80,6 @@ def test_a_checkpoint_without_a_tokenizer_ends_where_it_says(tmp_path):
     assert stop_ids_of(settings_of_requests({"model": str(tmp_path / "llada2"), "max_model_len": 256})) == {END}
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"executor": "roofline"}, "platform='cpu-tiny'"),
-        (
-            {"platform": "rtx4090", "executor": "roofline"},
-            "use h20-llada2-mini, h200-llada2-mini, h200-sdar-8b, h100-sdar-8b",
-        ),
-        ({"executor": "http"}, "block-diffusion is measured"),
-        ({"tokens_per_forward": 2.0}, "tokens_per_forward=2.0"),
-        ({"step_overhead_s": 0.1}, "step_overhead_s=0.1"),
-        ({"autoregressive": True}, "block_length=8"),
-        ({"autoregressive": True, "block_length": None, "temperature": 0.8}, "temperature=0.8"),
-        ({"autoregressive": True, "block_length": None, "threshold": 0.5}, "threshold=0.5"),
-        ({"model": "tiny-fast-dllm-v2", "batching": "synchronous"}, "batching='synchronous'"),
-        ({"rule": "best"}, "rule='best'"),
-        ({"rule": "sequential", "threshold": 0.5}, "threshold=0.5"),
-        ({"rule": "static", "steps": 9}, "steps=9"),
-        ({"rule": "sub-blocks", "sub_block": 3}, "sub_block=3"),
-        ({"top_p": 0.5}, "top_p=0.5"),
-        ({"max_model_len": 20}, "max_model_len=20"),
-        ({"model": "tiny-none"}, "a hub id, 'tiny-block', 'tiny-llada2', .* or 'fast-dllm-v2-7b'$"),
-        ({"input_len": 2040}, "input_len=2040"),
-        ({"input_len": 3}, "input_len=3"),
-        ({"shared_len": 20}, "shared_len=20"),
-        ({"length_scale": 0.5}, "length_scale=0.5"),
-        ({"retention_ratio": 0.5}, "retention_ratio=0.5"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(asked, says):
-    with pytest.raises(UserError, match=says):
-        SYSTEM.prepare(cell(**asked))
-
-
 def test_a_request_that_the_cache_never_holds_is_refused_by_what_was_asked():
     with pytest.raises(UserError, match="a sequence may have 32: shorten it, or raise num_tokens and max_model_len"):
         run(num_tokens=32)

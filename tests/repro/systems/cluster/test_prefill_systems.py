@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cells import a_cell
 
-from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
@@ -220,8 +219,3 @@ def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares():
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
     assert len({turn.session_id for turn in turns}) <= len(conversations(8000, 1).sessions) + LANES
-
-
-def test_burstiness_needs_a_rate():
-    with pytest.raises(UserError, match="burstiness has no effect without a request rate"):
-        prepare(cell(clients=8, burstiness=0.5))

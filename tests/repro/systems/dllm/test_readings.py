@@ -89,11 +89,6 @@ def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching():
     assert prepare(cell_of("fast-dllm", "cpu-tiny", batch_rule="one", threshold=0.9)).deployment.batch_size == 1
 
 
-def test_dllm_caches_policy_can_only_be_simulated():
-    with refuses("reading='policy'"):
-        prepare(cell_of("dllm-cache", "cpu-tiny", reading="policy"))
-
-
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_reading_heeds_its_knobs(reading):
     knobs: dict[str, Scalar] = {"batch_size": 3}

@@ -77,25 +77,6 @@ def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
     assert made.told == ("measured", deployment.settings.slo, 0)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "said"),
-    [
-        ({"router": "support.live:needs_redis_not"}, "has no 'needs_redis_not'"),
-        ({"router": "repro.systems.live.settings:MAX_WORKERS"}, "cannot be called: name a class, or a function"),
-        ({"router": "support.cells:Cell", "alpha": 0.8}, "alpha=0.8"),
-        ({"binder": "support.own:Second"}, r"makes Second, which has no bind\(\) of two arguments"),
-        ({"binder": "support.own:Only", "worker": 101}, "worker=101"),
-        ({"queue": "support.own:Stay"}, "queue='support.own:Stay'"),
-        ({"queue": "support.own:plain", "w": 2}, "w=2"),
-        ({"queue": "support.own:plain", "queue_order": "on-time"}, "queue_order='on-time'"),
-        ({"workload": "support.own:Shelf"}, "has no 'Shelf'"),
-    ],
-)
-def test_what_is_no_policy_is_refused_before_work(knobs, said):
-    with pytest.raises(UserError, match=said):
-        SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, **knobs))
-
-
 class Latest(Newest):
     """Numbers what it takes, by a count that it keeps, and lets the first prompts gather, so that there is an order to choose."""
 

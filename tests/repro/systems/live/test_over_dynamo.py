@@ -16,7 +16,6 @@ from support.cells import a_cell
 from support.dynamo_stand_in import write_dynamo
 from support.live import HandFleet, needs_redis
 from support.processes import ends
-from support.refusals import refuses
 
 from baselines.servers.dynamo import ENVIRONMENTS
 from baselines.servers.environment import FOLDER_VARIABLE
@@ -167,9 +166,7 @@ def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(t
         deployment.check_machine()
 
 
-def test_refusals(tmp_path):
-    with refuses("frontend='nginx'"):
-        SYSTEMS.get("ampd-live").prepare(cell(frontend="nginx"))
+def test_a_model_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"has no tokenizer\.json, which frontend='dynamo' reads"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="dynamo", model=str(tmp_path)))
 

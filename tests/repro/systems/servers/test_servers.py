@@ -135,30 +135,6 @@ def test_sglang_s_command_line_is_as_it_was_without_block_diffusion(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"dllm_fdfo": True}, "dllm_fdfo=true has no effect without dllm_algorithm"),
-        ({"dllm_fdfo": False}, "dllm_fdfo=false has no effect without dllm_algorithm"),
-        ({"dllm_threshold": 0.0}, "dllm_threshold=0.0 has no effect without dllm_algorithm"),
-        ({"dllm_threshold": 0.5, "dllm_fdfo": False}, "dllm_threshold=0.5 has no effect without"),
-        ({"dllm_algorithm": "LowConfidence"}, "with model='tiny', a Qwen2"),
-        (
-            {"dllm_algorithm": "Sequential"},
-            "dllm_algorithm='Sequential' is unknown: use one of LowConfidence, JointThreshold",
-        ),
-        (
-            {"model": "org/llada2", "dllm_algorithm": "LowConfidence", "dllm_edit_threshold": 0.1},
-            "dllm_edit_threshold=0.1 has no effect with dllm_algorithm='LowConfidence'",
-        ),
-        ({"model": "org/llada2", "dllm_algorithm": "LowConfidence", "dllm_threshold": -1.0}, "dllm_threshold=-1.0"),
-    ],
-)
-def test_sglang_s_block_diffusion_is_refused_where_it_has_no_effect(asked, says):
-    with pytest.raises(UserError, match=re.escape(says)):
-        prepare(cell("sglang", platform="h200", **asked))
-
-
 def test_dynamo_s_frontend_and_workers(pids, monkeypatch):
     """The frontend ends where it is asked anything before both workers have come."""
     write_environment(DYNAMO["cpu"])

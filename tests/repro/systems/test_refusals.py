@@ -1,0 +1,28 @@
+"""Cells that no family takes: those of ``refusals.yaml``, each refused in one sentence that names what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.cells import a_cell
+
+from engines.errors import UserError
+from repro.runs.experiment import prepare
+
+TABLES = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+CASES = [
+    pytest.param({**table["cell"], **change}, says, id=f"{name}: {', '.join(f'{k}={v}' for k, v in change.items())}")
+    for name, table in TABLES.items()
+    for change, *says in table["refused"]
+]
+
+
+@pytest.mark.parametrize(("asked", "says"), CASES)
+def test_a_cell_is_refused_before_it_runs(asked: dict[str, Any], says: list[str]) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(a_cell(**asked))
+    sentence = str(refused.value)
+    assert says
+    assert all(part in sentence for part in says), sentence
+    assert "\n" not in sentence
