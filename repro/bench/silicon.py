@@ -2,9 +2,8 @@
 
 peer    AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang and TensorRT-LLM of kernels that it measured. Its
         estimates for our models are in silicon_estimates.csv; --again makes them anew with the package. Composed steps are held
-        against the estimates with the same framework's kernels, the roofline's against the median of the three. Neither the
-        estimates nor composed steps hold an overhead of a step here; the roofline's hold their 2 or 5 ms. The package knows
-        causal models alone: a refresh of LLaDA-8B is held against a prefill of its layers.
+        against the estimates with the same framework's kernels. Neither hold an overhead of a step. The package knows causal
+        models alone: a refresh of LLaDA-8B is held against a prefill of its layers.
 
 card    Every dLLM run that a card has served with all requests there at once (results/CARD/runs, of 'repro gpu-suite') is
         simulated again with the pool, or the static batch, that was measured, so that both run one schedule. Its steps are charged
@@ -32,7 +31,7 @@ from typing import Any, NamedTuple
 from engines.cluster.hardware import DEGREES, PHYSICAL, WorkerCost
 from engines.cost.extract import LICENCE, SYSTEMS
 from engines.cost.kernels import FRAMEWORKS, Composed, kernels_of
-from engines.cost.roofline import Roofline, StepWork, gpu
+from engines.cost.roofline import StepWork, gpu
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.views import Chunk
@@ -43,7 +42,6 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.family import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
-from repro.systems.cost import load_calibration
 from repro.systems.dllm.deployment import DllmDeployment, sized
 from repro.systems.platforms import PLATFORMS
 
@@ -196,20 +194,6 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 
 # -- our costs ----------------------------------------------------------------------------------------------
 
-Cost = Callable[[Point, str], float | None]
-"""Our milliseconds of a point with a framework's kernels; None where the cost has no constants for the card."""
-
-
-def roofline_ms(point: Point, framework: str) -> float | None:
-    """``physical`` constants, or those fitted on the paper for a refresh; the same whatever the kernels."""
-    shape, card = model_shape(point.model), gpu(point.card)
-    if point.phase == "refresh":
-        calibration = load_calibration(point.card)
-        if not calibration.fitted_on:
-            return None
-        return 1e3 * Roofline(shape, card, calibration).step_time(refresh_work(point)).total_s
-    return 1e3 * _step_s(WorkerCost(shape, card, point.degree, PHYSICAL), point)
-
 
 def _step_s(cost: Any, point: Point) -> float:
     if point.phase == "decode":
@@ -242,16 +226,11 @@ def composed_ms(point: Point, framework: str) -> float:
 _NO_OVERHEAD = replace(PHYSICAL, step_overhead_s=0.0)
 
 
-COSTS: Mapping[str, tuple[Cost, bool]] = {"roofline": (roofline_ms, False), "composed": (composed_ms, True)}
-"""Each with whether it is held against every framework; else against their median."""
-
-
 # -- ratios -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    cost: str
     card: str
     model: str
     degree: int
@@ -270,7 +249,6 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    cost: str = shown("cost")
     card: str = shown("card")
     phase: str = shown("phase")
     by: str = shown("by")
@@ -285,31 +263,24 @@ class Group:
     highest_at: str = shown("at")
 
 
-def ratios(estimates: Estimates, costs: Iterable[str]) -> list[Ratio]:
-    found = []
-    for name in costs:
-        cost, has_kernels = COSTS[name]
-        for point, times in estimates.items():
-            against = times if has_kernels else {"median": median(times.values())}
-            for framework, theirs_ms in against.items():
-                ours_ms = cost(point, framework)
-                if ours_ms is not None:
-                    own = Ratio(cost=name, framework=framework, ours_ms=ours_ms, theirs_ms=theirs_ms, **point._asdict())
-                    found.append(own)
-    return found
+def ratios(estimates: Estimates) -> list[Ratio]:
+    return [
+        Ratio(framework=framework, ours_ms=composed_ms(point, framework), theirs_ms=theirs_ms, **point._asdict())
+        for point, times in estimates.items()
+        for framework, theirs_ms in times.items()
+    ]
 
 
 def grouped(found: Iterable[Ratio], by: Sequence[str] = ()) -> list[Group]:
     groups: dict[tuple[str, ...], list[Ratio]] = {}
     for each in found:
-        groups.setdefault((each.cost, each.card, each.phase, *(getattr(each, name) for name in by)), []).append(each)
+        groups.setdefault((each.card, each.phase, *(getattr(each, name) for name in by)), []).append(each)
     rows = []
-    for (cost, card, phase, *values), members in groups.items():
+    for (card, phase, *values), members in groups.items():
         values_of = [each.ratio for each in members]
         low, high = (pick(members, key=lambda each: each.ratio) for pick in (min, max))
         rows.append(
             Group(
-                cost=cost,
                 card=card,
                 phase=phase,
                 by=" ".join(map(str, values)) or "all",
@@ -457,7 +428,7 @@ def hold_against_peer(options: argparse.Namespace) -> None:
     else:
         estimates = {point: times for point, times in read(options.estimates).items() if point in asked}
     require(bool(estimates), f"estimates={options.estimates} hold none of these cards and models: add --again")
-    found = ratios(estimates, options.costs)
+    found = ratios(estimates)
     print(table(grouped(found, options.by)))
     rows = Rows(options.json, {"package": PACKAGE, "version": VERSION})
     rows.rows = [{**vars(each), "ratio": each.ratio} for each in found]
@@ -482,11 +453,8 @@ def _options() -> argparse.Namespace:
     peer = commands.add_parser("peer", help="AIConfigurator's own estimates")
     peer.add_argument("--cards", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     peer.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    peer.add_argument("--costs", nargs="+", default=list(COSTS), choices=COSTS)
     columns = ("model", "degree", "batch", "tokens", "history", "framework")
-    peer.add_argument(
-        "--by", nargs="+", default=[], choices=columns, help="a line for each, besides cost, card and phase"
-    )
+    peer.add_argument("--by", nargs="+", default=[], choices=columns, help="a line for each, besides card and phase")
     peer.add_argument("--estimates", type=Path, default=ESTIMATES, help="the file read, or written by --again")
     peer.add_argument("--again", action="store_true", help=f"make the estimates with {PACKAGE} {VERSION}, a minute")
     card = commands.add_parser("card", help="what a card served")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LISTED = "h200"
 """Platform whose jobs are listed where none is given and no card tells."""
-EXPECTED = "gpu-suite-expected.json"
-"""Below the results of this machine: what its simulations expect of every cell."""
+EXPECTED = "gpu-suite-expected"
+"""Folder below the results of this machine: simulated runs of every cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,7 @@ def _suite(asked: Asked, scale: Scale, platform: str, root: Path) -> Suite:
     from repro.gpu_suite.summary import write_summary
     from repro.gpu_suite.verdict import VERDICT, write_verdict
     from repro.paths import LOCAL
+    from repro.runs.store import Store
 
     stages, calibrating = plan.stages(scale), Calibrating()
     wanted = asked.wanted(list(dict.fromkeys(each.stage for each in stages)))
@@ -150,7 +151,7 @@ def _suite(asked: Asked, scale: Scale, platform: str, root: Path) -> Suite:
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
     return Suite(
-        jobs=jobs_of([each for each in stages if each.stage in told], LOCAL / EXPECTED),
+        jobs=jobs_of([each for each in stages if each.stage in told], Store(LOCAL / EXPECTED)),
         root=root,
         platform=platform,
         command=asked.command(platform, root),

@@ -1,16 +1,12 @@
-"""What a cell should take and make on a card: what its simulated run says, kept so that it is simulated once per code."""
+"""What a cell should take and make on a card, by its simulated run, which is stored like any other."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from engines.cost.roofline import Calibration, gpu
-from repro.files import replace_text
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store
@@ -29,7 +25,7 @@ MEASURED_ALONE = ("weights", "device", "dtype", "profile_every")
 
 
 class Prediction(NamedTuple):
-    """What a simulated run says, of which nothing hangs on the constants here: it is kept."""
+    """A simulated run's own numbers."""
 
     busy_s: float
     num_steps: int
@@ -59,35 +55,16 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     return replace(experiment, deployment=replace(experiment.deployment, calibration=given))
 
 
-def expected(cells: Sequence[Cell], cache: Path) -> list[Prediction]:
-    """What the simulator expects of each cell. ``cache`` holds what was expected before, by the cell and by the code that simulates it; one that
-    cannot be read is made again."""
-    experiments = [simulated(cell) for cell in cells]
-    keys = [f"{each.cell.key} {each.code.digest}" for each in experiments]
-    known = {key: found for key, found in _read(cache).items() if key in keys}
-    missing = {key: each for key, each in zip(keys, experiments, strict=True) if key not in known}
-    if missing:
-        with TemporaryDirectory(prefix="repro-expected-") as folder:
-            outcomes = Sweep(list(missing.values()), Store(Path(folder))).run()
-            for (key, experiment), outcome in zip(missing.items(), outcomes, strict=True):
-                assert outcome.run is not None
-                summary = outcome.run.summary
-                known[key] = Prediction(
-                    busy_s=summary["busy_s"],
-                    num_steps=summary["num_steps"],
-                    last_arrival_s=max(request.arrival_s for request in experiment.workload.requests),
-                    throughput_tok_s=summary["throughput_tok_s"],
-                )
-        replace_text(cache, json.dumps(_read(cache) | known, indent=1) + "\n")
-    return [known[key] for key in keys]
-
-
-def _read(cache: Path) -> dict[str, Prediction]:
-    try:
-        found = json.loads(cache.read_text(encoding="utf-8"))
-        return {
-            str(key): Prediction(float(busy_s), int(steps), float(last), None if speed is None else float(speed))
-            for key, (busy_s, steps, last, speed) in found.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
+    """What the simulator expects of each cell. ``store`` holds the runs that the same code simulated before."""
+    sweep = Sweep([simulated(cell) for cell in cells], store)
+    sweep.run()
+    return [
+        Prediction(
+            busy_s=run.summary["busy_s"],
+            num_steps=run.summary["num_steps"],
+            last_arrival_s=max(run.record.requests["arrival_s"]),
+            throughput_tok_s=run.summary["throughput_tok_s"],
+        )
+        for run in sweep.runs
+    ]

@@ -86,12 +86,12 @@ class JobOutcome:
     """Why nothing more was run, in one sentence."""
 
 
-def jobs_of(asked: Sequence[Planned], cache: Path) -> list[Job]:
+def jobs_of(asked: Sequence[Planned], simulations: Store) -> list[Job]:
     """Prepared: what cannot run is refused here, before anything does. What is not known to take long is what
-    its simulated run says, once (``cache``)."""
+    its simulated run says."""
     experiments = [prepare(each.cell) for each in asked]
     unknown = [each.cell for each in asked if each.estimate_s is None]
-    simulated = dict(zip((cell.key for cell in unknown), expected(unknown, cache), strict=True))
+    simulated = dict(zip((cell.key for cell in unknown), expected(unknown, simulations), strict=True))
     jobs = []
     for each, experiment in zip(asked, experiments, strict=True):
         if each.estimate_s is not None:

@@ -133,24 +133,14 @@ def test_a_checkpoint_is_told_in_the_words_of_its_family():
     assert silicon.config_of(QWEN2_5_7B)["architectures"] == ["Qwen2ForCausalLM"]
 
 
-def test_a_decode_by_the_roofline_streams_weights_and_context():
-    point = Point("h200", "Qwen2.5-7B", 1, "decode", 1, 1, 1024)
-    layers = 28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944 + 2 * 3584 + 3584 + 2 * 512) + 3584
-    moved = 2 * (layers + 152064 * 3584 + 2 * 152064 + 28 * 2 * 512 * (1024 + 1))
-    assert silicon.roofline_ms(point, "any") == pytest.approx(2 + 1e3 * moved / (0.8 * 4.8e12), rel=1e-12)
-
-
 def test_a_refresh_attends_both_ways():
     work = silicon.refresh_work(Point("l40s", "LLaDA-8B", 1, "refresh", 8, 512, 0))
     assert (work.query_rows, work.attention_pairs, work.logit_rows) == (4096, 8 * 512**2, 8)
-    fitted = silicon.roofline_ms(Point("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any")
-    assert fitted == pytest.approx(75.4, abs=0.1)
-    assert silicon.roofline_ms(Point("h200", "LLaDA-8B", 1, "refresh", 1, 512, 0), "any") is None
 
 
 def ratio(tokens: int, ours_ms: float, theirs_ms: float = 10.0) -> Ratio:
     point = PREFILL._replace(tokens=tokens)._asdict()
-    return Ratio(**point, cost="ours", framework="vllm", ours_ms=ours_ms, theirs_ms=theirs_ms)
+    return Ratio(**point, framework="vllm", ours_ms=ours_ms, theirs_ms=theirs_ms)
 
 
 def test_a_group_tells_its_middle_its_spread_and_its_ends():
@@ -165,21 +155,9 @@ def test_a_group_tells_its_middle_its_spread_and_its_ends():
     ]
 
 
-def test_a_cost_of_one_answer_is_held_against_the_median(monkeypatch):
-    costs = {"one": (lambda point, framework: 30.0, False), "each": (lambda point, framework: len(framework), True)}
-    monkeypatch.setattr(silicon, "COSTS", costs)
-    found = silicon.ratios({PREFILL: {"vllm": 1.0, "sglang": 10.0, "trtllm": 20.0}}, ["one", "each"])
-    assert [(each.framework, each.ratio) for each in found] == [
-        ("median", 3.0),
-        ("vllm", 4.0),
-        ("sglang", 0.6),
-        ("trtllm", 0.3),
-    ]
-
-
 def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
     asked = {point: times for point, times in silicon.read(ESTIMATES).items() if point.card in ("l40s", "h200")}
-    found = silicon.ratios(asked, ["composed"])
+    found = silicon.ratios(asked)
     off = {(each.card, each.phase): each.off for each in silicon.grouped(found)}
     # A refresh attends both ways, with twice the arithmetic of a prefill.
     assert all(value < (0.065 if phase == "refresh" else 0.05) for (_, phase), value in off.items()), off
@@ -198,7 +176,7 @@ def test_the_page_prints_the_ratios_of_today():
     for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
         card = cells[0].lower() or card
         printed[card, cells[1].lower()] = cells[2:]
-    groups = silicon.grouped(silicon.ratios(silicon.read(ESTIMATES), ["composed"]))
+    groups = silicon.grouped(silicon.ratios(silicon.read(ESTIMATES)))
     assert printed == {
         (each.card, each.phase): [
             f"{each.points:,}",

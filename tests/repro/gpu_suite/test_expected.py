@@ -1,44 +1,39 @@
 """What a cell is expected to take is simulated once per code."""
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
 from support.cells import a_cell
 
 from engines.cost.roofline import Calibration, gpu
-from repro.gpu_suite import expected as expecting
 from repro.gpu_suite.expected import PREPARATION_S, expected, simulated
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
+from repro.runs.store import SUFFIX, Store
 
 
 def cell(platform: str = "h200", **knobs: int | str) -> Cell:
     return a_cell(platform=platform, num_prompts=2, gen_length=32, steps=32, weights="random", **knobs)
 
 
-def test_what_was_simulated_is_not_again(tmp_path, monkeypatch):
-    cache = tmp_path / "local" / "expected.json"
+def written(folder: Path) -> dict[str, int]:
+    """When each run was stored."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob(f"*{SUFFIX}")}
+
+
+def test_what_was_simulated_is_not_again(tmp_path):
+    store = Store(tmp_path)
     cells = [cell(), cell(max_num_seqs=1)]
-    first = expected(cells, cache)
+    first = expected(cells, store)
     assert all(each.seconds > PREPARATION_S for each in first)
     assert first[0].seconds < first[1].seconds
     # One request at a time makes fewer tokens a second than two.
     assert first[0].throughput_tok_s > first[1].throughput_tok_s > 0
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["expected.json"]
-
-    stored = json.loads(cache.read_text())
-    with monkeypatch.context() as patch:
-        patch.setattr(expecting, "Sweep", None)
-        assert expected(cells, cache) == first
-        assert expected([cells[1]], cache) == first[1:]
-        # By other code it is another simulation.
-        cache.write_text(json.dumps({f"{key.split()[0]} 0": told for key, told in stored.items()}))
-        with pytest.raises(TypeError):
-            expected(cells, cache)
-    cache.write_text("[1")
-    assert expected(cells, cache) == first
-    assert json.loads(cache.read_text()) == stored
+    stored = written(tmp_path)
+    assert expected(cells, store) == first
+    assert expected([cells[1]], store) == first[1:]
+    assert written(tmp_path) == stored
+    assert len(stored) == 2
 
 
 def test_a_stored_calibration_changes_nothing():

@@ -13,6 +13,7 @@ from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, 
 from repro.gpu_suite.suite import Job, Suite, jobs_of
 from repro.gpu_suite.verdict import _blocks
 from repro.runs.cell import Cell
+from repro.runs.store import Store
 from repro.systems.cluster.instance import setting_of
 from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.platforms import MIB
@@ -32,7 +33,7 @@ ALL = (
 def h200(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
     """All of them; what they take is not asked."""
     asked = [replace(each, estimate_s=each.estimate_s or 1.0) for each in stages(scale_of("h200"))]
-    return jobs_of(asked, tmp_path_factory.mktemp("h200") / "expected.json")
+    return jobs_of(asked, Store(tmp_path_factory.mktemp("h200")))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def estimated(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
     alike = [each for each in asked if each.stage not in FIRST and "max_num_seqs" not in each.cell.knob_values]
     left_out = {each.cell.key for i, each in enumerate(alike) if i % 6}
     some = [each for each in asked if each.cell.key not in left_out]
-    return jobs_of(some, tmp_path_factory.mktemp("estimated") / "expected.json")
+    return jobs_of(some, Store(tmp_path_factory.mktemp("estimated")))
 
 
 def served(jobs: Sequence[Job], stage: str) -> list[Cell]:
@@ -98,7 +99,7 @@ def test_block_diffusion_is_a_minute_or_two_of_random_weights(h200):
 def test_the_tiny_block_stage_runs_and_is_shown(tmp_path):
     asked = [each for each in stages(scale_of("cpu-tiny")) if each.stage == "block"]
     suite = Suite(
-        jobs=jobs_of(asked, tmp_path / "expected.json"),
+        jobs=jobs_of(asked, Store(tmp_path / "expected")),
         root=tmp_path,
         platform="cpu-tiny",
         command="repro gpu-suite",
