@@ -9,11 +9,11 @@ from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, panel_of
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.common.figure import Page, Table, seed_by_seed
+from paper_figures.common.figure import Column, Page, both, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
-from paper_figures.common.words import is_above, number, said, shown
+from paper_figures.common.words import is_above, mean_and_half, number, said, shown
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.reports.paper import load_table
@@ -67,7 +67,26 @@ def peak(runs: Runs, name: str) -> float:
 
 def page(runs: Runs) -> Page:
     paper = printed()
-    points = [(point, at(runs, *point), off(runs, *point), paper.get(point)) for point in POINTS]
+    columns: list[Column[tuple[str, float]]] = [
+        Column(of=lambda point: point[0], csv="parameter", title="parameter"),
+        Column(of=lambda point: point[1], csv="value", title="value", text=lambda value: f"{value:g}"),
+        Column(
+            of=lambda point: at(runs, *point),
+            csv=("attainment_percent", "half_width"),
+            csv_of=mean_and_half,
+            title="attainment %",
+            text=said,
+        ),
+        Column(
+            of=lambda point: off(runs, *point),
+            csv=("difference_from_default", "its_half_width"),
+            csv_of=mean_and_half,
+            title="minus the default's, points",
+            text=said,
+        ),
+        Column(of=paper.get, csv="paper", title="paper %", text=lambda stated: shown(stated, "g")),
+    ]
+    table, csv = both(POINTS, columns)
     return ampd_page(
         runs,
         panels=[panel(runs, name) for name in SWEEPS],
@@ -75,30 +94,8 @@ def page(runs: Runs) -> Page:
         conclusions=[f"{conclusion(runs)}."],
         about=[f"Attainment in {DEFAULT}. Differences from the default are paired."],
         repeats=repeats_of(runs.view),
-        table=Table(
-            columns=("parameter", "value", "attainment %", "minus the default's, points", "paper %"),
-            rows=[
-                (name, f"{value:g}", said(own), said(apart), shown(stated, "g"))
-                for (name, value), own, apart, stated in points
-            ],
-        ),
-        csv=Table(
-            columns=(
-                *(
-                    "parameter",
-                    "value",
-                    "attainment_percent",
-                    "half_width",
-                    "difference_from_default",
-                    "its_half_width",
-                ),
-                "paper",
-            ),
-            rows=[
-                (name, value, own.mean, own.half_width, apart.mean, apart.half_width, stated)
-                for (name, value), own, apart, stated in points
-            ],
-        ),
+        table=table,
+        csv=csv,
     )
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from engines.cluster.record import READINGS
 from paper_figures.ampd.attainment import Ask, Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, MODELS, grid, panels
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
-from paper_figures.common.figure import Columns, Page, attributes, table
+from paper_figures.common.figure import Column, Page, both
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
 from paper_figures.common.runs import Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
-from paper_figures.common.words import shown
+from paper_figures.common.words import mean_and_half, shown
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
@@ -138,32 +139,35 @@ def null_score(view: View) -> Score:
     return score_of(Attainments(panels=panels(), rates=rates, values=values), view, "-", NULL, "-")
 
 
-CSV_COLUMNS: Columns[Score] = {
-    **attributes("constants", "reading", "plans", "history"),
-    "score": lambda score: score.whole.mean,
-    "half_width": lambda score: score.whole.half_width,
-    **attributes("dynamo", "vllm", "llama_vllm", "winner_right", "gaia_colocated", "others_disaggregated"),
-}
+def columns(num_cells: int) -> list[Column[Score]]:
+    def plain(name: str) -> Column[Score]:
+        return Column(of=attrgetter(name), csv=name, title=name)
 
+    def part(name: str, title: str) -> Column[Score]:
+        return Column(of=attrgetter(name), csv=name, title=title, text=lambda value: f"{value:.3f}")
 
-def table_columns(num_cells: int) -> Columns[Score]:
-    def whole(score: Score) -> str:
-        return "-" if score.whole.mean is None else f"{score.whole.mean:.3f} ± {score.whole.half_width or 0:.3f}"
+    def count(name: str, title: str) -> Column[Score]:
+        return Column(of=attrgetter(name), csv=name, title=title, text=lambda value: shown(value, ""))
 
-    return {
-        **attributes("constants", "reading", "plans", "history"),
-        "score": whole,
-        "Dynamo": lambda score: f"{score.dynamo:.3f}",
-        "vLLM": lambda score: f"{score.vllm:.3f}",
-        "vLLM, Llama": lambda score: f"{score.llama_vllm:.3f}",
-        f"winner right of {num_cells}": lambda score: shown(score.winner_right, ""),
-        "GAIA co-located": lambda score: shown(score.gaia_colocated, ""),
-        "others disaggregated": lambda score: shown(score.others_disaggregated, ""),
-    }
+    def whole(at: Interval) -> str:
+        return "-" if at.mean is None else f"{at.mean:.3f} ± {at.half_width or 0:.3f}"
+
+    score = ("score", "half_width")
+    return [
+        *map(plain, ("constants", "reading", "plans", "history")),
+        Column(of=attrgetter("whole"), csv=score, csv_of=mean_and_half, title="score", text=whole),
+        part("dynamo", "Dynamo"),
+        part("vllm", "vLLM"),
+        part("llama_vllm", "vLLM, Llama"),
+        count("winner_right", f"winner right of {num_cells}"),
+        count("gaia_colocated", "GAIA co-located"),
+        count("others_disaggregated", "others disaggregated"),
+    ]
 
 
 def page(runs: Runs) -> Page:
     found, num_cells = scores(runs), len(panels()) * len(rates_of(runs.view))
+    table, csv = both(found, columns(num_cells))
     concluded = conclusions(found, runs.view)
     return ampd_page(
         runs,
@@ -175,8 +179,8 @@ def page(runs: Runs) -> Page:
             "the overheads."
         ],
         repeats=f"{seeds_text(runs.view)}.",
-        table=table(found, table_columns(num_cells)),
-        csv=table(found, CSV_COLUMNS),
+        table=table,
+        csv=csv,
         notes=concluded,
         is_transient=False,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -92,11 +91,6 @@ class Page:
     """None is the table itself."""
     after_heading: str | None = None
     """Behind the title over the table as Markdown, which a figure with None has not."""
-
-
-def attributes(*names: str) -> Columns[Any]:
-    """Columns that are called as what they show of an item."""
-    return {name: attrgetter(name) for name in names}
 
 
 def no_cells(view: View) -> list[Cell]:

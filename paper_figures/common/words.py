@@ -26,6 +26,11 @@ def ends(interval: Interval) -> tuple[float | None, float | None, float | None]:
     return interval.mean, interval.low, interval.high
 
 
+def mean_and_half(interval: Interval) -> tuple[float | None, float | None]:
+    """Mean and half width, as another CSV has them."""
+    return interval.mean, interval.half_width
+
+
 def ends_of(name: str) -> tuple[str, str, str]:
     """The columns of a CSV that ``ends`` fill."""
     return name, f"{name}_low", f"{name}_high"

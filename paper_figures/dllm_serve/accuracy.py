@@ -4,16 +4,13 @@ from engines.errors import UserError
 from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
 from paper_figures.common.figure import Page, Table, cell_by_cell
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve.answers import title_of
+from paper_figures.dllm_serve.answers import by_criterion, share, title_of
 from paper_figures.dllm_serve.fig6 import GENERATION
 from paper_figures.dllm_serve.layout import all_valid, dllm_figure
-from repro.reports.accuracy import CONFIGURATIONS, DENSE, TASKS, Configuration, Solved, is_dense
+from repro.reports.accuracy import CONFIGURATIONS, DENSE, TASKS, Configuration, is_dense
 from repro.reports.accuracy import Table as Solutions
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
-from repro.runs.statistics import wilson_interval
-from repro.runs.store import StoredRun
-from repro.tasks.registry import task_entry
 
 NUM_PROBLEMS = 300
 STATIC: Knobs = (("stop_at_eos", False),)
@@ -39,15 +36,6 @@ def cells(view: View) -> list[Cell]:
             f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny"
         )
     return cell_by_cell((cell(view, each, task) for each in CONFIGURATIONS for task in TASKS), view)
-
-
-def share(runs: tuple[StoredRun, ...], column: str = "correct") -> Solved | None:
-    """Pools repeats; None where one was not graded."""
-    verdicts = [verdict for run in runs if run.validity.valid for verdict in run.record.requests[column]]
-    if not verdicts or None in verdicts:
-        return None
-    low, high = wilson_interval(sum(verdicts), len(verdicts))
-    return Solved(share=sum(verdicts) / len(verdicts), low=low, high=high, n=len(verdicts))
 
 
 def solutions(runs: Runs) -> Solutions:
@@ -102,18 +90,15 @@ def table_row(runs: Runs, configuration: Configuration, found: Solutions) -> tup
 
 def csv_rows(runs: Runs, configuration: Configuration, task: str, found: Solutions) -> list[tuple[object, ...]]:
     """Makes one row for each criterion."""
-    own, entry, rows = runs.of(cell(runs.view, configuration, task)), task_entry(task), list[tuple[object, ...]]()
-    for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
-        solved = share(own, column)
-        numbers = (None,) * 4 if solved is None else (solved.share, solved.low, solved.high, solved.n)
-        rows.append(
-            (
-                *(runs.view.platform.name, configuration.contender, configuration.system, configuration.rule, task),
-                *(criterion, column == "correct_strict", *numbers, is_dense(configuration, found)),
-                *(obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)),
-            )
+    own = runs.of(cell(runs.view, configuration, task))
+    return [
+        (
+            *(runs.view.platform.name, configuration.contender, configuration.system, configuration.rule, task),
+            *(criterion, is_strict, *numbers, is_dense(configuration, found)),
+            *(obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)),
         )
-    return rows
+        for criterion, is_strict, numbers in by_criterion(own, task)
+    ]
 
 
 def first_dense_notes(found: Solutions) -> list[str]:

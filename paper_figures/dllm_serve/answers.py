@@ -1,14 +1,43 @@
 """How well the configurations answer whose speeds a figure compares, in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paper_figures.common.style import system_look
 from repro.reports.accuracy import DENSE, SINGLE_REFRESH, TASKS, Solved, accuracies, configuration_of, solved_by
+from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
+from repro.tasks.registry import task_entry
 
 
 def title_of(contender: str) -> str:
     return "dLLM-Serve with one refresh" if contender == SINGLE_REFRESH else system_look(contender).title
+
+
+def verdicts(runs: Sequence[StoredRun], column: str = "correct") -> list[bool]:
+    """Verdicts of valid runs, by seed and problem; empty where one was not graded."""
+    found = [verdict for run in runs if run.validity.valid for verdict in run.record.requests[column]]
+    return [] if None in found else found
+
+
+def share(runs: Sequence[StoredRun], column: str = "correct") -> Solved | None:
+    """Pools repeats; None where one was not graded."""
+    found = verdicts(runs, column)
+    if not found:
+        return None
+    low, high = wilson_interval(sum(found), len(found))
+    return Solved(share=sum(found) / len(found), low=low, high=high, n=len(found))
+
+
+def numbers_of(solved: Solved | None) -> tuple[float | None, ...]:
+    """Share, low, high and count, as a CSV has them."""
+    return (None,) * 4 if solved is None else (solved.share, solved.low, solved.high, solved.n)
+
+
+def by_criterion(runs: Sequence[StoredRun], task: str) -> Iterator[tuple[str, bool, tuple[float | None, ...]]]:
+    """What is solved by each criterion of a task: its name, whether it is the strict one, and the numbers of a CSV."""
+    entry = task_entry(task)
+    for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
+        yield criterion, column == "correct_strict", numbers_of(share(runs, column))
 
 
 def answer_notes(runs: Sequence[StoredRun]) -> list[str]:

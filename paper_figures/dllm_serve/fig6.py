@@ -4,6 +4,9 @@ The paper asks LLaDA-8B; here the embedded model answers its own held-out tasks,
 on any machine. Engine, scheduler and decoding are the same for all series: only the selection differs.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from engines.errors import UserError
 from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
@@ -11,34 +14,28 @@ from paper_figures.common.panel import Axis, Band, Guide, Layer, Line, Mark, Pan
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
 from paper_figures.common.words import exactly
-from paper_figures.dllm_serve.layout import PAPER, all_valid, dllm_figure
-from paper_figures.dllm_serve.retention import (
-    DENSE,
-    HEAD,
-    PAPER_DATASETS,
-    SELECTIONS,
-    TASKS,
-    UNIFORM,
-    AccuracyPoint,
-    PaperAccuracy,
-    RetentionPoints,
-    SolvedShare,
-    compare,
-    load_points,
-    paper_values,
-)
+from paper_figures.dllm_serve.answers import by_criterion, share, verdicts
+from paper_figures.dllm_serve.layout import PAPER, all_valid, dllm_figure, printed_in
+from repro.reports.accuracy import TASKS, Solved
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
-from repro.runs.cell import Cell, Scalar
-from repro.runs.statistics import Discordance
+from repro.runs.cell import Cell
+from repro.runs.statistics import Discordance, discordance
+from repro.runs.store import StoredRun
 from repro.tasks.registry import task_entry
 
 SOURCE = f"{PAPER}, Figure 6, §6.4"
+HEAD, UNIFORM, DENSE = "head", "uniform", "dense"
+SELECTIONS = (HEAD, UNIFORM)
+PAPER_DATASETS = {"mini-code": "HumanEval", "mini-gsm": "GSM8K"}
+"""What the paper's panel shows where ours shows the embedded model's task."""
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 """The paper's range."""
 TESTED = (0.1, 0.2)
 """Ratios at which the notes say the difference in words."""
 PLACES = [(task, ratio) for task in TASKS for ratio in RATIOS]
+KEPT = [*((selection, ratio) for selection in SELECTIONS for ratio in RATIOS), (DENSE, None)]
+"""What the series keep: how rows are selected, and which share of them; dense keeps every row."""
 NUM_PROBLEMS = 500
 GENERATION: Knobs = (
     ("gen_length", 40),
@@ -61,40 +58,75 @@ CSV_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaperAccuracy:
+    task: str
+    selection: str
+    ratio: float
+    percent: float
+
+
+def paper_values() -> list[PaperAccuracy]:
+    """The points that the paper's text prints, of LLaDA-8B-Instruct."""
+    values = printed_in("fig6")
+    return [
+        PaperAccuracy(task=task, selection=selection, ratio=float(percent) / 100, percent=float(printed[selection]))
+        for task, dataset in PAPER_DATASETS.items()
+        for percent, printed in values[dataset].items()
+        for selection in SELECTIONS
+    ]
+
+
+def cell(view: View, task: str, selection: str, ratio: float | None = None) -> Cell:
+    kept: Knobs = () if ratio is None else (("retention_ratio", ratio),)
+    return view.cell(None, "dllm-serve", task, knobs=(*GENERATION, ("selection", selection), *kept))
+
+
 def cells(view: View) -> list[Cell]:
     if view.platform.executor != "torch":
         raise UserError(
             f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny"
         )
-    choices: list[dict[str, Scalar]] = [
-        {"selection": selection, "retention_ratio": ratio} for selection in SELECTIONS for ratio in RATIOS
-    ]
-    choices.append({"selection": DENSE})
-    asked = (
-        view.cell(None, "dllm-serve", task, knobs=(*GENERATION, *choice.items()))
-        for task in TASKS
-        for choice in choices
+    return cell_by_cell((cell(view, task, *kept) for task in TASKS for kept in KEPT), view)
+
+
+def own_runs(runs: Runs, task: str, selection: str, ratio: float | None = None) -> tuple[StoredRun, ...]:
+    """All repeats of one point."""
+    return runs.of(cell(runs.view, task, selection, ratio))
+
+
+def solved(runs: Runs, task: str, selection: str, ratio: float | None = None) -> Solved | None:
+    return share(own_runs(runs, task, selection, ratio))
+
+
+def compare(first: Sequence[StoredRun], second: Sequence[StoredRun]) -> Discordance | None:
+    """Compare two points, problem by problem; None where they have not asked the same ones."""
+    asked, others = (
+        [run.record.manifest["dataset"]["checksum"] for run in own if run.validity.valid] for own in (first, second)
     )
-    return cell_by_cell(asked, view)
+    own = verdicts(first)
+    return discordance(own, verdicts(second)) if own and asked == others else None
 
 
 def page(runs: Runs) -> Page:
-    points, printed = load_points(runs.all), paper_values()
-    obtained = how_obtained(runs.all)
+    printed, obtained = paper_values(), how_obtained(runs.all)
     stated = ", ".join(f"{PAPER_DATASETS[value.task]} {value.selection} {value.percent:g} %" for value in printed)
     return Page(
         table=Table(
             columns=(
                 *("task", "kept", "head %", "uniform %", "only head / only uniform", "McNemar p", "dense %", "valid"),
             ),
-            rows=[table_row(points, *place) for place in PLACES],
+            rows=[table_row(runs, *place) for place in PLACES],
         ),
         csv=Table(
             columns=CSV_COLUMNS,
-            rows=[*(row for point in points.all for row in csv_rows(point, runs.view)), *map(paper_row, printed)],
+            rows=[
+                *(row for task in TASKS for kept in KEPT for row in csv_rows(runs, task, *kept)),
+                *map(paper_row, printed),
+            ],
         ),
         picture=Picture(
-            panels=[panel(points, task, printed) for task in TASKS],
+            panels=[panel(runs, task, printed) for task in TASKS],
             caption=[
                 "Only the selection differs between the series. Bars and band: Wilson's 95 % intervals.",
                 "Hollow, beside its ratio: the paper's, of LLaDA-8B on HumanEval and GSM8K, another model and other tasks: not to be compared in height.",
@@ -104,39 +136,39 @@ def page(runs: Runs) -> Page:
             ],
         ),
         notes=[
-            *difference_notes(points),
-            *match_notes(points),
+            *difference_notes(runs),
+            *match_notes(runs),
             *invalid_notes(runs.all),
-            *missing(points),
+            *missing(runs),
             *obtained,
             protocol(runs),
         ],
     )
 
 
-def panel(points: RetentionPoints, task: str, printed: list[PaperAccuracy]) -> Panel:
+def panel(runs: Runs, task: str, printed: list[PaperAccuracy]) -> Panel:
     layers: list[Layer] = []
     for selection in SELECTIONS:
-        shares = {ratio: share for ratio in RATIOS if (share := points.share(task, selection, ratio))}
+        shares = {ratio: found for ratio in RATIOS if (found := solved(runs, task, selection, ratio))}
         # An empty or a full share is an end of its own interval, but for rounding.
         spread = [
-            (max(0.0, 100 * (share.value - share.low)), max(0.0, 100 * (share.high - share.value)))
-            for share in shares.values()
+            (max(0.0, 100 * (found.share - found.low)), max(0.0, 100 * (found.high - found.share)))
+            for found in shares.values()
         ]
         if shares:
             layers.append(
                 Line(
                     label=LABELS[selection],
                     places=[100 * ratio for ratio in shares],
-                    at=[exactly(100 * share.value) for share in shares.values()],
+                    at=[exactly(100 * found.share) for found in shares.values()],
                     spread=spread,
                     look=LOOKS[selection],
                     capsize=2.5,
                     zorder=3,
                 )
             )
-    if dense := points.share(task, DENSE):
-        layers.append(Guide(value=100 * dense.value, label=LABELS[DENSE], width=1.2, zorder=2))
+    if dense := solved(runs, task, DENSE):
+        layers.append(Guide(value=100 * dense.share, label=LABELS[DENSE], width=1.2, zorder=2))
         layers.append(Band(low=100 * dense.low, high=100 * dense.high))
     for value in printed:
         if value.task == task:
@@ -167,20 +199,14 @@ def protocol(runs: Runs) -> str:
 # -- CSV, table, notes ------------------------------------------------------------------------------------
 
 
-def csv_rows(point: AccuracyPoint, view: View) -> list[tuple[object, ...]]:
-    """One row for each criterion; repeats are pooled."""
-    entry, rows = task_entry(point.task), list[tuple[object, ...]]()
-    folders = " ".join(run.cell.folder_name for run in point.runs)
-    for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
-        share = point.share(column)
-        numbers = (None,) * 4 if share is None else (share.value, share.low, share.high, share.n)
-        rows.append(
-            (
-                *(view.platform.name, point.task, point.selection, point.ratio, criterion, *numbers),
-                *(obtained_text(point.runs), all_valid(point.runs), folders),
-            )
-        )
-    return rows
+def csv_rows(runs: Runs, task: str, selection: str, ratio: float | None) -> list[tuple[object, ...]]:
+    """One row for each criterion; repeats are pooled. None of a point without runs."""
+    own = own_runs(runs, task, selection, ratio)
+    end = obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)
+    return [
+        (runs.view.platform.name, task, selection, ratio, criterion, *numbers, *end)
+        for criterion, _, numbers in (by_criterion(own, task) if own else ())
+    ]
 
 
 def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
@@ -194,10 +220,9 @@ def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
     return tuple(known.get(column) for column in CSV_COLUMNS)
 
 
-def table_row(points: RetentionPoints, task: str, ratio: float) -> tuple[str, ...]:
-    head, uniform, dense = (points.of(task, HEAD, ratio), points.of(task, UNIFORM, ratio), points.of(task, DENSE))
+def table_row(runs: Runs, task: str, ratio: float) -> tuple[str, ...]:
+    head, uniform, dense = (own_runs(runs, task, *kept) for kept in ((HEAD, ratio), (UNIFORM, ratio), (DENSE, None)))
     pair = compare(head, uniform)
-    runs = [run for point in (head, uniform, dense) if point is not None for run in point.runs]
     return (
         task,
         f"{100 * ratio:g} %",
@@ -206,41 +231,37 @@ def table_row(points: RetentionPoints, task: str, ratio: float) -> tuple[str, ..
         "-" if pair is None else f"{pair.only_first} / {pair.only_second}",
         "-" if pair is None else p_value(pair),
         text_of(dense),
-        validity_text(runs),
+        validity_text([*head, *uniform, *dense]),
     )
 
 
-def missing(points: RetentionPoints) -> list[str]:
-    asked = [(task, selection, ratio) for task in TASKS for selection in SELECTIONS for ratio in RATIOS]
-    found = [
-        f"{task} {selection} at {100 * ratio:g} %"
-        for task, selection, ratio in asked
-        if points.of(task, selection, ratio) is None
+def missing(runs: Runs) -> list[str]:
+    places = [*((task, *kept) for task in TASKS for kept in KEPT[:-1]), *((task, *KEPT[-1]) for task in TASKS)]
+    texts = [
+        f"{task} {selection}" + ("" if ratio is None else f" at {100 * ratio:g} %")
+        for task, selection, ratio in places
+        if not own_runs(runs, task, selection, ratio)
     ]
-    found += [f"{task} {DENSE}" for task in TASKS if points.of(task, DENSE) is None]
-    return missing_note(found, len(asked) + len(TASKS))
+    return missing_note(texts, len(places))
 
 
-def pairs(
-    points: RetentionPoints, task: str, ratio: float, uniform_ratio: float
-) -> tuple[Discordance, SolvedShare, SolvedShare] | None:
+def pairs(runs: Runs, task: str, ratio: float, uniform_ratio: float) -> tuple[Discordance, Solved, Solved] | None:
     """Head-level and uniform selection on the same problems."""
-    head, uniform = points.of(task, HEAD, ratio), points.of(task, UNIFORM, uniform_ratio)
-    pair = compare(head, uniform)
-    one, other = points.share(task, HEAD, ratio), points.share(task, UNIFORM, uniform_ratio)
+    head, uniform = own_runs(runs, task, HEAD, ratio), own_runs(runs, task, UNIFORM, uniform_ratio)
+    pair, one, other = compare(head, uniform), share(head), share(uniform)
     return None if pair is None or one is None or other is None else (pair, one, other)
 
 
-def difference_notes(points: RetentionPoints) -> list[str]:
+def difference_notes(runs: Runs) -> list[str]:
     notes = []
     for task, ratio in PLACES:
-        if (found := pairs(points, task, ratio, ratio)) is None:
+        if (found := pairs(runs, task, ratio, ratio)) is None:
             continue
         pair, one, other = found
-        gain = 100 * (one.value - other.value)
+        gain = 100 * (one.share - other.share)
         if ratio in TESTED:
             notes.append(
-                f"{task} at {100 * ratio:g} %: head-level {100 * one.value:.1f} %, uniform {100 * other.value:.1f} % "
+                f"{task} at {100 * ratio:g} %: head-level {100 * one.share:.1f} %, uniform {100 * other.share:.1f} % "
                 f"({gain:+.1f} points; {pair.only_first} problems solved by head-level alone, {pair.only_second} by uniform "
                 f"alone of {pair.n}; exact McNemar test {p_value(pair)})."
             )
@@ -251,14 +272,14 @@ def difference_notes(points: RetentionPoints) -> list[str]:
     return notes
 
 
-def match_notes(points: RetentionPoints) -> list[str]:
+def match_notes(runs: Runs) -> list[str]:
     """The paper's halving: head-level at 10 % against uniform at 20 %."""
     notes = []
     for task in TASKS:
-        if (found := pairs(points, task, *TESTED)) is not None:
+        if (found := pairs(runs, task, *TESTED)) is not None:
             pair, one, other = found
             notes.append(
-                f"{task}: head-level at 10 % {100 * one.value:.1f} %, uniform at 20 % {100 * other.value:.1f} % "
+                f"{task}: head-level at 10 % {100 * one.share:.1f} %, uniform at 20 % {100 * other.share:.1f} % "
                 f"(exact McNemar test {p_value(pair)}); the paper has the two equal on GSM8K."
             )
     return notes
@@ -268,9 +289,9 @@ def p_value(pair: Discordance) -> str:
     return f"p = {pair.p_value:.2g}" if pair.p_value >= 1e-4 else "p < 0.0001"
 
 
-def text_of(point: AccuracyPoint | None) -> str:
-    share = point.share() if point is not None else None
-    return "-" if share is None else f"{100 * share.value:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
+def text_of(runs: Sequence[StoredRun]) -> str:
+    found = share(runs)
+    return "-" if found is None else f"{100 * found.share:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
 # -- claims -------------------------------------------------------------------------------------------------
@@ -278,20 +299,19 @@ def text_of(point: AccuracyPoint | None) -> str:
 
 def findings(runs: Runs) -> list[Finding]:
     """Answered by another model on other tasks: only which ratios were tried can be compared."""
-    points = load_points(runs.all)
     tried = f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks"
     found = [runs.finding("dllm-retention-sweep", (100 * min(RATIOS), 100 * max(RATIOS)), tried)]
     for task, short in zip(TASKS, ("he", "gsm"), strict=True):
-        head, uniform = (points.share(task, selection, TESTED[0]) for selection in (HEAD, UNIFORM))
+        head, uniform = (solved(runs, task, selection, TESTED[0]) for selection in SELECTIONS)
         if head is None or uniform is None:
             continue
         rows = {
-            f"dllm-{short}-head": (100 * head.value, "head-level at 10 %"),
-            f"dllm-{short}-uniform": (100 * uniform.value, "uniform at 10 %"),
+            f"dllm-{short}-head": (100 * head.share, "head-level at 10 %"),
+            f"dllm-{short}-uniform": (100 * uniform.share, "uniform at 10 %"),
             **(
                 of_code(head, uniform)
                 if short == "he"
-                else of_math(head, uniform, points.share(task, UNIFORM, TESTED[1]))
+                else of_math(head, uniform, solved(runs, task, UNIFORM, TESTED[1]))
             ),
         }
         where = f"on {task}, embedded model; the claim is about LLaDA-8B on {PAPER_DATASETS[task]}"
@@ -300,20 +320,20 @@ def findings(runs: Runs) -> list[Finding]:
     return found
 
 
-def of_code(head: SolvedShare, uniform: SolvedShare) -> dict[str, tuple[float, str]]:
-    if uniform.value > 0:
-        return {"dllm-he-ratio": (head.value / uniform.value, "head-level over uniform at 10 %")}
+def of_code(head: Solved, uniform: Solved) -> dict[str, tuple[float, str]]:
+    if uniform.share > 0:
+        return {"dllm-he-ratio": (head.share / uniform.share, "head-level over uniform at 10 %")}
     # None is solved: the ratio is at least that to the most that the interval leaves.
     what = f"head-level over the upper end of uniform's interval ({100 * uniform.high:.2g} %; it solves none) at 10 %"
-    return {"dllm-he-ratio": (head.value / uniform.high, what)}
+    return {"dllm-he-ratio": (head.share / uniform.high, what)}
 
 
-def of_math(head: SolvedShare, uniform: SolvedShare, uniform_twice: SolvedShare | None) -> dict[str, tuple[float, str]]:
+def of_math(head: Solved, uniform: Solved, uniform_twice: Solved | None) -> dict[str, tuple[float, str]]:
     found = {}
-    if uniform.value > 0:
-        found["dllm-gsm-gain"] = (100 * (head.value / uniform.value - 1), "relative gain at 10 %")
+    if uniform.share > 0:
+        found["dllm-gsm-gain"] = (100 * (head.share / uniform.share - 1), "relative gain at 10 %")
     if uniform_twice is not None:
-        match = 100 * (head.value - uniform_twice.value)
+        match = 100 * (head.share - uniform_twice.share)
         found["dllm-gsm-match"] = (match, "head-level at 10 % less uniform at 20 %")
     return found
 

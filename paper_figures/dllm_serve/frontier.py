@@ -20,7 +20,7 @@ from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Po
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
 from paper_figures.common.words import shown
-from paper_figures.dllm_serve.accuracy import share
+from paper_figures.dllm_serve.answers import numbers_of, share
 from paper_figures.dllm_serve.layout import dllm_figure
 from paper_figures.dllm_serve.row_policies import (
     BLOCK_DIFFUSION,
@@ -196,8 +196,7 @@ def table_row(point: Point, is_on_front: bool) -> tuple[str, ...]:
 
 
 def csv_row(where: Platform, point: Point, is_on_front: bool, run: StoredRun) -> tuple[object, ...]:
-    solved = share((run,)) if point.is_measured else point.solved
-    graded = (None,) * 4 if solved is None else (solved.share, solved.low, solved.high, solved.n)
+    graded = numbers_of(share((run,)) if point.is_measured else point.solved)
     return (
         *(where.name, point.setting, point.pace, point.policy.name, point.preset, is_on_front, run.cell.seed, *graded),
         *(rows_per_request(run), run.summary["throughput_tok_s"], run.facts.get("processor_s")),

@@ -45,14 +45,8 @@ def line(
     runs: Runs, name: str, places: Sequence[float], cells: Sequence[Cell], of: Of, label: str = "", **look: str
 ) -> Line:
     """A contender's means over seeds, with their 95 % intervals."""
-    contender = CONTENDERS[name]
-    return Line(
-        label=label or contender.title,
-        places=places,
-        at=[runs.at(cell, of) for cell in cells],
-        look=replace(contender.look, **look),
-        within=bounds(of),
-    )
+    at, own = [runs.at(cell, of) for cell in cells], replace(CONTENDERS[name].look, **look)
+    return Line(label=label or CONTENDERS[name].title, places=places, at=at, look=own, within=bounds(of))
 
 
 def doubling(places: Sequence[float], label: str | None = None) -> Axis:

@@ -18,11 +18,10 @@ from paper_figures.laps.contenders import (
     MIDDLE,
     P99,
     PRICE,
-    bounds,
     priced,
     rate_of,
 )
-from paper_figures.laps.layout import laps_figure, laps_page
+from paper_figures.laps.layout import laps_figure, laps_page, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 
@@ -33,18 +32,15 @@ USUAL = 0.25
 OTHERS = ("sglang", "laps", "srpt", "reserve")
 
 
-def cell(view: View, name: str, load: float) -> Cell:
-    own: dict[str, Scalar] = {"model": MIDDLE, "transient": True}
-    return CONTENDERS[name].cell(view, LMSYS, own, rate=rate_of(load))
+def cell(view: View, name: str, load: float, **own: Scalar) -> Cell:
+    return CONTENDERS[name].cell(view, LMSYS, {"model": MIDDLE, "transient": True, **own}, rate=rate_of(load))
 
 
 def front(view: View, share: float, load: float) -> Cell:
-    own: dict[str, Scalar] = {"model": MIDDLE, "transient": True}
-    if share != USUAL:
-        own["share"] = share
+    own: dict[str, Scalar] = {} if share == USUAL else {"share": share}
     if share == 1:
         own["patience"] = 0.0
-    return CONTENDERS["on-time"].cell(view, LMSYS, own, rate=rate_of(load))
+    return cell(view, "on-time", load, **own)
 
 
 def cells(view: View) -> list[Cell]:
@@ -55,17 +51,11 @@ def cells(view: View) -> list[Cell]:
 
 
 def panel(runs: Runs, wait: Measure, load: float) -> Panel:
-    def line(name: str, own: Sequence[Cell]) -> Line:
-        return Line(
-            label=CONTENDERS[name].title,
-            places=[number(runs.at(each, wait)) for each in own],
-            at=[runs.at(each, LATE) for each in own],
-            look=CONTENDERS[name].look,
-            within=bounds(LATE),
-        )
+    def over_wait(name: str, own: Sequence[Cell]) -> Line:
+        return line(runs, name, [number(runs.at(each, wait)) for each in own], own, LATE)
 
-    ours = line("on-time", [front(runs.view, share, load) for share in SHARES])
-    others = [line(name, [cell(runs.view, name, load)]) for name in OTHERS]
+    ours = over_wait("on-time", [front(runs.view, share, load) for share in SHARES])
+    others = [over_wait(name, [cell(runs.view, name, load)]) for name in OTHERS]
     return Panel(
         title=f"load {load:g}",
         layers=[ours, *others],

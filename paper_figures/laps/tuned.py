@@ -1,12 +1,11 @@
 """Every system as printed, with our defaults, and tuned by a search that is the same for all, from half load to overload (ours)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from paper_figures.common.figure import Page, Table
-from paper_figures.common.panel import Axis, Line, Panel
+from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import number, plural, said
 from paper_figures.laps.contenders import (
@@ -20,14 +19,13 @@ from paper_figures.laps.contenders import (
     MIDDLE,
     MODELS,
     PRICE,
-    bounds,
     priced,
     rate_of,
     tuned,
 )
 from paper_figures.laps.fig7 import EIGHTS_TURNS
 from paper_figures.laps.knee import knee
-from paper_figures.laps.layout import laps_figure, laps_page
+from paper_figures.laps.layout import laps_figure, laps_page, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.tuning import CANDIDATES, TRIALS
@@ -49,8 +47,6 @@ NAMES: Mapping[int, tuple[str, ...]] = {
 }
 LOADS: Mapping[int, tuple[float, ...]] = {1: (0.5, 0.7, 0.8, 0.9, 1.0, 1.05, 1.2), 8: (0.7, 0.8, 0.9, 1.0, 1.1)}
 NEAR = 0.9
-DASHED = "--"
-"""As printed; what is tuned is drawn through."""
 
 
 def cell(view: View, name: str, is_tuned: bool, place: Place, load: float) -> Cell:
@@ -76,12 +72,14 @@ def panel(runs: Runs, of: Measure, place: Place) -> Panel:
     return Panel(
         title=place.title,
         layers=[
-            Line(
-                label=tuned(name).title if is_tuned else CONTENDERS[name].title,
-                places=loads,
-                at=[runs.at(cell(runs.view, name, is_tuned, place, load), of) for load in loads],
-                look=replace(CONTENDERS[name].look, linestyle="-" if is_tuned else DASHED),
-                within=bounds(of),
+            line(
+                runs,
+                name,
+                loads,
+                [cell(runs.view, name, is_tuned, place, load) for load in loads],
+                of,
+                tuned(name).title if is_tuned else "",
+                linestyle="-" if is_tuned else "--",
             )
             for name in NAMES[place.instances]
             for is_tuned in (False, True)

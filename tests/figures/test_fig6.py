@@ -9,8 +9,9 @@ from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel,
 
 from engines.errors import UserError
 from paper_figures.common import style
+from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve import fig6
-from paper_figures.dllm_serve.retention import compare, load_points, paper_values
+from paper_figures.dllm_serve.fig6 import compare, own_runs, paper_values
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
@@ -168,9 +169,8 @@ def test_table_and_paired_test(tmp_path):
 
 
 def test_repeats_are_pooled(tmp_path):
-    points = load_points(made(TWICE))
-    head, uniform = points.of("mini-gsm", "head", 0.1), points.of("mini-gsm", "uniform", 0.1)
-    pair = compare(head, uniform)
+    runs = Runs(made(TWICE), TWICE)
+    pair = compare(*(own_runs(runs, "mini-gsm", selection, 0.1) for selection in fig6.SELECTIONS))
     assert pair is not None
     assert (pair.n, pair.only_first, pair.only_second) == (2 * N, 16, 4)
     rendered = fig6.FIGURE.render(made(TWICE), TWICE, tmp_path)
@@ -189,8 +189,8 @@ def test_an_invalid_run_is_left_out(tmp_path):
         changed(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
         for run in made(TWICE)
     ]
-    points = load_points(half)
-    assert compare(points.of("mini-gsm", "head", 0.1), points.of("mini-gsm", "uniform", 0.1)) is None
+    runs = Runs(half, TWICE)
+    assert compare(*(own_runs(runs, "mini-gsm", selection, 0.1) for selection in fig6.SELECTIONS)) is None
 
 
 def test_missing_runs_are_said(tmp_path):
