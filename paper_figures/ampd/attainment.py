@@ -131,6 +131,12 @@ def cell_interval(table: Attainments, ours: str, theirs: str, row: int, column: 
     return as_percent(from_logarithms(logs))
 
 
+def ends_of_logs(logs: Interval) -> tuple[float, float, float]:
+    """Low end, value and high end of the number whose logarithm lies in ``logs``."""
+    mean, half = logs.mean or 0.0, logs.half_width or 0.0
+    return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
+
+
 def printed(panels: Sequence[TracePanel], rates: Sequence[float], baseline: str) -> Floats:
     """The paper's gains as ratios [panel, rate]; NaN where there is no label."""
     return np.array([[panel.gains.get((rate, baseline), math.nan) for rate in rates] for panel in panels])

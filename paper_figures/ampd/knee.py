@@ -14,7 +14,7 @@ import numpy as np
 
 from baselines.ar.dynamo import DynamoConfig
 from engines.policies.views import Chunk
-from paper_figures.ampd.attainment import ATTAINED, Attainments, Floats, Means, tabulate
+from paper_figures.ampd.attainment import ATTAINED, Ask, Attainments, Floats, Means, ends_of_logs, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, MODELS, TRACES, TracePanel, panel_of, panels
 from paper_figures.ampd.layout import DEFAULT, SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
 from paper_figures.common.figure import Page, Table, seed_by_seed
@@ -103,9 +103,14 @@ def cell_of(
 
 
 def cells(view: View) -> list[Cell]:
-    asked = (
-        cell_of(view, name, panel, multiple) for panel in panels() for multiple in multiples_of(view) for name in SHOWN
-    )
+    return cells_at(multiples_of(view), panels(), SHOWN, partial(cell_of, view), view)
+
+
+def cells_at(
+    multiples: Sequence[float], among: Sequence[TracePanel], names: Sequence[str], ask: Ask, view: View
+) -> list[Cell]:
+    """Of every contender in every panel, at multiples of a rate."""
+    asked = (ask(name, panel, multiple) for panel in among for multiple in multiples for name in names)
     return seed_by_seed(asked, view)
 
 
@@ -138,14 +143,12 @@ class Knees:
         )
 
     def said(self, name: str, row: int) -> str:
-        found, own = self.at(name, row), self.rates[row]
-        assert found.mean is not None
-        rate = math.exp(found.mean)
+        own = self.rates[row]
+        low, rate, high = ends_of_logs(self.at(name, row))
         if rate <= own[0] * (1 + 1e-9):
             return f"< {own[0]:g}"
         if rate >= own[-1] * (1 - 1e-9):
             return f"> {own[-1]:g}"
-        low, high = (math.exp(found.mean + sign * (found.half_width or 0.0)) for sign in (-1, 1))
         return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
 
 
@@ -162,10 +165,14 @@ def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: fl
 
 
 def knees_of(runs: Runs, of: Of = ATTAINED) -> Knees:
-    view = runs.view
-    ask = partial(cell_of, view)
-    rates = tuple(tuple(rate_of(view, panel, each) for each in multiples_of(view)) for panel in panels())
-    return Knees(table=tabulate(runs, SHOWN, panels(), multiples_of(view), of=of, ask=ask), rates=rates)
+    view, multiples = runs.view, multiples_of(runs.view)
+    table = tabulate(runs, SHOWN, panels(), multiples, of=of, ask=partial(cell_of, view))
+    return Knees(table=table, rates=rates_in(view, panels(), multiples))
+
+
+def rates_in(view: View, among: Sequence[TracePanel], multiples: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Sessions/s [panel][multiple]."""
+    return tuple(tuple(rate_of(view, panel, each) for each in multiples) for panel in among)
 
 
 def page(runs: Runs) -> Page:
@@ -175,7 +182,7 @@ def page(runs: Runs) -> Page:
     p99, longest = (knees_of(runs, of).table.means for of in (P99, LONGEST))
     return ampd_page(
         runs,
-        panels=[*curves(found), *(summary(found, trace) for trace in TRACES)],
+        panels=[*curves(found.table, DRAWN, found.rates), *(summary(found, trace) for trace in TRACES)],
         columns=WIDE,
         conclusions=notes[:5],
         about=[
@@ -216,25 +223,24 @@ def page(runs: Runs) -> Page:
 def _lines(
     found: Knees, panel: TracePanel, name: str, row: int, p99: Means, longest: Means, obtained: str
 ) -> list[tuple[Any, ...]]:
-    knee = found.at(name, row)
-    assert knee.mean is not None
-    ends = [math.exp(knee.mean + sign * (knee.half_width or 0.0)) for sign in (0, -1, 1)]
+    low, knee, high = ends_of_logs(found.at(name, row))
     lines = []
     for column, rate in enumerate(found.rates[row]):
         share = found.table.at(name, row, column)
         waits = (float(each[name][row, column]) for each in (p99, longest))
-        lines.append((panel.title, name, rate, share.mean, share.half_width, *waits, *ends, obtained))
+        lines.append((panel.title, name, rate, share.mean, share.half_width, *waits, knee, low, high, obtained))
     return lines
 
 
-def curves(found: Knees) -> list[Panel]:
+def curves(table: Attainments, names: Sequence[str], rates: Sequence[Sequence[float]]) -> list[Panel]:
+    """Attainments, with the level at which they are held to have fallen."""
     return over_rates(
-        found.table,
-        DRAWN,
-        found.table.at,
+        table,
+        names,
+        table.at,
         Axis(label="SLO attainment (%)", limits=(0, 105)),
         more=[Guide(value=100 * LEVEL, linestyle=":", label=f"{100 * LEVEL:.0f} %")],
-        rates=found.rates,
+        rates=rates,
         within=OF_SHARES,
     )
 
@@ -280,7 +286,7 @@ def conclusions(found: Knees) -> list[str]:
         ahead, behind = (
             sum(sign * (at.mean or 0.0) > (at.half_width or 0.0) + 1e-9 for at in each) for sign in (1, -1)
         )
-        low, mean, high = (math.exp((whole.mean or 0.0) + sign * (whole.half_width or 0.0)) for sign in (-1, 0, 1))
+        low, mean, high = ends_of_logs(whole)
         said.append(
             f"{CONTENDERS[ours].title} attains {100 * LEVEL:.0f} % at {mean:.2f} [{low:.2f}, {high:.2f}] times the rate of "
             f"{CONTENDERS[theirs].title}, the geometric mean of {len(rows)} panels: ahead outside noise in {ahead}, behind in {behind}."

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, tabulate
+from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, ends_of_logs, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, ORDERED, TRACES, TracePanel, panel_of
-from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, cell_of, crossing, rate_of
+from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, cell_of, cells_at, crossing, curves, rates_in
 from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
-from paper_figures.common.figure import Page, Table, seed_by_seed
-from paper_figures.common.panel import OF_SHARES, Axis, Guide
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis
 from paper_figures.common.runs import Runs
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -40,10 +40,7 @@ def multiples_of(view: View) -> tuple[float, ...]:
 
 
 def cells(view: View) -> list[Cell]:
-    asked = (
-        cell_at(view, name, panel, multiple) for panel in panels() for multiple in multiples_of(view) for name in SHOWN
-    )
-    return seed_by_seed(asked, view)
+    return cells_at(multiples_of(view), panels(), SHOWN, partial(cell_at, view), view)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +86,8 @@ def fronts_of(runs: Runs) -> Fronts:
     of = partial(tabulate, runs, SHOWN, panels(), multiples_of(view), ask=partial(cell_at, view))
     shares, waits = of(of=ATTAINED), of(of=P99)
     values = {**shares.values, **{name + WAITS: found for name, found in waits.values.items()}}
-    rates = tuple(tuple(rate_of(view, panel, each) for each in multiples_of(view)) for panel in panels())
-    return Fronts(table=Attainments(panels=shares.panels, rates=shares.rates, values=values), rates=rates)
+    table = Attainments(panels=shares.panels, rates=shares.rates, values=values)
+    return Fronts(table=table, rates=rates_in(view, panels(), multiples_of(view)))
 
 
 def page(runs: Runs) -> Page:
@@ -105,15 +102,7 @@ def page(runs: Runs) -> Page:
     return ampd_page(
         runs,
         panels=[
-            *over_rates(
-                table,
-                SHOWN,
-                table.at,
-                Axis(label="SLO attainment (%)", limits=(0, 105)),
-                more=[Guide(value=100 * LEVEL, linestyle=":", label=f"{100 * LEVEL:.0f} %")],
-                rates=found.rates,
-                within=OF_SHARES,
-            ),
+            *curves(table, SHOWN, found.rates),
             *over_rates(table, SHOWN, wait, Axis(label="P99 TTFT (s)", scale="plain log"), rates=found.rates),
         ],
         columns=WIDE,
@@ -159,13 +148,8 @@ def said(found: Fronts, name: str, row: int) -> str:
 
 
 def conclusion(found: Fronts, name: str) -> str:
-    ratios = [found.ratio(name, None, at_equal_wait=is_equal) for is_equal in (False, True)]
-    knee, equal = (
-        "{1:.2f} [{0:.2f}, {2:.2f}]".format(
-            *(math.exp((each.mean or 0.0) + sign * (each.half_width or 0.0)) for sign in (-1, 0, 1))
-        )
-        for each in ratios
-    )
+    ratios = [ends_of_logs(found.ratio(name, None, at_equal_wait=is_equal)) for is_equal in (False, True)]
+    knee, equal = (f"{ratio:.2f} [{low:.2f}, {high:.2f}]" for low, ratio, high in ratios)
     return (
         f"{CONTENDERS[name].title} attains {100 * LEVEL:.0f} % at {knee} times the rate of {CONTENDERS[RIVAL].title}, and at {equal} times it with a "
         f"P99 TTFT no longer than there: geometric means of {len(found.table.panels)} panels."

@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,67 +14,44 @@ from repro.paths import RESULTS
 from repro.reports.claims import Finding, Flip, Flips, How, Judged, judge_all
 from repro.reports.paper import Claim
 
-COLUMNS = (
-    "id",
-    "kind",
-    "section",
-    "statement",
-    "role",
-    "verdict",
-    "expected",
-    "unit",
-    "ours",
-    "holds",
-    "of",
-    "error_percent",
-    "direction",
-    "tolerance",
-    "tolerance_type",
-    "why",
-    "reason",
-    "figure",
-    "conditions",
-    "obtained",
-    "how",
-    "command",
-    "recomputed",
-    "fact",
-    "readings",
-)
+
+def _found(name: str, absent: object = None) -> Callable[[Judged], Any]:
+    """What the finding says, where there is one."""
+    return lambda each: absent if each.finding is None else getattr(each.finding, name)
+
+
+def _readings_of(each: Judged) -> Sequence[str]:
+    return () if each.finding is None else [f"{name}: {value!r}" for name, value in each.finding.readings]
+
+
+_ROW: Mapping[str, Callable[[Judged], Any]] = {
+    **{name: attrgetter(f"claim.{name}") for name in ("id", "kind", "section", "statement")},
+    "role": attrgetter("role"),
+    "verdict": attrgetter("verdict"),
+    "expected": attrgetter("claim.expected.value"),
+    "unit": attrgetter("claim.expected.unit"),
+    "ours": _found("value"),
+    "holds": _found("holds"),
+    "of": _found("of", ()),
+    "error_percent": attrgetter("error_percent"),
+    "direction": attrgetter("claim.direction"),
+    "tolerance": attrgetter("claim.tolerance.value"),
+    "tolerance_type": attrgetter("claim.tolerance.type"),
+    "why": attrgetter("claim.tolerance.why"),
+    "reason": attrgetter("reason"),
+    "figure": attrgetter("claim.figure"),
+    "conditions": attrgetter("claim.conditions"),
+    **{name: _found(name) for name in ("obtained", "how", "command")},
+    "recomputed": lambda each: None if each.claim.recomputed is None else each.claim.recomputed.verdict,
+    "fact": lambda each: each.claim.follows or (each.claim.id,),
+    "readings": _readings_of,
+}
+COLUMNS = tuple(_ROW)
 
 
 def as_row(each: Judged) -> dict[str, Any]:
     """Lists stay lists; ``command`` makes the runs behind the numbers."""
-    claim, finding = each.claim, each.finding
-    row = {
-        "id": claim.id,
-        "kind": claim.kind,
-        "section": claim.section,
-        "statement": claim.statement,
-        "role": each.role,
-        "verdict": each.verdict,
-        "expected": claim.expected.value,
-        "unit": claim.expected.unit,
-        "ours": None if finding is None else finding.value,
-        "holds": None if finding is None else finding.holds,
-        "of": () if finding is None else finding.of,
-        "error_percent": each.error_percent,
-        "direction": claim.direction,
-        "tolerance": claim.tolerance.value,
-        "tolerance_type": claim.tolerance.type,
-        "why": claim.tolerance.why,
-        "reason": each.reason,
-        "figure": claim.figure,
-        "conditions": claim.conditions,
-        "obtained": None if finding is None else finding.obtained,
-        "how": None if finding is None else finding.how,
-        "command": None if finding is None else finding.command,
-        "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
-        "fact": claim.follows or (claim.id,),
-        "readings": () if finding is None else [f"{name}: {value!r}" for name, value in finding.readings],
-    }
-    assert tuple(row) == COLUMNS
-    return row
+    return {name: of(each) for name, of in _ROW.items()}
 
 
 def as_csv(judged: Sequence[Judged]) -> str:
