@@ -22,10 +22,12 @@ TESTS ?=
 MUTATE ?= engines/laps/system.py
 MUTATE_TESTS ?= tests/engines/laps
 
-FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings tuned accuracy growth frontier
-AMPD_FIGURES := fig4 knee fig5 fig6 fig7 fig8 table1 table2 readings orders length
-BLOCK_FIGURES := block-diffusion sglang
-LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve queues kappa pools tuned
+# Figures are modules that have a FIGURE.
+figures_in = $(subst _,-,$(patsubst paper_figures/$(1)/%.py,%,$(sort $(shell grep -l '^FIGURE = ' paper_figures/$(1)/*.py))))
+FIGURES := $(call figures_in,dllm_serve)
+AMPD_FIGURES := $(call figures_in,ampd)
+BLOCK_FIGURES := $(call figures_in,block)
+LAPS_FIGURES := $(call figures_in,laps)
 
 VENV := .venv
 EXTRAS := .venv-extras

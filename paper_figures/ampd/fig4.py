@@ -1,4 +1,4 @@
-"""AMPD Figure 4 (§7.2): SLO attainment against arrival rate in twelve panels, and the latencies behind one row of them.
+"""AMPD Figure 4: SLO attainment against arrival rate.
 
 Every system runs on AMPD's plan (Table 2's first) and on its own best deployment of a search; AMPD as printed, and with
 our two switches. The paper prints gains, not attainments: they are compared in the table and in ``ampd/readings``.

@@ -1,4 +1,4 @@
-"""AMPD Figure 5 (§7.2): gains of adaptive routing and prefill reordering, and where prefills run.
+"""AMPD Figure 5: ablation, and where prefills run.
 
 The paper's base, "w/o AR+PR", does not say how it picks a prefill worker; both ways are shown: the shortest queue, and at
 random as Algorithm 1 does while all workers have slack.

@@ -1,5 +1,7 @@
-"""AMPD Figure 6 (§7.2): sensitivity to w, alpha and beta; and to the window of the statistics, which the paper's conclusion
-speaks of and never sweeps."""
+"""AMPD Figure 6: sensitivity to w, alpha, beta and the window of statistics.
+
+The paper's conclusion speaks of the window and never sweeps it.
+"""
 
 import math
 from collections.abc import Mapping

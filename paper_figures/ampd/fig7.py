@@ -1,4 +1,4 @@
-"""AMPD Figure 7 (App. A.2): seconds to plan 8 to 256 GPUs; and what routing and reordering take (§4)."""
+"""AMPD Figure 7: time of planning."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""AMPD Figure 8 (App. B): mean end-to-end latency against arrival rate, on the runs of Figure 4."""
+"""AMPD Figure 8: end-to-end latency against arrival rate."""
 
 from dataclasses import replace
 

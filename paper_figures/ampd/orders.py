@@ -1,4 +1,6 @@
-"""What an order of AMPD's prefills can give (ours): attainment and P99 TTFT by rate, of Dynamo's shortest queue and of AMPD's router
+"""AMPD orders: attainment and P99 TTFT by the order of prefills.
+
+What an order of AMPD's prefills can give (ours): attainment and P99 TTFT by rate, of Dynamo's shortest queue and of AMPD's router
 with On-time's order, and of both with their own, each on the best deployment of a search of one size.
 
 The rate at which attainment falls to 90 % can be bought with the waits of those given up. So it stands beside the rate at which

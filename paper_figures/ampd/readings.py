@@ -1,4 +1,6 @@
-"""What the paper leaves open, scored against Figure 4: readings of SLO attainment times five sets of constants, or times where
+"""AMPD readings: what attainment and constants may mean, scored against Figure 4.
+
+What the paper leaves open, scored against Figure 4: readings of SLO attainment times five sets of constants, or times where
 Dynamo's prefill workers have a history from.
 
 A score is the mean over cells of |ln(simulated gain) - ln(printed gain)|, gains being ratios of AMPD's attainment over

@@ -1,4 +1,4 @@
-"""AMPD Table 1 (§7.1): rounds, prefill and decode lengths of the traces, as generated and as printed."""
+"""AMPD Table 1: the traces."""
 
 from paper_figures.ampd.contenders import TRACES
 from paper_figures.ampd.layout import ampd_figure

@@ -1,4 +1,4 @@
-"""AMPD Table 2 (App. A.3): the three best deployments, planned and as printed; and what each attains when it serves.
+"""AMPD Table 2: deployments, planned and served.
 
 Twelve of twelve first plans are even splits of the GPUs, and the rule "largest workers in an even split" finds ten of them: the
 table says little about a planner. What a user wants is attainment, so the plans also serve the workload.

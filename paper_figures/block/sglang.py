@@ -1,4 +1,4 @@
-"""SGLang's published throughput of LLaDA2-mini on an H20, and what one constant that is fitted to its first point predicts of the others."""
+"""Block diffusion under SGLang: published throughput, and what one fitted constant predicts of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

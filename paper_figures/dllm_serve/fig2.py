@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 2 (§4.2): where a card's memory goes under standard and under logit-aware profiling.
+"""dLLM-Serve Figure 2: standard against logit-aware profiling.
 
 The paper draws it as a diagram. Here it is arithmetic on the model's shape for a simulated card, and the measured
 peak of a real worst-case step where the model runs.

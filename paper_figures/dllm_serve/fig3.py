@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 3 (§6.2): throughput under increasing arrival rates, one panel per data set."""
+"""dLLM-Serve Figure 3: throughput against arrival rate."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 4 (§6.3): mean end-to-end latency against the arrival rate; the runs of Figure 3."""
+"""dLLM-Serve Figure 4: mean latency against arrival rate."""
 
 from paper_figures.common.caption import dataset_title, obtained_text, validity_text
 from paper_figures.common.figure import Page, Table

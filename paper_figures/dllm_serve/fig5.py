@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 5 (§6.3): jitter under high load, as the gain over the best baseline."""
+"""dLLM-Serve Figure 5: jitter under high load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 6 (§6.4): accuracy of head-level and uniform selection under retention ratios.
+"""dLLM-Serve Figure 6: accuracy against retention ratio.
 
 The paper asks LLaDA-8B; here the embedded model answers its own held-out tasks, so that every point is measured
 on any machine. Engine, scheduler and decoding are the same for all series: only the selection differs.

@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 7 (§6.5): throughput relative to Sparse-dLLM by input length and by output length."""
+"""dLLM-Serve Figure 7: relative throughput by input and output length."""
 
 from dataclasses import dataclass, replace
 

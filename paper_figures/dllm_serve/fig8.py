@@ -1,4 +1,4 @@
-"""dLLM-Serve Figure 8 (§6.6): features added one by one, throughput relative to Sparse-dLLM.
+"""dLLM-Serve Figure 8: ablation of relative throughput.
 
 The paper's ladder and three rungs of our own: static batching, which published Sparse-dLLM lacks, before the paper's; a single
 Refresh per block and look-ahead admission after them.

@@ -1,4 +1,7 @@
-"""Accuracy against throughput (ours): which rows a step may leave out, beside how many tokens it commits."""
+"""dLLM-Serve frontier: what leaving rows out saves.
+
+Accuracy against throughput (ours): which rows a step may leave out, beside how many tokens it commits.
+"""
 
 from __future__ import annotations
 

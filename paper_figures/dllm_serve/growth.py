@@ -1,4 +1,7 @@
-"""How cost grows (ours): throughput against concurrency, length, retention and logit budget, and what memory that takes."""
+"""dLLM-Serve growth: throughput and memory by concurrency, length, retention and logit budget.
+
+How cost grows (ours): throughput against concurrency, length, retention and logit budget, and what memory that takes.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""All readings of the baselines beside dLLM-Serve, saturated, in one view; no figure of the paper."""
+"""dLLM-Serve readings: every baseline in every reading and batch rule.
+
+All readings of the baselines beside dLLM-Serve, saturated, in one view; no figure of the paper.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

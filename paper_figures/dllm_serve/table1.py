@@ -1,4 +1,4 @@
-"""dLLM-Serve Table 1 (§3): what each system caches, with the footprint of this project's implementation."""
+"""dLLM-Serve Table 1: what is cached, and its footprint."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""dLLM-Serve Table 2 (§6.1): the paper's machines beside this project's hardware catalogue."""
+"""dLLM-Serve Table 2: hardware settings."""
 
 from collections.abc import Mapping
 

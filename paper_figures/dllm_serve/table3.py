@@ -1,4 +1,4 @@
-"""dLLM-Serve Table 3 (§6.1): the paper's hyper-parameters beside what a run here uses by default."""
+"""dLLM-Serve Table 3: hyper-parameters."""
 
 from collections.abc import Mapping
 from typing import Any

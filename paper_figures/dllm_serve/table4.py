@@ -1,4 +1,4 @@
-"""dLLM-Serve Table 4 (§6.2): latency and throughput on the L40S at 1 req/s."""
+"""dLLM-Serve Table 4: latency and throughput at a high rate."""
 
 from collections.abc import Callable
 from operator import attrgetter

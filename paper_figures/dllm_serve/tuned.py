@@ -1,4 +1,7 @@
-"""Every system as printed, with our defaults, and tuned by a search that is the same for all, saturated (ours)."""
+"""dLLM-Serve tuned: every system as printed, and with its free knobs searched.
+
+Every system as printed, with our defaults, and tuned by a search that is the same for all, saturated (ours).
+"""
 
 from paper_figures.common.caption import (
     dataset_title,

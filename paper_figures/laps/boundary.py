@@ -1,4 +1,4 @@
-"""LAPS §2: where short prompts end, by the printed latency model and by one with a floor, and head-of-line blocking in a queue."""
+"""LAPS §2: the boundary of short prompts, and head-of-line blocking."""
 
 import math
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""LAPS §4.2: what captured graphs cost, as printed, and what a budget of graph memory is worth (simulated)."""
+"""LAPS §4.2: memory of graphs, and what a budget of them is worth."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""LAPS Figure 1 (§1): P90 TTFT of long prompts among short ones, in one queue."""
+"""LAPS Figure 1: P90 TTFT of long prompts mixed with short ones."""
 
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

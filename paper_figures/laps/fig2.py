@@ -1,4 +1,4 @@
-"""LAPS Figure 2 (§1): lengths of prompts in first and in later turns, as generated and as printed."""
+"""LAPS Figure 2: lengths of prompts in first and later turns."""
 
 from collections.abc import Callable
 from functools import lru_cache

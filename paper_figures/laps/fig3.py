@@ -1,4 +1,4 @@
-"""LAPS Figure 3 (§2.2): P90 TTFT of short prompts among long ones, in one queue."""
+"""LAPS Figure 3: P90 TTFT of short prompts mixed with long ones."""
 
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs

@@ -1,4 +1,4 @@
-"""LAPS Figure 5 (§3.1): throughput and mean TTFT over the waiting window, short prompts of 64 clients."""
+"""LAPS Figure 5: throughput and latency over the waiting window."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""LAPS Figure 6 (§4.1): turns/s, mean and P90 TTFT against client concurrency, one and eight instances, three models.
+"""LAPS Figure 6: throughput and P90 TTFT by concurrency.
 
 Drawn as ratios to SGLang PD, which the paper's claims are about; values are in the CSV.
 """

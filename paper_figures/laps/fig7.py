@@ -1,4 +1,4 @@
-"""LAPS Figure 7 (§4.1): SLO violations (TTFT over 0.4 s), one and eight instances: by clients, and by load.
+"""LAPS Figure 7: SLO violations by concurrency and by load.
 
 The paper has clients on its axis and calls the arrivals Poisson; both are drawn.
 """

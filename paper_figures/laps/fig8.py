@@ -1,4 +1,4 @@
-"""LAPS Figure 8 (§4.1): turns/s with decoding on other GPUs and on the same ones, one and two instances."""
+"""LAPS Figure 8: throughput with decoding apart and mixed in."""
 
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis, Panel

@@ -1,4 +1,7 @@
-"""Which mixing penalty the paper's throughput needs: LAPS over SGLang PD by kappa (ours)."""
+"""LAPS kappa: the mixing penalty that the printed throughput needs.
+
+Which mixing penalty the paper's throughput needs: LAPS over SGLang PD by kappa (ours).
+"""
 
 import numpy as np
 

@@ -1,4 +1,7 @@
-"""LAPS §3.2 on eight instances without graphs: pools that stay as they are against a controller that moves instances (ours)."""
+"""LAPS pools: static ones against the controller.
+
+LAPS §3.2 on eight instances without graphs: pools that stay as they are against a controller that moves instances (ours).
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

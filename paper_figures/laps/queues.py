@@ -1,5 +1,8 @@
-"""What an order of prefills can give (ours): late turns against the longest wait, from no share for those given up, Moore's and
-Hodgson's order alone, to all of it, first come, first served; and the orders of others, which are points."""
+"""LAPS queues: late turns against the longest wait, by the share for those given up.
+
+What an order of prefills can give (ours): late turns against the longest wait, from no share for those given up, Moore's and
+Hodgson's order alone, to all of it, first come, first served; and the orders of others, which are points.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""LAPS Table 2 (§4.1): time of an offline distillation, 1,000 tokens an answer, four prefill and four decode GPUs, no deadlines."""
+"""LAPS Table 2: time of offline distillation."""
 
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table

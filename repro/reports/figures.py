@@ -14,6 +14,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
 from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
+from repro.paths import REPO
 from repro.reports.accuracy import Accuracy, at_dense_accuracy
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.systems.cost import CostKnobs
@@ -230,70 +231,36 @@ class Paper:
         )
 
 
+def figures_in(folder: str, paper: str) -> dict[str, str]:
+    """Name of each figure in a folder of ``paper_figures`` -> what it draws: the first line of its module, behind its paper's title."""
+    found = {}
+    for path in (REPO / "paper_figures" / folder).glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "\nFIGURE = " in text:
+            title = text.partition("\n")[0].strip('"').removesuffix(".")
+            found[path.stem.replace("_", "-")] = title.removeprefix(f"{paper} ")
+    return dict(sorted(found.items()))
+
+
 DLLM_SERVE = Paper(
     name="dllm-serve",
     title="dLLM-Serve",
     package="paper_figures.dllm_serve",
-    figures={
-        "fig2": "Figure 2: standard against logit-aware profiling",
-        "fig3": "Figure 3: throughput against arrival rate",
-        "fig4": "Figure 4: mean latency against arrival rate",
-        "fig5": "Figure 5: jitter under high load",
-        "fig6": "Figure 6: accuracy against retention ratio",
-        "fig7": "Figure 7: relative throughput by input and output length",
-        "fig8": "Figure 8: ablation of relative throughput",
-        "table1": "Table 1: what is cached, and its footprint",
-        "table2": "Table 2: hardware settings",
-        "table3": "Table 3: hyper-parameters",
-        "table4": "Table 4: latency and throughput at a high rate",
-        "readings": "readings: every baseline in every reading and batch rule",
-        "tuned": "tuned: every system as printed, and with its free knobs searched",
-        "accuracy": "accuracy: problems solved in every configuration that is compared",
-        "growth": "growth: throughput and memory by concurrency, length, retention and logit budget",
-        "frontier": "frontier: what leaving rows out saves",
-    },
+    figures=figures_in("dllm_serve", "dLLM-Serve"),
     claims=CLAIMS / "dllm_serve" / "claims.yaml",
 )
 AMPD = Paper(
     name="ampd",
     title="AMPD",
     package="paper_figures.ampd",
-    figures={
-        "fig4": "Figure 4: SLO attainment against arrival rate",
-        "fig5": "Figure 5: ablation, and where prefills run",
-        "fig6": "Figure 6: sensitivity to w, alpha, beta and the window of statistics",
-        "fig7": "Figure 7: time of planning",
-        "fig8": "Figure 8: end-to-end latency against arrival rate",
-        "table1": "Table 1: the traces",
-        "table2": "Table 2: deployments, planned and served",
-        "readings": "readings: what attainment and constants may mean, scored against Figure 4",
-        "knee": "knee: the rate at which attainment falls to 90 %, panel by panel",
-        "orders": "orders: attainment and P99 TTFT by the order of prefills",
-        "length": "length: attainment of 99 and of 400 sessions",
-    },
+    figures=figures_in("ampd", "AMPD"),
     claims=CLAIMS / "ampd" / "claims.yaml",
 )
 LAPS = Paper(
     name="laps",
     title="LAPS",
     package="paper_figures.laps",
-    figures={
-        "fig1": "Figure 1: P90 TTFT of long prompts mixed with short ones",
-        "fig2": "Figure 2: lengths of prompts in first and later turns",
-        "fig3": "Figure 3: P90 TTFT of short prompts mixed with long ones",
-        "fig5": "Figure 5: throughput and latency over the waiting window",
-        "fig6": "Figure 6: throughput and P90 TTFT by concurrency",
-        "fig7": "Figure 7: SLO violations by concurrency and by load",
-        "fig8": "Figure 8: throughput with decoding apart and mixed in",
-        "table2": "Table 2: time of offline distillation",
-        "cost": "§4.2: memory of graphs, and what a budget of them is worth",
-        "boundary": "§2: the boundary of short prompts, and head-of-line blocking",
-        "reserve": "Reserve: violations from half load to overload",
-        "queues": "queues: late turns against the longest wait, by the share for those given up",
-        "tuned": "tuned: every system by our defaults, and with its free knobs searched",
-        "kappa": "kappa: the mixing penalty that the printed throughput needs",
-        "pools": "pools: static ones against the controller",
-    },
+    figures=figures_in("laps", "LAPS"),
     claims=CLAIMS / "laps" / "claims.yaml",
 )
 
@@ -301,10 +268,7 @@ BLOCK = Paper(
     name="block",
     title="Block diffusion",
     package="paper_figures.block",
-    figures={
-        "block-diffusion": "against autoregressive decoding and full diffusion: throughput by concurrency",
-        "sglang": "under SGLang: published throughput, and what one fitted constant predicts of it",
-    },
+    figures=figures_in("block", "Block diffusion"),
     claims=CLAIMS / "block" / "claims.yaml",
 )
 """No paper: what projects that serve such models have published."""

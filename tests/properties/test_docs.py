@@ -15,6 +15,7 @@ import repro
 from engines.named import KINDS
 from repro.gpu_suite import stages
 from repro.paths import REPO
+from repro.reports.figures import FIGURES
 from repro.runs.family import METRICS
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd_record import AR_METRICS
@@ -174,18 +175,11 @@ def test_options_by_themselves_are_some_command_s(page):
 
 
 def targets() -> set[str]:
-    text = (REPO / "Makefile").read_text(encoding="utf-8")
-    figures = re.search(r"^FIGURES := (.+)$", text, re.MULTILINE)
-    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
-    assert figures is not None
+    phony = re.search(r"^\.PHONY: (.+)$", (REPO / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert phony is not None
     own = {name for name in phony[1].split() if re.fullmatch(r"[\w-]+", name)}
-    names = figures[1].split()
-    for paper in ("ampd", "laps", "block"):
-        others = re.search(rf"^{paper.upper()}_FIGURES := (.+)$", text, re.MULTILINE)
-        assert others is not None
-        names += [f"{paper}-{name}" for name in others[1].split()]
-    return own | {f"reproduce-{name}" for name in names}
+    figures = (name.removeprefix("dllm-serve/").replace("/", "-") for name in FIGURES)
+    return own | {f"reproduce-{name}" for name in figures}
 
 
 @page_of
