@@ -85,6 +85,11 @@ class Code:
         """``module:NAME`` of classes that no file holds: nobody can tell whether they are the same again."""
         return tuple(name for name, digest in self.modules.items() if digest == IN_NO_FILE)
 
+    @property
+    def plug_ins(self) -> tuple[str, ...]:
+        """Packages and modules that are none of ours."""
+        return tuple(name for name in self.modules if name.isidentifier() and name not in PACKAGES)
+
     def changed_from(self, stored: Mapping[str, str]) -> tuple[str, ...]:
         """Names of what differs from a stored run's, or is on one side only."""
         names = sorted(self.modules.keys() | stored.keys())
@@ -195,6 +200,12 @@ def files_of_plug_in(top: str) -> dict[str, Path]:
         if package.parent.name not in PACKAGES:
             beside += [each for each in files_below(package.parent) if each.suffix == ".py"]
     return {str(each.relative_to(own.parent)): each for each in (own, *beside)}
+
+
+def is_alone(top: str) -> bool:
+    """Whether it is a module by itself, in no package."""
+    spec = spec_of(top)
+    return spec is not None and spec.submodule_search_locations is None
 
 
 def _state(said: str, beside: Path) -> str:

@@ -20,9 +20,9 @@ from typing import Any
 
 from engines.errors import RunError, UserError
 from repro.cores import usable_cores
-from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER
+from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER, REPO
 from repro.runs.clean import is_secret
-from repro.runs.code import PACKAGES, spec_of
+from repro.runs.code import PACKAGES, files_of_plug_in
 from repro.runs.environment import is_numeric
 from repro.runs.experiment import Experiment
 
@@ -151,26 +151,13 @@ def _first_line(error: BaseException) -> str:
 
 def gather(experiments: Iterable[Experiment], folder: Path) -> None:
     """Fill ``folder``, which goes in front of a worker's ``sys.path``: the packages that decide numbers, with the data
-    beside them, laid out as a wheel is (repro/paths.py); and those of plug-ins, which the experiments name or what they name
-    imports."""
-    imported = {name.partition(".")[0] for experiment in experiments for name in experiment.code.modules}
-    for package in sorted(PACKAGES | imported):
-        for source in _sources(package):
-            if source.is_dir():
-                shutil.copytree(source, folder / package, ignore=_LEFT_OUT, dirs_exist_ok=True)
-            else:
-                shutil.copy2(source, folder)
+    beside them, laid out as a wheel is (repro/paths.py); and the files of the experiments' plug-ins."""
+    for package in sorted(PACKAGES):
+        shutil.copytree(REPO / package, folder / package, ignore=_LEFT_OUT)
+    for plug_in in {name for experiment in experiments for name in experiment.code.plug_ins}:
+        for name, file in files_of_plug_in(plug_in).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, folder / name)
     if not IS_INSTALLED:
         for source, name in ((DATASETS, "datasets"), (PAPER, "results/paper"), (CALIBRATION, "results/calibration")):
             shutil.copytree(source, folder / "repro" / "data" / name, ignore=_LEFT_OUT)
-
-
-def _sources(package: str) -> Iterator[Path]:
-    """Its folders, several where it is spread over ``sys.path``; or the file that it is."""
-    spec = spec_of(package)
-    if spec is None:
-        return
-    if spec.submodule_search_locations is not None:
-        yield from map(Path, spec.submodule_search_locations)
-    elif spec.origin is not None and Path(spec.origin).is_file():
-        yield Path(spec.origin)

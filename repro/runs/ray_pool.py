@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from engines.errors import RunError, UserError, require
+from repro.runs.code import is_alone
 from repro.runs.experiment import Experiment
 from repro.runs.pool import Packing, first_held_here
 from repro.runs.provenance import machine_identity
@@ -155,11 +156,13 @@ class RayWorker:
 
     def _check_code(self, experiment: Experiment, digest: str, modules: Mapping[str, str]) -> None:
         code = experiment.code
-        if code.digest != digest:
-            changed = code.changed_from(modules)
+        changed = () if code.digest == digest else code.changed_from(modules)
+        # Beside a module by itself, other plug-ins lie here too.
+        changed = tuple(name for name in changed if name not in code.plug_ins or not is_alone(name))
+        if changed:
             raise RunError(
                 f"{self._where} has other code than this sweep (first: {changed[0]}): its workers import another checkout "
-                f"first, take that out of their PYTHONPATH"
+                f"first, take that out of their PYTHONPATH, or a plug-in reads what is not in its package, put it there"
             )
 
     def _check_machine(self, experiment: Experiment) -> None:

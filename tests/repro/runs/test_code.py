@@ -19,7 +19,7 @@ from support.refusals import refuses
 from engines.errors import UserError
 from repro.paths import REPO
 from repro.runs import code
-from repro.runs.code import Code, code_of, without_comments
+from repro.runs.code import Code, code_of, files_of_plug_in, is_alone, without_comments
 from repro.runs.experiment import prepare
 
 SOURCE = '''"""A module."""
@@ -115,6 +115,10 @@ def test_of_a_file_alone_the_python_files_beside_it_count(plug):
         before = now("alone:LIMIT")
         path.write_text("LIMIT = 2\n")
         assert now("alone:LIMIT").changed_from(before.modules) == ("alone",)
+    assert now("alone:LIMIT").plug_ins == ("alone",)
+    assert {"alone.py", "beside.py", "plug/other.py"} <= files_of_plug_in("alone").keys()
+    assert is_alone("alone")
+    assert not is_alone("plug")
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
