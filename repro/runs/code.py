@@ -66,11 +66,10 @@ MOST_BYTES = 10**7
 
 _HOME = Path(__file__).resolve().parents[2]
 _SOURCES = frozenset({".py", ".yaml", ".json", ".csv", ".lua", ".cpp", ".hpp"})
-_COMMENT = re.compile(
-    rb'("""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')|^[ \t]*#[^\n]*\n|[ \t]*#[^\n]*',
-    re.DOTALL | re.MULTILINE,
-)
-"""A string, which is kept, or a comment, with its line where it has one to itself."""
+_STRING = rb'"""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\''
+_LINE_END = rb"[ \t]*(?:#[^\n]*)?\n"
+_COMMENT = re.compile(rb"(" + _STRING + rb")|(" + _LINE_END + rb")+|[ \t]*#[^\n]*", re.DOTALL)
+"""A string, which is kept; ends of lines, those of blank ones and of comments, which are one; or a last comment."""
 _YAML_COMMENT = re.compile(rb"^[ \t]*#[^\n]*\n", re.MULTILINE)
 
 
@@ -155,8 +154,14 @@ def without_comments(file: Path) -> bytes:
     """A file's content; of Python without comments, of YAML without lines of them."""
     content = file.read_bytes()
     if file.suffix == ".py":
-        return _COMMENT.sub(lambda match: match[1] or b"", content)
+        return _COMMENT.sub(_kept, content).strip()
     return _YAML_COMMENT.sub(b"", content) if file.suffix == ".yaml" else content
+
+
+def _kept(match: re.Match[bytes]) -> bytes:
+    if match[1] is not None:
+        return match[1]
+    return b"" if match[2] is None else b"\n"
 
 
 # -- of plug-ins --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What of an edit makes a run another run: code and what a plug-in reads do, comments do not."""
 
+import ast
 import importlib
 import json
 import os
@@ -80,6 +81,7 @@ def edit(path: Path, old: str, new: str) -> None:
         ("policy.py", "# The whole length.", "# All of it's.", False),
         ("policy.py", "    # The whole length.\n", "", False),
         ("policy.py", "  # A mark.", "", False),
+        ("policy.py", "LIMIT = 4\n", "\n\nLIMIT = 4\n\n# More.\n", False),
         ("policy.py", "#4", "#5", True),
         ("policy.py", "# Of two lines", "# Of 2 lines", True),
         ("policy.py", "LIMIT = 4", "LIMIT = 5", True),
@@ -233,8 +235,13 @@ def test_all_packages_decide_a_family_that_is_none_of_ours():
 
 
 def test_a_comment_may_hold_quotes(tmp_path):
-    (tmp_path / "a.py").write_text("a = 1  # it's \"\"\" one\nb = '#'\n# two '\nc = f'{a}#'\n")
-    assert without_comments(tmp_path / "a.py") == b"a = 1\nb = '#'\nc = f'{a}#'\n"
+    (tmp_path / "a.py").write_text("a = 1  # it's \"\"\" one\nb = '#'\n\n  # two '\nc = f'{a}#'\n# three")
+    assert without_comments(tmp_path / "a.py") == b"a = 1\nb = '#'\nc = f'{a}#'"
+
+
+def test_without_comments_a_source_says_the_same():
+    for path in (REPO / "repro").glob("[rw]*/*.py"):
+        assert ast.dump(ast.parse(without_comments(path))) == ast.dump(ast.parse(path.read_bytes()))
 
 
 def test_a_module_that_is_not_there_is_refused():
