@@ -340,7 +340,7 @@ def _text_end(directory: Path, backend: Tokenizer) -> int | None:
 
 
 _MOST_CHARS = 1 << 22
-"""Of a rendered conversation."""
+"""Most characters of a rendered conversation."""
 
 
 def render_template(source: str, variables: Mapping[str, Any]) -> str:

@@ -113,7 +113,7 @@ def test_times_of_a_file_come_once(tmp_path):
 def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     """The same failure is the file's where reading it alone fails too."""
     from repro.systems.cluster import ampd
-    from repro.workloads import rounds, sessions
+    from repro.workloads import recorded
 
     path = tmp_path / "mine.jsonl"
     path.write_text(rows("[50, 9]") * 2)
@@ -128,8 +128,7 @@ def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     assert result.code == 1
     assert "TypeError: of our own: a fault of this program" in result.err
     with monkeypatch.context() as patch:
-        for module in (rounds, sessions):
-            patch.setattr(module, "read_sessions", fail)
+        patch.setattr(recorded, "read_sessions", fail)
         refused(repro(*command), "mine.jsonl' has not the format", "TypeError: of our own")
 
 
