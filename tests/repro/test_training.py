@@ -34,6 +34,7 @@ SMALL = TrainConfig(
     mlp_hidden_size=64,
     tokens_per_batch=768,
     tokenizer_problems=200,
+    gen_length=32,
     warmup_steps=4,
     log_every=4,
     save_every=8,
@@ -53,21 +54,11 @@ def tokenizer() -> TextTokenizer:
 
 
 @given(text=st.text(max_size=80))
-@settings(max_examples=150, deadline=None)
-def test_any_text_survives_the_tokenizer(text):
-    tokenizer = load_tokenizer_cached()
+@settings(max_examples=60, deadline=None)
+def test_any_text_survives_the_tokenizer(tokenizer, text):
     for special in ("<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"):
         text = text.replace(special, "")
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-_CACHE: list[TextTokenizer] = []
-
-
-def load_tokenizer_cached() -> TextTokenizer:
-    if not _CACHE:
-        _CACHE.append(load_tokenizer(TINY_DIR))
-    return _CACHE[0]
 
 
 def test_task_words_are_single_tokens(tokenizer):
@@ -224,10 +215,10 @@ def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
 
 
 def test_a_block_model_is_trained_resumed_and_stored_as_a_sdar(tmp_path):
-    config = dataclasses.replace(SMALL, block_diffusion=16)
+    config = dataclasses.replace(SMALL, block_diffusion=16, steps=12)
     whole = train_tiny(config, tmp_path / "whole")
-    assert whole["history"][-1]["loss"] < 0.8 * whole["history"][0]["loss"]
-    train_tiny(config, tmp_path / "parts", stop_after=9)
+    assert whole["history"][-1]["loss"] < 0.9 * whole["history"][0]["loss"]
+    train_tiny(config, tmp_path / "parts", stop_after=5)
     train_tiny(config, tmp_path / "parts")
     one, two = (load_model(tmp_path / name).state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -279,7 +270,7 @@ def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path):
     assert (tmp_path / "whole" / "tokenizer.json").read_bytes() == (tmp_path / "parts" / "tokenizer.json").read_bytes()
     card = (tmp_path / "parts" / "README.md").read_text()
     assert "Tiny LLaDA" in card
-    assert "\n    repro train-tiny --out DIR --steps 24 --tokens-per-batch 768\n" in card
+    assert "\n    repro train-tiny --out DIR --steps 24 --gen-length 32 --tokens-per-batch 768\n" in card
 
     with pytest.raises(UserError, match="other settings"):
         train_tiny(dataclasses.replace(SMALL, seed=1), tmp_path / "parts")
@@ -312,21 +303,21 @@ def test_training_starts_from_a_checkpoint_of_its_shape(tmp_path):
         build_trainer(dataclasses.replace(asked, start="tiny"), further)
 
 
-def test_bad_settings_are_refused():
-    with refuses("tasks='mini-sum'"):
-        TrainConfig(tasks=("mini-gsm", "mini-sum"))
-    with pytest.raises(UserError, match="must name at least one"):
-        TrainConfig(tasks=())
-    with refuses("steps=0"):
-        TrainConfig(steps=0)
-    with pytest.raises(UserError, match="block_lengths"):
-        TrainConfig(block_lengths=(24,))
-    with refuses("block_diffusion=24"):
-        TrainConfig(block_diffusion=24)
-    with pytest.raises(UserError, match="curriculum"):
-        TrainConfig(curriculum=(Stage(until=0.5, num_facts=1, num_distractors=0),))
-    with pytest.raises(UserError, match="pattern_shares"):
-        TrainConfig(pattern_shares=(0.5, 0.5, 0.5))
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"tasks": ("mini-gsm", "mini-sum")}, "tasks='mini-sum'"),
+        ({"tasks": ()}, "tasks=()"),
+        ({"steps": 0}, "steps=0"),
+        ({"block_lengths": (24,)}, "block_lengths"),
+        ({"block_diffusion": 24}, "block_diffusion=24"),
+        ({"curriculum": (Stage(until=0.5, num_facts=1, num_distractors=0),)}, "curriculum"),
+        ({"pattern_shares": (0.5, 0.5, 0.5)}, "pattern_shares"),
+    ],
+)
+def test_bad_settings_are_refused(settings, names):
+    with pytest.raises(UserError, match=re.escape(names)):
+        TrainConfig(**settings)
 
 
 # --- the embedded checkpoints
@@ -341,7 +332,7 @@ def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
     assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
     for task in tasks:
         used = 6 if task == "mini-chain" else 3
-        problems = GENERATORS[task](11, 3, "heldout", num_facts=8, num_distractors=6, num_used=used)
+        problems = GENERATORS[task](11, 2, "heldout", num_facts=8, num_distractors=6, num_used=used)
         prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
         answers = sample_dense(model, prompts, gen_length=gen_length, block_length=32)
         assert all(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True))

@@ -164,20 +164,27 @@ def test_a_card_with_less_memory_is_planned_for_what_it_has():
     assert "memory_limit" not in stages(scale_of("h100", 81_559 * MIB))[2].cell.knob_values
 
 
-def test_all_systems_are_compared_side_by_side(h200):
+@pytest.mark.parametrize(
+    ("stage", "dataset", "num_prompts", "model"),
+    [
+        ("throughput", "osc", 256, None),
+        ("small-card", "osc", 40, None),
+        ("shapes", "osc", 128, "dream-7b"),
+        ("paper-length", "osc", 256, None),
+        ("burst", "burst", 256, None),
+    ],
+)
+def test_all_systems_are_compared_side_by_side(h200, stage, dataset, num_prompts, model):
     """One after the other on the same load, so that a call that ends early has whole comparisons."""
-    throughput = served(h200, "throughput")
-    assert [cell.system for cell in throughput] == [*SERVED]
-    assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in throughput} == {("osc", None, 256)}
-    shapes = served(h200, "shapes")
-    assert [cell.system for cell in shapes] == [*SERVED]
-    assert {(c.dataset, c.knob_values["num_prompts"], c.knob_values["model"]) for c in shapes} == {
-        ("osc", 128, "dream-7b")
-    }
-    for stage, dataset in (("paper-length", "osc"), ("burst", "burst")):
-        cells = served(h200, stage)
-        assert [cell.system for cell in cells] == [*SERVED]
-        assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in cells} == {(dataset, None, 256)}
+    cells = served(h200, stage)
+    assert [cell.system for cell in cells] == [*SERVED]
+    loads = {(c.dataset, c.rate, c.knob_values["num_prompts"], c.knob_values.get("model")) for c in cells}
+    assert loads == {(dataset, None, num_prompts, model)}
+    published, single, rule, static, *_ = cells
+    assert single.knob_values == {**published.knob_values, "refresh_delay": 0}
+    assert rule.knob_values == {**published.knob_values, "reading": "policy", "basis": rule.knob_values["basis"]}
+    titles = ["dllm-serve", "dllm-serve, one refresh", "fast-dllm, on our engine", "fast-dllm"]
+    assert [title_of(cell) for cell in (published, single, rule, static)] == titles
 
 
 def test_the_first_minutes_decode_fewer_tokens_than_the_paper(h200):
@@ -193,20 +200,6 @@ def test_the_first_minutes_leave_room_in_half_an_hour(estimated):
     assert sum(job.estimate_s for job in estimated if job.stage in FIRST) <= 24 * 60
 
 
-def test_a_single_refresh_is_measured_beside_the_published_two(h200):
-    for stage in ("throughput", "small-card", "shapes", "paper-length", "burst"):
-        published, single, *_ = served(h200, stage)
-        assert single.knob_values == {**published.knob_values, "refresh_delay": 0}
-        assert (title_of(published), title_of(single)) == ("dllm-serve", "dllm-serve, one refresh")
-
-
-def test_a_baseline_s_rule_is_measured_on_our_engine_too(h200):
-    for stage in ("throughput", "small-card", "shapes", "paper-length", "burst"):
-        published, _, rule, static, *_ = served(h200, stage)
-        assert rule.knob_values == {**published.knob_values, "reading": "policy", "basis": rule.knob_values["basis"]}
-        assert (title_of(rule), title_of(static)) == ("fast-dllm, on our engine", "fast-dllm")
-
-
 def test_laps_takes_at_most_twenty_minutes_and_asks_for_mixing_first(h200):
     of_laps = [job for job in h200 if job.stage in LARGE]
     assert sum(job.estimate_s for job in of_laps) <= 20 * 60
@@ -216,7 +209,6 @@ def test_laps_takes_at_most_twenty_minutes_and_asks_for_mixing_first(h200):
 
 def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200):
     small = served(h200, "small-card")
-    assert [cell.system for cell in small] == [*SERVED]
     assert {cell.knob_values["memory_limit"] for cell in small} == {24 * GB}
     assert [cell.knob_values.get("max_num_batched_tokens") for cell in small] == [4000, 4000, 4000, None, None, None]
 
