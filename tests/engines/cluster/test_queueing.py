@@ -2,28 +2,45 @@
 
 References are exact (``support/waits.py``): Erlang for M/M/k, Crommelin and Franx for M/D/k, and where there is no
 formula a long recursion. What the usual approximations are off is tested too.
+
+What must hold for every run: nothing is lost, invented, or left to chance.
 """
 
 import heapq
 import math
+import pickle
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from support.clusters import LinearCost, poisson_singles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.clusters import (
+    LinearCost,
+    Scripted,
+    TokenEstimator,
+    hardware,
+    links,
+    poisson_singles,
+    profiled,
+    session,
+    session_lists,
+    simulation,
+)
 from support.lee_longton import mean_wait, wait_quantile
 from support.waits import deterministic, markov, sampled
 
 from engines.ampd.planner import erlang_c
 from engines.cluster.decode import DecodeWorker, Sink
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import ClusterRun, observe
 from engines.cluster.sessions import EventLoop, OpenLoop, Session
 from engines.cluster.simulation import DecodeSimulation
 from engines.cluster.worker import PrefillWorker
 from engines.errors import UserError
-from engines.policies.batching import ONE_BY_ONE, Owed
-from engines.policies.routing import LeastKvMemory, Local, RemoteOnly
-from engines.policies.views import PrefillQueue, PrefillTask
+from engines.policies.batching import ONE_BY_ONE, Chunked, Owed, PrefillFirst
+from engines.policies.routing import Decision, LeastKvMemory, Local, RemoteOnly, RoundRobin
+from engines.policies.views import Batching, DecodeView, PrefillQueue, PrefillTask, PrefillView
 
 MICRO = LinearCost(token_s=1e-6)
 """A service time of 1 s is a prompt of a million tokens: whole tokens round it by less than one in a million."""
@@ -254,3 +271,210 @@ def test_closed_forms_agree_where_they_overlap():
 def test_load_without_end_is_refused(load):
     with pytest.raises(UserError, match="needs more than 2 servers: the queue grows without bound"):
         erlang_c(2, 2 * load)
+
+
+COST = LinearCost(token_s=1e-4, decode_s=5e-3, slope_s=2e-6, floor_s=6e-3)
+BATCHINGS: tuple[Batching, ...] = (
+    ONE_BY_ONE,
+    PrefillFirst(max_num_batched_tokens=300, max_num_seqs=5),
+    Chunked(max_num_batched_tokens=64, max_num_seqs=6),
+)
+
+
+@dataclass(frozen=True)
+class ByTask:
+    """Local or remote by the task's session and round alone: no state decides."""
+
+    local_in_8: int
+    num_prefills: int
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: object, now: float) -> Decision:
+        mixed = (task.session_id * 5 + task.round_index * 3) % 8
+        if mixed < self.local_in_8 or not self.num_prefills:
+            return Decision(home.worker_id, True, "by-task")
+        return Decision(100 + mixed % self.num_prefills, False, "by-task")
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[str, object]:
+    num_prefills = draw(st.integers(0, 2))
+    return {
+        "homes": draw(st.integers(1, 3)),
+        "prefills": num_prefills,
+        "router": ByTask(draw(st.integers(0, 8)), num_prefills),
+        "batching": draw(st.sampled_from(BATCHINGS)),
+        "prefill_batching": draw(st.sampled_from(BATCHINGS)),
+        "kv_links": draw(st.sampled_from((None, links(1e-5, latency_s=1e-3)))),
+        "overlaps": draw(st.booleans()),
+        "estimator": TokenEstimator(1e-4),
+        "cost": COST,
+    }
+
+
+def run_on(cluster: dict[str, object], sessions: list[Session], **more: object) -> tuple[DecodeSimulation, ClusterRun]:
+    built = simulation(binder=RoundRobin(), **{**cluster, **more})
+    return built, built.run(OpenLoop(sessions=sessions))
+
+
+def check_conserved(built: DecodeSimulation, run: ClusterRun, sessions: list[Session]) -> None:
+    assert run.facts["stop_reason"] is None
+    assert run.sessions["session_id"] == [each.session_id for each in sessions]
+    assert run.sessions["status"] == ["ok"] * len(sessions)
+    # Every round of every session once, in order, none before it is ready.
+    expected = sorted((each.session_id, index) for each in sessions for index in range(len(each.rounds)))
+    assert sorted(zip(run.rounds["session_id"], run.rounds["round"], strict=True)) == expected
+    by_round = {
+        (each.session_id, index): (entry, sum(sum(earlier[:2]) for earlier in each.rounds[:index]))
+        for each in sessions
+        for index, entry in enumerate(each.rounds)
+    }
+    gaps = np.bincount(run.gaps.row, weights=run.gaps.tokens, minlength=len(expected))
+    elapsed = np.bincount(run.gaps.row, weights=run.gaps.tokens * run.gaps.gap_s, minlength=len(expected))
+    for row, key in enumerate(zip(run.rounds["session_id"], run.rounds["round"], strict=True)):
+        entry, history = by_round[key]
+        assert run.rounds["history"][row] == history
+        assert run.rounds["ready_s"][row] < run.rounds["first_token_s"][row] <= run.rounds["finished_s"][row]
+        # As many gaps as tokens after the first, and they fill the time between the first and the last.
+        assert gaps[row] == entry.decode_tokens - 1
+        assert elapsed[row] == pytest.approx(run.rounds["finished_s"][row] - run.rounds["first_token_s"][row], abs=1e-9)
+    observed = observe(run)
+    assert (observed.e2el_s > 0).all()
+    # Memory is as empty as before, and was never overdrawn.
+    for home in built._homes:
+        assert home.kv.held + home.kv.idle == 0
+        assert home.kv.peak <= home.kv.capacity
+        assert home.num_sessions == 0
+
+
+@settings(max_examples=80)
+@given(clusters(), session_lists())
+def test_sessions_rounds_and_tokens_are_conserved(cluster, sessions):
+    built, run = run_on(cluster, sessions)
+    check_conserved(built, run, sessions)
+    # With room for all, every prefill runs once, over its history as it was.
+    assert set(run.tasks["kind"]) <= {"initial", "incremental"}
+    assert run.tasks["computed_tokens"] == run.tasks["tokens"]
+    assert sum(run.workers["prefilled_tokens"]) == sum(each.prefill_tokens for each in sessions)
+    remote = [not is_local for is_local in run.tasks["is_local"]]
+    if cluster["kv_links"] is not None:
+        moved = dict.fromkeys(("history", "increment"), 0)
+        for content, tokens, num_bytes in zip(
+            run.transfers["content"], run.transfers["tokens"], run.transfers["bytes"], strict=True
+        ):
+            moved[content] += tokens
+            assert num_bytes == tokens  # 1 byte a token in these links
+        assert moved["increment"] == sum(np.array(run.tasks["tokens"])[remote])
+        assert moved["history"] == sum(np.array(run.tasks["history"])[remote])
+
+
+@settings(max_examples=70)
+@given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)), st.booleans())
+def test_little_memory_loses_nothing(cluster, sessions, spare, keep_s, has_own_cache):
+    """Room for the longest session and a little more: caches are evicted, sequences preempted, all end all the same."""
+    capacity = max(each.context_tokens for each in sessions) + 1 + spare
+    own_cache = capacity if has_own_cache else None
+    built, run = run_on(cluster, sessions, kv_capacity=capacity, keep_s=keep_s, own_cache=own_cache)
+    check_conserved(built, run, sessions)
+    for worker in built._prefills:
+        assert worker.kv is None or (worker.kv.held == 0 and worker.kv.peak <= capacity)
+    computed, asked = sum(run.tasks["computed_tokens"]), sum(run.tasks["tokens"])
+    assert has_own_cache or computed >= asked  # a recomputation finds what its prefill worker cached
+    assert sum(run.workers["prefilled_tokens"]) == computed
+
+
+def test_a_recomputation_in_chunks_is_no_longer_than_what_its_own_cache_lacks():
+    """Session 8 is preempted, and the prefill worker still has 62 of its 65 tokens: a chunk of 64 never ended it."""
+    sessions = [session(index, 0.0, (1, 1)) for index in range(7)]
+    sessions += [session(7, 0.0, (1, 1), (1, 2)), session(8, 0.0, (63, 3))]
+    capacity = max(each.context_tokens for each in sessions) + 1
+    cluster = {
+        "prefills": 1,
+        "router": ByTask(local_in_8=0, num_prefills=1),
+        "batching": ONE_BY_ONE,
+        "prefill_batching": Chunked(max_num_batched_tokens=64, max_num_seqs=6),
+        "estimator": TokenEstimator(token_s=0.0001),
+        "cost": LinearCost(token_s=0.0001, decode_s=0.005, slope_s=2e-06, floor_s=0.006),
+    }
+    check_conserved(*run_on(cluster, sessions, kv_capacity=capacity, keep_s=0.0, own_cache=capacity), sessions)
+
+
+@settings(max_examples=40)
+@given(clusters(), session_lists())
+def test_macro_steps_equal_micro_steps(cluster, sessions):
+    """An event for every decode step instead of one for a run of them: the same times, but for rounding."""
+    _, macro = run_on(cluster, sessions)
+    _, micro = run_on(cluster, sessions, max_run_steps=1)
+    assert micro.facts["num_events"] >= macro.facts["num_events"]
+    for column in ("ready_s", "first_token_s", "finished_s"):
+        assert macro.rounds[column] == pytest.approx(micro.rounds[column], abs=1e-9)
+    for column in ("worker_id", "is_local", "computed_tokens"):
+        assert macro.tasks[column] == micro.tasks[column]
+    ours, theirs = observe(macro), observe(micro)
+    assert ours.session_itl_s["mean"] == pytest.approx(theirs.session_itl_s["mean"], abs=1e-9, nan_ok=True)
+    # Inside a run a gap stands for the mean of its run: the context grows by a few tokens only.
+    assert ours.session_itl_s["max"] == pytest.approx(theirs.session_itl_s["max"], rel=0.03, nan_ok=True)
+
+
+@settings(max_examples=15)
+@given(clusters(), session_lists())
+def test_same_run_same_bytes(cluster, sessions):
+    first, second = (run_on(cluster, sessions)[1] for _ in range(2))
+    assert pickle.dumps(first) == pickle.dumps(second)
+
+
+def test_preemption_happens_and_is_recorded():
+    sessions = [session(index, 0.01 * index, (60, 50)) for index in range(4)]
+    built, run = run_on({"cost": COST, "batching": ONE_BY_ONE}, sessions, kv_capacity=300)
+    check_conserved(built, run, sessions)
+    assert sum(run.workers["num_preemptions"]) > 0
+    assert "recompute" in run.tasks["kind"]
+    # The oldest session is never the one that gives way.
+    first = [kind for kind, owner in zip(run.tasks["kind"], run.tasks["session_id"], strict=True) if owner == 0]
+    assert first == ["initial"]
+
+
+def test_a_younger_sequence_gives_way_to_an_older_one_that_comes_back():
+    """Session 1 decodes where session 0 lands after 150 ms: 151 tokens beside more than 60 are over 200."""
+    sessions = [session(0, 0.0, (150, 20)), session(1, 0.01, (60, 100))]
+    router = Scripted(places=(100, None))
+    built, run = run_on({"prefills": 1, "router": router}, sessions, kv_capacity=200)
+    check_conserved(built, run, sessions)
+    kinds = list(zip(run.tasks["session_id"], run.tasks["kind"], strict=True))
+    assert kinds == [(0, "initial"), (1, "initial"), (1, "recompute")]
+
+
+def test_evicted_history_is_prefilled_again():
+    """Session 0 waits in its environment while session 1 needs the memory."""
+    sessions = [session(0, 0.0, (100, 1, 1.0), (10, 1, 0.0)), session(1, 0.1, (150, 1, 0.0))]
+    _, run = run_on({"cost": COST}, sessions, kv_capacity=200)
+    assert run.workers["kv_evicted"] == [52]
+    assert run.tasks["tokens"] == [100, 150, 10]
+    assert run.tasks["computed_tokens"] == [100, 150, 62]
+
+
+def test_kept_history_survives_until_its_time_is_over():
+    sessions = [
+        session(0, 0.0, (100, 1, 1.0), (10, 1, 0.0)),
+        session(1, 0.1, (60, 30, 0.0)),
+        session(2, 0.11, (60, 30, 0.0)),
+    ]
+    for keep_s, evicted in ((0.0, True), (5.0, False)):
+        _, run = run_on({"cost": COST}, sessions, kv_capacity=210, keep_s=keep_s)
+        assert (run.workers["kv_evicted"][0] > 0) is evicted
+
+
+def test_simulated_systems_are_deterministic_too():
+    """The same through ``Cluster``, with a random router."""
+    from engines.ampd.system import ampd
+    from engines.cluster.hardware import Deployment
+    from engines.policies.views import Slo
+
+    platform = hardware()
+    cluster = ampd(platform, Deployment.disaggregated(2, 2, 4, 1), Slo(ttft_s=0.5, itl_s=0.05), profiled(num_gpus=8))
+    sessions = [session(index, 0.2 * index, (700, 30, 0.1), (300, 20)) for index in range(30)]
+    runs = [cluster.simulate(OpenLoop(sessions=sessions), seed=seed) for seed in (1, 1, 2)]
+    assert pickle.dumps(runs[0]) == pickle.dumps(runs[1])
+    assert runs[0].tasks["worker_id"] != runs[2].tasks["worker_id"]
+
+
+_ = (PrefillView, PrefillQueue)

@@ -1,23 +1,40 @@
-"""Steps of measured kernels: sums and lines by hand, times moved to another card, and the shapes that curves must have."""
+"""Steps of measured kernels: sums and lines by hand, times moved to another card, and the shapes that curves must have.
 
+The committed tables: their size, where they come from, single measured times; what is missing is refused by name.
+
+The composed cost of a dLLM step: its parts by hand from the kernels, and the trial's table of products.
+
+What is done to measured times: spikes go, steps and full tiles stay, and nothing streams faster than memory.
+"""
+
+import gzip
 import math
 import pickle
 
+import numpy as np
 import pytest
 from support.refusals import refuses
 
+from engines.cost.extract import SPIKE, filled, spikes, streamed
 from engines.cost.kernels import (
     BLOCK_FOLDER,
     ELEMENTWISE_S,
     ELEMENTWISE_SHARE,
+    FOLDER,
     FRAMEWORKS,
+    KEYS,
+    Composed,
     Kernels,
     _at_batch,
+    cards,
+    digest_of,
+    encoded,
     has_tables,
     load_tables,
     tables_of,
+    write_tables,
 )
-from engines.cost.roofline import A100, B200, H20, H100, H200, L40S, RTX4090
+from engines.cost.roofline import A100, B200, H20, H100, H200, L40S, RTX4090, Calibration, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import (
     LLADA2_FLASH,
@@ -193,3 +210,213 @@ def test_what_has_no_kernels_is_refused_by_name():
     ):
         Kernels(LLADA_8B, H200, "vllm").decode_line(8)
     assert Kernels(QWEN2_5_7B, H200, "vllm").decode_line(8).slope_s > 0
+
+
+def test_every_card_has_every_table_of_every_framework_and_all_are_below_a_megabyte():
+    assert cards() == ["a100", "b200", "h100", "h200", "l40s"]
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10**6
+    for card in cards():
+        tables = load_tables(card)
+        assert set(tables.curves) == {(framework, kernel) for framework in FRAMEWORKS for kernel in KEYS}
+
+
+def test_a_table_says_where_it_is_from():
+    about = load_tables("h200").about
+    assert (about["package"], about["version"], about["system"]) == ("aiconfigurator-core", "0.12.0", "h200_sxm")
+    assert about["licence"].startswith("Apache-2.0")
+    assert all(len(digest) == 64 for digest in about["files"].values())
+    assert about["rules"]["vllm"]["products"] == 483 * 74
+
+
+@pytest.mark.parametrize(
+    ("kernel", "key", "size", "milliseconds"),
+    [
+        # As they stand in the package: h200_sxm/gemm/vllm/0.24.0, m = 512, and so on.
+        ("gemm", (12288, 4096), 512, 0.063819),
+        ("gemm", (4096, 4096), 2048, 0.084362),
+        ("gemm", (4096, 12288), 1, 0.029684),
+        ("prompt", (32, 32, 1), 1024, 0.045211),
+        ("prompt", (32, 32, 8), 512, 0.121285),
+    ],
+)
+def test_a_listed_time_is_the_measured_one(kernel, key, size, milliseconds):
+    sizes, times = load_tables("h200").curve("vllm", kernel, key)
+    assert 1e3 * times[sizes.index(size)] == pytest.approx(milliseconds, rel=5e-4)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    curves = {("vllm", "gemm"): {(8, 4): ((1.0, 2.0, 1048577.0), (1e-6, 2e-6, 3.456e-3)), (4, 4): ((2.0,), (5e-6,))}}
+    content = encoded({"card": "mine"}, curves)
+    write_tables(tmp_path / "mine.csv.gz", content)
+    found = load_tables("mine", tmp_path)
+    assert found.about == {"card": "mine"}
+    assert found.digest == digest_of(content) == digest_of(gzip.decompress((tmp_path / "mine.csv.gz").read_bytes()))
+    sizes, times = found.curve("vllm", "gemm", (8, 4))
+    assert sizes == (1.0, 2.0, 1048577.0)
+    assert times == pytest.approx((1e-6, 2e-6, 3.456e-3))
+    assert found.curve("vllm", "gemm", (4, 4)) == ((2.0,), (pytest.approx(5e-6),))
+
+
+def test_what_is_missing_is_refused_by_name(tmp_path):
+    with refuses("card='h20'"):
+        load_tables("h20")
+    tables = load_tables("h200")
+    with pytest.raises(UserError, match="no gemm of outputs=7, inputs=9 in its table of h200: extract it with"):
+        tables.curve("vllm", "gemm", (7, 9))
+    write_tables(tmp_path / "mine.csv.gz", encoded({}, {("vllm", "gemm"): {(8, 4): ((1.0,), (1e-6,))}}))
+    with refuses("kernels='sglang'"):
+        load_tables("mine", tmp_path).curve("sglang", "gemm", (8, 4))
+    with pytest.raises(UserError, match="no experts table of mine: use one of cost=roofline"):
+        load_tables("mine", tmp_path).of("vllm", "experts")
+
+
+CALIBRATION = Calibration(
+    gpu="l40s",
+    matmul_efficiency=0.3,
+    attention_efficiency=0.3,
+    bandwidth_efficiency=0.8,
+    step_overhead_s=5e-3,
+    fitted_on=(),
+    note="made up",
+)
+KERNELS = Kernels(LLADA_8B, L40S, "vllm")
+COST = Composed(KERNELS, CALIBRATION)
+REFRESH = StepWork(
+    query_rows=512, attention_pairs=512 * 512, logit_rows=32, kv_read_rows=512, kv_written_rows=256, num_sequences=1
+)
+
+
+def test_a_refresh_is_its_layers_a_causal_prompt_of_as_many_pairs_and_its_head():
+    cost = COST.step_time(REFRESH)
+    assert cost.linear_s == KERNELS.layers_s(512)
+    assert cost.attention_s == KERNELS.prompt_s(512 * 512)
+    assert cost.logits_s == KERNELS.head_s(32)
+    assert cost.overhead_s == 5e-3
+    assert cost.total_s == pytest.approx(cost.linear_s + cost.attention_s + cost.logits_s + 5e-3, rel=1e-12)
+
+
+def test_shares_of_peak_do_not_count_and_the_overhead_does():
+    other = Composed(KERNELS, Calibration.datasheet(L40S))
+    assert other.step_time(REFRESH).total_s == pytest.approx(COST.step_time(REFRESH).total_s - 5e-3, rel=1e-12)
+
+
+def test_a_step_of_several_sequences_is_charged_their_mean_attention():
+    work = REFRESH._replace(query_rows=1024, attention_pairs=4 * 512 * 512, num_sequences=4)
+    assert COST.step_time(work).attention_s == pytest.approx(4 * KERNELS.prompt_s(512 * 512, 4), rel=1e-12)
+
+
+def test_reading_much_for_few_queries_takes_its_traffic():
+    work = REFRESH._replace(query_rows=1, attention_pairs=4096, kv_read_rows=4096, kv_written_rows=0)
+    traffic_s = 4096 * LLADA_8B.kv_bytes_per_token / (ELEMENTWISE_SHARE * 864e9)
+    assert COST.step_time(work).attention_s == pytest.approx(traffic_s, rel=1e-12)
+
+
+def test_logits_in_chunks_stream_the_head_again_and_copies_are_traffic():
+    chunked = COST.step_time(REFRESH._replace(logit_rows=64, logit_chunks=2))
+    assert chunked.logits_s == pytest.approx(2 * KERNELS.head_s(32), rel=1e-12)
+    copied = COST.step_time(REFRESH._replace(copied_logit_bytes=LLADA_8B.vocab_rows * 8 * 32))
+    copied_s = LLADA_8B.vocab_rows * 8 * 32 / (ELEMENTWISE_SHARE * 864e9)
+    assert copied.logits_s == pytest.approx(KERNELS.head_s(32) + copied_s, rel=1e-12)
+
+
+def test_rows_of_one_layer_more_run_at_the_rate_of_as_many_rows():
+    layer_flops = LLADA_8B.linear_flops_per_token // 32
+    more = COST.step_time(REFRESH._replace(extra_linear_flops=512 * layer_flops))
+    assert more.linear_s == pytest.approx(KERNELS.layers_s(512) + KERNELS.layers_s(1024) / 64, rel=1e-9)
+
+
+@pytest.mark.parametrize("decoding", [8, 256])
+def test_decoding_takes_its_floor_where_the_context_is_short(decoding):
+    cost = Composed(Kernels(QWEN3_32B, H200, "vllm"))
+    line = cost.decode_line(decoding)
+    assert line.base_s < line.floor_s
+    assert cost.parts(StepWork(decoding=decoding))[1] == line.floor_s
+    _, long_s, _ = cost.parts(StepWork(decoding=decoding, context=10**6))
+    assert long_s == line.base_s + line.slope_s * 10**6 > line.floor_s
+
+
+def test_an_empty_step_takes_nothing_and_bounds_are_the_rooflines():
+    empty = StepWork(0, 0, 0, 0, 0, 0)
+    assert COST.step_time(empty).total_s == 0.0
+    roofline = Roofline(LLADA_8B, L40S, CALIBRATION)
+    assert COST.lower_bound_s(REFRESH) == roofline.lower_bound_s(REFRESH)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 256, 512, 1024, 2048, 4096])
+@pytest.mark.parametrize("gpu", [L40S, H200], ids=lambda gpu: gpu.name)
+def test_no_step_is_faster_than_the_card_allows(gpu, rows):
+    cost = Composed(Kernels(LLADA_8B, gpu, "trtllm"), Calibration.datasheet(gpu))
+    work = REFRESH._replace(query_rows=rows, attention_pairs=rows * rows, kv_read_rows=rows, kv_written_rows=0)
+    assert cost.step_time(work).total_s > cost.lower_bound_s(work)
+
+
+@pytest.mark.parametrize(
+    ("card", "rows", "trial_ms"),
+    [
+        # Layer products of LLaDA-8B by an earlier count, in which gate and up were two products of half the width.
+        *[
+            ("h200", *each)
+            for each in ((1, 4.10), (64, 4.21), (256, 5.47), (512, 8.92), (1024, 17.6), (2048, 34.3), (4096, 71.8))
+        ],
+        *[
+            ("l40s", *each)
+            for each in ((1, 19.2), (64, 23.7), (256, 25.6), (512, 36.9), (1024, 56.2), (2048, 110.7), (4096, 261.4))
+        ],
+    ],
+)
+def test_listed_products_add_up_to_an_earlier_count(card, rows, trial_ms):
+    def ms(key: tuple[int, int]) -> float:
+        sizes, times = load_tables(card).curve("vllm", "gemm", key)
+        return 1e3 * times[sizes.index(rows)]
+
+    total = 32 * (3 * ms((12288, 4096)) + ms((4096, 4096)) + ms((4096, 12288)))
+    assert total == pytest.approx(trial_ms, rel=0.02)
+
+
+ROWS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 256.0, 257.0, 512.0])
+
+
+def test_a_planted_spike_is_found_and_put_on_the_line_between_its_neighbours():
+    times = np.array([[1.0, 1.0, 20.0, 1.2, 1.2, 2.0, 3.0, 3.1]])
+    gone = spikes(times)
+    assert gone.tolist() == [[False, False, True, False, False, False, False, False]]
+    assert filled(ROWS, times, gone)[0, 2] == pytest.approx(1.0 + 0.2 * (4 - 2) / (8 - 2))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0],  # the tile behind a full one
+        [1.0, 1.0, 1.0, 1.4, 1.6, 1.0, 1.7, 1.8],  # a full tile
+        [9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0],  # ends have one neighbour
+        [1.0, 1.0, SPIKE, 1.0, 1.0, 1.0, 1.0, 1.0],  # noise
+    ],
+    ids=["tile step", "full tile", "ends", "noise"],
+)
+def test_what_a_card_may_do_stays(times):
+    assert not spikes(np.array([times])).any()
+
+
+def test_a_product_out_of_the_cache_is_raised_to_what_large_products_stream_at():
+    """Ten bytes a second by the datasheet, of which the large product reaches eight; the small one seems to move forty."""
+    rows, weights = np.array([1.0, 8.0, 64.0]), np.array([100.0, 8000.0])
+    num_bytes = weights[:, None] + np.zeros(3)
+    times = np.array([[100 / 40, 100 / 40, 100.0], [1000.0, 1000.0, 1000.0]])
+    found = streamed(times, num_bytes, rows, weights, bandwidth=10.0, cache=1000.0)
+    assert found.bandwidth == pytest.approx(8.0)
+    assert found.times.tolist() == [[12.5, 12.5, 100.0], [1000.0, 1000.0, 1000.0]]
+    assert found.impossible.tolist() == [[True, True, False], [False, False, False]]
+    assert found.raised.tolist() == [[True, True, False], [False, False, False]]
+
+
+def test_memory_is_never_taken_to_be_faster_than_its_datasheet():
+    found = streamed(
+        np.array([[1.0, 1.0]]),
+        np.array([[100.0, 100.0]]),
+        np.array([1.0, 2.0]),
+        np.array([100.0]),
+        bandwidth=10.0,
+        cache=1.0,
+    )
+    assert found.bandwidth == 10.0
+    assert found.times.tolist() == [[10.0, 10.0]]

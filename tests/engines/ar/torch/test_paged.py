@@ -1,21 +1,35 @@
 """Kernels that read blocks in place are tried on an example before they serve, and graphs hand them the right metadata.
 
 No kernel is installed on a CPU: what is tested is the way to it, with the reference in its place and with faulty ones.
+
+No block is lost, none belongs to two sequences, and what does not fit changes nothing.
+
+Sampled tokens follow softmax(logits / temperature) cut at top-p, and depend on seed and position alone.
 """
 
 import sys
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.causal import executor, generate, paged_executor, pooled, prompt, run, small_model, start
+from support.refusals import refuses
 from torch import Tensor
 
+from engines.ar.sampling import SamplingParams
 from engines.ar.torch.attention import ReferenceKernel, Served, fault, kernels, probe
 from engines.ar.torch.executor import grid
+from engines.ar.torch.sampling import Draws, TokenScores, draw_keys, next_tokens, nucleus
+from engines.ar.torch.worker import SessionMemory
 from engines.attention.flash import KernelSpans
+from engines.errors import UserError
 from engines.policies.views import Bucket, Rung
+from engines.runtime.rows import NOBODY, BlockTables, OutOfBlocksError
 
 REFERENCE = ReferenceKernel()
 
@@ -197,3 +211,199 @@ def test_closing_gives_everything_back(model):
     assert worker.graphs.keys == ()
     with pytest.raises(AssertionError, match="closed executor"):
         run(worker, (0, 0, 1, True))
+
+
+class Tables(RuleBasedStateMachine):
+    """Random growth, trimming and closing against a list of lengths."""
+
+    @initialize(block_size=st.sampled_from((1, 3, 16)), num_blocks=st.integers(1, 30))
+    def begin(self, block_size: int, num_blocks: int) -> None:
+        self.tables = BlockTables(num_slots=6, num_blocks=num_blocks, block_size=block_size, max_len=64, spare=1)
+        self.lengths: dict[int, int] = {}
+
+    @precondition(lambda self: len(self.lengths) < 6)
+    @rule()
+    def open(self) -> None:
+        slot = self.tables.open()
+        assert slot not in self.lengths
+        self.lengths[slot] = 0
+
+    @precondition(lambda self: bool(self.lengths))
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        slots = data.draw(st.lists(st.sampled_from(sorted(self.lengths)), min_size=1, unique=True))
+        lengths = np.array([data.draw(st.integers(1, 64)) for _ in slots])
+        before, free = self.tables.table.copy(), self.tables.num_free
+        missing = self.tables.missing(np.array(slots), lengths)
+        try:
+            self.tables.grow(np.array(slots), lengths)
+        except OutOfBlocksError:
+            assert missing > free
+            assert np.array_equal(self.tables.table, before)
+            assert self.tables.num_free == free
+        else:
+            assert missing <= free
+            for slot, length in zip(slots, lengths.tolist(), strict=True):
+                self.lengths[slot] = max(self.lengths[slot], length)
+
+    @precondition(lambda self: bool(self.lengths))
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.lengths)))
+        tokens = data.draw(st.integers(0, 64))
+        kept = self.tables.table[slot, : self.tables.blocks_for(min(tokens, self.lengths[slot]))].copy()
+        self.tables.trim(slot, tokens)
+        self.lengths[slot] = min(self.lengths[slot], self.tables.blocks_for(tokens) * self.tables.block_size)
+        assert np.array_equal(self.tables.table[slot, : len(kept)], kept), "a prefix moved"
+
+    @precondition(lambda self: bool(self.lengths))
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.lengths)))
+        self.tables.close(slot)
+        del self.lengths[slot]
+
+    @invariant()
+    def blocks_are_conserved(self) -> None:
+        if not hasattr(self, "tables"):
+            return
+        tables = self.tables
+        held = tables.table[tables.table != NOBODY]
+        assert len(set(held.tolist())) == len(held), "a block belongs to two sequences"
+        assert len(held) + tables.num_free == tables.num_blocks
+        assert int(tables.held.sum()) == len(held)
+        assert not tables.table[tables.padding_slot].any()
+        assert not tables.table[:, -1].any(), "a spare column was taken"
+        for slot, length in self.lengths.items():
+            assert tables.held[slot] == tables.blocks_for(length)
+            assert (tables.table[slot, : tables.held[slot]] != NOBODY).all()
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=30, stateful_step_count=40)
+
+
+@given(st.sampled_from((1, 4, 16)), st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_rows_of_different_tokens_are_different(block_size, lengths):
+    tables = BlockTables(num_slots=5, num_blocks=200, block_size=block_size, max_len=40, spare=2)
+    slots = np.array([tables.open() for _ in lengths])
+    tables.grow(slots, np.array(lengths))
+    rows = [tables.rows(np.full(n, slot), np.arange(n)) for slot, n in zip(slots.tolist(), lengths, strict=True)]
+    every = np.concatenate(rows)
+    assert len(set(every.tolist())) == sum(lengths)
+    assert every.min() >= block_size, "a token lies in nobody's block"
+    assert every.max() < (tables.num_blocks + 1) * block_size
+    past = tables.rows(np.full(9, slots[0]), np.arange(lengths[0] + block_size, lengths[0] + block_size + 9))
+    assert past.max() < block_size, "padding past a sequence's blocks goes to nobody"
+
+
+def test_what_cannot_be_is_said_in_one_sentence():
+    tables = BlockTables(num_slots=1, num_blocks=2, block_size=16, max_len=64)
+    slot = np.array([tables.open()])
+    with pytest.raises(UserError, match="all 1 slots are taken"):
+        tables.open()
+    with pytest.raises(OutOfBlocksError, match="3 more blocks of 16 tokens are needed and 2 of 2 are free"):
+        tables.grow(slot, np.array([33]))
+    with pytest.raises(OutOfBlocksError, match="65 tokens exceeds max_len=64"):
+        tables.grow(slot, np.array([65]))
+    with refuses("block_size=0"):
+        BlockTables(num_slots=1, num_blocks=1, block_size=0, max_len=4)
+    tables.close(int(slot[0]))
+    with pytest.raises(AssertionError, match="is closed"):
+        tables.close(int(slot[0]))
+
+
+def test_idle_prefixes_go_least_recent_first_and_from_their_tails():
+    """Worked by hand: 10 blocks of 4 tokens; sessions of 3 + 3 blocks idle, then one needs 6 of the 4 that are free."""
+    tables = BlockTables(num_slots=4, num_blocks=10, block_size=4, max_len=64)
+    memory = SessionMemory(tables)
+    slots = [tables.open() for _ in range(3)]
+    for order, slot in enumerate(slots[:2]):
+        memory.admit(slot, 12)
+        memory.park(order, slot, 11)
+    assert (tables.num_free, memory.room) == (4, 40)
+    memory.admit(slots[2], 24)
+    assert (memory.cached(0), memory.cached(1)) == (4, 11)
+    assert memory.evicted == 2
+    assert memory.resume(0) == 4
+    with pytest.raises(OutOfBlocksError, match=r"it must keep to Situation\.room"):
+        memory.admit(slots[0], 28)
+    # Its own prefix is held by now, so session 1's went for it in vain.
+    assert memory.cached(1) == 0
+
+
+def draws(n: int, temperature: float, top_p: float, seed: int = 0) -> Draws:
+    keys = draw_keys(torch.full((n,), seed), torch.arange(n))
+    every = torch.ones(n, dtype=torch.float64)
+    return Draws(every * temperature, every * top_p, keys, top_p == 1)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 0.6)])
+def test_frequencies(temperature, top_p):
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
+    n = 40_000
+    found = next_tokens(logits.expand(n, 5), draws(n, temperature, top_p))
+    share = torch.softmax(logits.double() / temperature, 0)
+    before = share.cumsum(0) - share
+    share = torch.where(before < top_p, share, 0.0)
+    share /= share.sum()
+    counts = torch.bincount(found, minlength=5) / n
+    # Five standard deviations of a share.
+    assert ((counts - share).abs() <= 5 * (share * (1 - share) / n).sqrt() + 1e-12).all()
+    assert counts[share == 0].sum() == 0
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=12), st.floats(0.01, 1.0), st.floats(0.0, 5.0))
+def test_a_nucleus_is_the_fewest_likely_tokens_that_hold_top_p(values, top_p, heat):
+    logits = torch.tensor([values])
+    kept = nucleus(logits, torch.tensor([heat], dtype=torch.float64), torch.tensor([top_p], dtype=torch.float64))[0]
+    assert kept[logits.argmax()]
+    if heat == 0:
+        assert (logits[0][kept] == logits.max()).all()
+        return
+    share = torch.softmax(logits.double()[0] / max(heat, 1e-300), 0)
+    assert share[kept].sum() >= top_p - 1e-9
+    assert share[kept].min() >= share[~kept].max() - 1e-12 if (~kept).any() else True
+    least = share[kept].min()
+    assert share[kept].sum() - least < top_p + 1e-9
+
+
+def test_a_sequence_samples_the_same_alone_and_in_company():
+    hot = SamplingParams(temperature=1.5, top_p=0.9, seed=7)
+    alone = executor()
+    slot = alone.open(hot)
+    alone.write(slot, 0, prompt(20))
+    alone.tables.grow(np.array([slot]), np.array([40]))
+    expected = generate(alone, slot, 20, 10)
+
+    together = executor()
+    greedy = start(together, prompt(33, 1))
+    other = together.open(SamplingParams(temperature=0.7, seed=8))
+    mine = together.open(hot)
+    for place, ids in ((other, prompt(5, 2)), (mine, prompt(20))):
+        together.write(place, 0, ids)
+        together.tables.grow(np.array([place]), np.array([60]))
+    found = [run(together, (greedy, 0, 33, True), (other, 0, 5, True), (mine, 0, 20, True))[2]]
+    for step in range(9):
+        found.append(run(together, (mine, 20 + step, 1, True), (other, 5 + step, 1, True))[0])
+    assert found == expected
+    reference = executor()
+    assert generate(reference, start(reference, prompt(33, 1)), 33, 1) == together.read(greedy, 33, 34)
+    assert len(set(expected)) > 4
+
+
+def test_other_seeds_give_other_answers():
+    answers = set()
+    for seed in range(4):
+        worker = executor()
+        slot = worker.open(SamplingParams(temperature=2.0, seed=seed))
+        worker.write(slot, 0, prompt(8))
+        worker.tables.grow(np.array([slot]), np.array([32]))
+        answers.add(tuple(generate(worker, slot, 8, 8)))
+    assert len(answers) == 4
+
+
+def test_equally_likely_tokens_are_told_by_their_ids():
+    found = TokenScores(torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0] * 5])).of(torch.tensor([2, 4]))
+    assert found.top_ids.tolist() == [[1, 2, 4, 3, 0], [0, 1, 2, 3, 4]]
+    assert found.rank.tolist() == [3, 5]

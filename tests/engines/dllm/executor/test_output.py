@@ -1,20 +1,93 @@
-"""Which candidates become tokens, by each rule, and what is read back."""
+"""The masked places of every block, padded to the rows a GEMM is given at least, and their random numbers.
+
+Which candidates become tokens, by each rule, and what is read back.
+
+Logits of candidates in chunks, of whole steps at once, and guided.
+"""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.step_cases import Resident, Step, step_of
-from support.tiny_models import GQA
+from support.tiny_models import GQA, MHA, network
+from torch import Tensor
 
+from baselines.dllm.static.head import MonolithicHead, every_row_s_logits, reduce_every_row
 from engines.dllm.config import DecodeConfig, EngineConfig
-from engines.dllm.executor.output import CandidateChoice, Commit, Committed, forwarded_span
+from engines.dllm.denoise import Reduction
+from engines.dllm.executor.output import CandidateChoice, Commit, Committed, PackedHead, forwarded_span, guided_logits
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
-from engines.dllm.executor.step import Block, StepLayout
+from engines.dllm.executor.step import Block, Candidates, Guidance, StepLayout
 from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
+from engines.runtime.noise import row_keys
+
+
+def chosen_of(step: Step) -> tuple[CandidateChoice, Block, Candidates]:
+    table = ItemTable.of(step.items, step.state.slots(step.items))
+    packed = PackedRows.of(table, None, width=step.state.width, least=8)
+    places = BlockRows.of(table, packed.base, width=step.state.width, shifts_logits=False)
+    padding = None if places.inside is None else ~torch.from_numpy(places.inside)
+    position, row, flat, slot = step.staging.send(places.position, places.packed, places.flat, table.slot)
+    block = Block(position, row, flat, padding, slot)
+    choice = CandidateChoice(step.state, step.staging, vocab_size=GQA.vocab)
+    layout = StepLayout(num_rows=packed.num_rows, rows=None, block=block, every=None)
+    return choice, block, choice.of(step.items, layout, step.state.block_tokens(block))
+
+
+residents = st.integers(1, 12).flatmap(
+    lambda length: st.builds(
+        Resident,
+        phase=st.just(Phase.REUSE),
+        prompt_len=st.integers(1, 9),
+        block_length=st.just(length),
+        committed=st.integers(0, length - 1),
+    )
+)
+
+
+@given(st.lists(residents, min_size=1, max_size=4))
+def test_they_are_the_masked_places(found):
+    step = step_of(found)
+    _, block, chosen = chosen_of(step)
+    wanted = [
+        (i, item.block_end - 1 - n) for i, item in enumerate(step.items) for n in reversed(range(item.masks_left))
+    ]
+    positions = block.positions.take(chosen.cell).tolist()
+    assert list(zip(chosen.item.tolist(), positions, strict=True))[: chosen.size] == wanted
+    assert chosen.size == len(wanted)
+    assert len(chosen.row) == len(chosen.cell) == len(chosen.item) == max(8, len(wanted))
+    assert torch.equal(chosen.row, block.packed.take(chosen.cell))
+
+
+def test_random_numbers_are_those_of_the_request_its_step_and_the_position():
+    found = [
+        Resident(phase=Phase.REUSE, prompt_len=3),
+        Resident(phase=Phase.REUSE, prompt_len=5, generation={"temperature": 0.7, "seed": 9, "top_k": 2}),
+    ]
+    step = step_of(found)
+    choice, block, chosen = chosen_of(step)
+    step.state.next_draws(step.items[1:])
+    sampling = choice.sampling(step.items, chosen, block)
+    assert sampling is not None
+    assert sampling.temperature.tolist() == [0.0] * 4 + [0.7] * 4
+    assert sampling.top_k is not None
+    assert sampling.top_k.tolist() == [GQA.vocab] * 4 + [2] * 4
+    assert sampling.alg_temp is None
+    seed, draw, position = torch.tensor([9] * 4), torch.tensor([1] * 4), torch.arange(5, 9)
+    assert torch.equal(sampling.keys[4:], row_keys(seed, draw, position))
+
+
+def test_nothing_is_drawn_where_nobody_asked():
+    step = step_of([Resident(phase=Phase.REUSE)])
+    choice, block, chosen = chosen_of(step)
+    assert choice.sampling(step.items, chosen, block) is None
+    assert step.state.next_draws(step.items) == [0]
+
 
 TOKEN = 3
 
@@ -153,3 +226,64 @@ def test_a_chance_of_one_commits_every_mask_and_of_none_no_mask():
         step.items[0] = step.items[0]._replace(commit_probability=chance)
         done, positions = commit(step, [0.1, 0.2, 0.3], config)
         assert (done.counts, positions) == ([len(wanted)], [wanted])
+
+
+REDUCTION = Reduction(suppress_id=MHA.mask_id)
+MONOLITHIC = EngineConfig(logit_rows="monolithic")
+
+
+class CountingModel:
+    """Notes how many rows of logits are made at a time."""
+
+    def __init__(self) -> None:
+        self.config, self.made = network(MHA).config, []
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.made.append(len(hidden))
+        return network(MHA).logits(hidden)
+
+
+def hidden_of(seed: int, rows: int) -> Tensor:
+    return torch.randn(rows, MHA.width, generator=torch.Generator().manual_seed(seed))
+
+
+def candidates_of(rows: list[int], *, is_every_row: bool = False) -> Candidates:
+    index = torch.tensor(rows)
+    return Candidates(len(rows), index, index, np.zeros(len(rows), dtype=np.int64), is_every_row)
+
+
+@given(st.integers(0, 99), st.lists(st.integers(0, 19), min_size=8, max_size=30), st.integers(1, 12))
+def test_every_head_gives_the_same_tokens(seed, rows, chunk):
+    model, hidden, candidates = CountingModel(), hidden_of(seed, 20), candidates_of(rows)
+    whole = PackedHead(model, MONOLITHIC, REDUCTION)(hidden, None, candidates, None)
+    assert model.made == [20]
+    model.made.clear()
+    config = EngineConfig(max_num_logits=chunk)
+    chunked = PackedHead(model, config, REDUCTION)(hidden, None, candidates, None)
+    assert sum(model.made) == len(rows)
+    assert max(model.made) <= chunk
+    published = MonolithicHead(every_row_s_logits(network(MHA)), reduce_every_row(REDUCTION))(
+        hidden, None, candidates, None
+    )
+    for found in (chunked, published):
+        assert torch.equal(found[0], whole[0])
+        torch.testing.assert_close(found[1], whole[1], rtol=1e-5, atol=1e-7)
+
+
+def test_rows_are_counted_as_they_are_made():
+    model = network(MHA)
+    assert PackedHead(model, MONOLITHIC, REDUCTION).logit_rows(20, 7) == 20
+    assert PackedHead(model, EngineConfig(), REDUCTION).logit_rows(20, 7) == 7
+    assert MonolithicHead(every_row_s_logits(model), reduce_every_row(REDUCTION)).logit_rows(20, 7) == 20
+
+
+@pytest.mark.parametrize("rows", [slice(None), torch.tensor([3, 0, 5])])
+def test_guidance_leaves_rows_that_did_not_ask(rows):
+    hidden, blind = hidden_of(0, 8), hidden_of(1, 8)
+    scale = torch.tensor([0.0, 1.5] * 4)
+    found = guided_logits(network(MHA), hidden, Guidance(blind, scale), rows)
+    with_prompt, without = network(MHA).logits(hidden)[rows], network(MHA).logits(blind)[rows]
+    own = scale[rows].unsqueeze(1)
+    torch.testing.assert_close(found, without + (own + 1) * (with_prompt - without), rtol=1e-4, atol=1e-4)
+    asked = scale[rows] > 0
+    assert torch.equal(found[~asked], network(MHA).logits(hidden[rows])[~asked]), "to the last bit"

@@ -1,0 +1,647 @@
+"""Algorithm 1 against traces by hand: as printed it dies, guarded it collapses, repaired it recovers.
+
+The grid, what a budget keeps of it, and which graph a step replays.
+
+The closed forms of waiting, the recursion they come from, and the simulated instance.
+
+Classes never share a step, and long requests do not starve.
+"""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, task, turns
+from support.prefill_metrics import summarise
+
+from engines.errors import UserError
+from engines.laps.batching import (
+    GRID,
+    LADDER,
+    AdaptiveWait,
+    ClassQueue,
+    Ladder,
+    Nearest,
+    TemporalConfig,
+    TemporalDisaggregation,
+    Wait,
+    WaitConfig,
+    WaitRule,
+    WithGraphs,
+    graph_bytes,
+    graph_choice,
+    shapes_of,
+    window_s,
+)
+from engines.laps.cluster import PrefillCluster, PrefillRun
+from engines.laps.latency import TwoClasses, waits_s
+from engines.laps.system import LapsConfig, PrefillSystem, laps
+from engines.policies.batching import ONE_BY_ONE, Chunked
+from engines.policies.views import FALLBACK, Bucket, Chunk, PrefillQueue, Rung, StepMode, StepPlan, padded_tokens
+from paper_figures.laps import boundary
+
+DEPTHS = (1, 2, 4)
+MS = 1e-3
+
+
+class Round:
+    """An idle instance: requests arrive, and the waiting policy is asked at given times."""
+
+    def __init__(self, variant: WaitRule, **config: float) -> None:
+        self.queue = ClassQueue(256)
+        self.wait = AdaptiveWait(
+            WaitConfig(wait=variant, **{"max_window_s": 10 * MS, **config}), DEPTHS, lambda requests, tokens: 20 * MS
+        )
+        self.num = 0
+
+    def arrive(self, at_s: float, count: int = 1) -> None:
+        for _ in range(count):
+            self.queue.push(task(self.num, 50, ready_s=at_s))
+            self.num += 1
+
+    def ask(self, now: float) -> Wait:
+        made = self.wait.next_batch(self.queue, now)
+        for _ in range(made.depth):
+            self.queue.take(now)
+        return made
+
+    @property
+    def state(self) -> tuple[int, float]:
+        """D and W."""
+        return self.wait.target, self.wait.window_s
+
+
+def test_windows_by_hand():
+    config = WaitConfig(min_window_s=2 * MS, max_window_s=40 * MS, margin_s=10 * MS)
+    cases = [
+        ((0.030, 8, 3, 100.0), 20 * MS),  # deadlines are tighter: 30 - 10
+        ((0.300, 8, 7, 100.0), 10 * MS),  # the batch fills before: 1 / 100
+        ((0.300, 8, 3, 10.0), 40 * MS),  # neither: W_max
+        ((-0.10, 8, 3, 100.0), 2 * MS),  # late already: W_min
+        ((0.300, 8, 9, 100.0), 2 * MS),  # fuller than asked for: W_min
+        ((0.300, 8, 3, 0.0), 40 * MS),  # nothing arrives: epsilon, then W_max
+    ]
+    for (slack, target, depth, rate), expected in cases:
+        assert window_s(config, slack_s=slack, target=target, depth=depth, rate=rate) == pytest.approx(expected)
+
+
+@given(slack=st.floats(-10, 10), target=st.integers(1, 64), depth=st.integers(0, 64), rate=st.floats(0, 1e4))
+def test_the_window_stays_within_its_bounds(slack, target, depth, rate):
+    config = WaitConfig(min_window_s=1 * MS, max_window_s=5 * MS)
+    assert 1 * MS <= window_s(config, slack_s=slack, target=target, depth=depth, rate=rate) <= 5 * MS
+
+
+def test_a_guarded_round_by_hand():
+    trace = Round("guarded")
+    assert trace.state == (4, 10 * MS)
+    trace.arrive(0.0)
+    assert trace.ask(0.0) == Wait(0, 10 * MS)
+    trace.arrive(4 * MS)
+    assert trace.ask(4 * MS) == Wait(0, 10 * MS)
+    trace.arrive(8 * MS, 2)
+    assert trace.ask(8 * MS).depth == 4  # D is reached after 8 ms: W <- tau
+    assert trace.state == (4, pytest.approx(8 * MS))
+    trace.arrive(20 * MS)
+    assert trace.ask(20 * MS) == Wait(0, pytest.approx(28 * MS))
+    assert trace.ask(28 * MS).depth == 1  # W elapses first: D <- d
+    assert trace.state == (1, pytest.approx(8 * MS))
+    trace.arrive(40 * MS)
+    assert trace.ask(40 * MS).depth == 1  # full at once: W <- W_min, and D never grows again
+    assert trace.state == (1, 0.0)
+    trace.arrive(50 * MS, 4)
+    assert [trace.ask(50 * MS).depth for _ in range(5)] == [1, 1, 1, 1, 0]
+
+
+def test_a_near_deadline_is_dispatched_at_once():
+    trace = Round("guarded", slo_s=0.1, slack_s=50 * MS)
+    trace.arrive(0.0)
+    # The latest start is at 0.1 - 0.02; sigma before it is 30 ms, so W = 10 ms ends the round first.
+    assert trace.ask(0.0).wake_s == pytest.approx(10 * MS)
+    late = Round("guarded", slo_s=0.1, slack_s=50 * MS)
+    late.arrive(0.0)
+    assert late.ask(31 * MS).depth == 1
+
+
+def test_the_head_of_the_line_waits_t_max_at_most():
+    trace = Round("repaired", max_wait_s=3 * MS, max_window_s=100 * MS)
+    trace.arrive(0.0)
+    assert trace.ask(0.0).wake_s == pytest.approx(3 * MS)
+    assert trace.ask(3 * MS).depth == 1
+
+
+def test_printed_a_round_without_requests_is_the_last():
+    trace = Round("printed")
+    assert trace.ask(0.0) == Wait(0, 10 * MS)
+    assert trace.ask(10 * MS).depth == 0  # d = 0 < D: D <- 0
+    trace.arrive(11 * MS, 64)
+    assert [trace.ask(now) for now in (11 * MS, 1.0, 100.0)] == [Wait(0)] * 3
+    assert trace.wait.target == 0
+
+
+def test_printed_an_urgent_first_request_is_the_last_round_too():
+    """Line 3 breaks before line 5 adds it, so the batch is empty."""
+    trace = Round("printed", slo_s=0.05)
+    trace.arrive(0.0)
+    assert trace.ask(0.0).depth == 0
+    assert trace.wait.target == 0
+    # With time left, it is collected first and goes when it becomes urgent.
+    calm = Round("printed", slo_s=0.075, slack_s=50 * MS)
+    calm.arrive(0.0)
+    assert calm.ask(0.0) == Wait(0, pytest.approx(5 * MS))
+    assert calm.ask(5 * MS).depth == 1
+
+
+def test_repaired_the_depth_grows_after_two_full_rounds():
+    trace = Round("repaired")
+    trace.arrive(0.0)
+    trace.ask(0.0)
+    assert trace.ask(10 * MS).depth == 1  # W elapsed: D <- 1
+    targets = []
+    for now, count in enumerate((1, 1, 2, 2, 4, 4), start=1):
+        trace.arrive(float(now), count)
+        assert trace.ask(float(now)).depth == count
+        targets.append(trace.wait.target)
+    assert targets == [1, 2, 2, 4, 4, 4]
+
+
+def test_repaired_the_window_follows_the_arrival_rate():
+    trace = Round("repaired", max_window_s=1.0)
+    for index in range(3):
+        trace.arrive(index * 2 * MS)
+    # One short of D = 4 at 500 arrivals a second.
+    assert trace.ask(4 * MS).wake_s == pytest.approx(4 * MS + 2 * MS)
+
+
+def test_without_deadlines_the_batch_fills_by_tokens():
+    trace = Round("repaired", slo_s=None, token_max=150, max_window_s=5.0, max_wait_s=10.0)
+    trace.arrive(0.0, 2)
+    assert trace.ask(0.0) == Wait(0, 5.0)
+    trace.arrive(1.0)
+    assert trace.ask(1.0).depth == 3
+    trace.arrive(2.0)
+    assert trace.ask(2.0) == Wait(0, 7.0)
+    assert trace.ask(7.0).depth == 1
+
+
+@given(
+    gaps=st.lists(st.floats(0, 0.03), min_size=1, max_size=60), variant=st.sampled_from(["guarded", "repaired", "off"])
+)
+def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps, variant):
+    """But for the printed form. It is asked at arrivals, at its wake times, and again after every dispatch."""
+    trace = Round(variant)
+
+    def ask_all(now: float) -> float | None:
+        oldest = trace.queue.oldest_short()
+        assert oldest is None or now - oldest.ready_s <= 10 * MS + 1e-9
+        while (made := trace.ask(now)).depth:
+            pass
+        return made.wake_s
+
+    now, wake = 0.0, None
+    for gap in [*gaps, 1.0]:
+        while wake is not None and wake <= now + gap:
+            wake = ask_all(wake)
+        now += gap
+        if gap < 1:
+            trace.arrive(now)
+            wake = ask_all(now)
+    assert not trace.queue
+
+
+@pytest.mark.parametrize(("tokens", "goes"), [(8191, False), (8192, True)])
+def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens, goes):
+    wait = AdaptiveWait(WaitConfig(slo_s=None), (64,), lambda requests, tokens: 0.0)
+    queue = ClassQueue(10_000)
+    queue.push(task(0, tokens))
+    assert wait.next_batch(queue, 0.0).depth == goes
+
+
+def test_a_literal_run_stops_serving_short_requests():
+    _, model = h200_14b()
+    arrivals = turns((0.0, 50), (0.5, 50), (0.6, 1000), (1.0, 50))
+    system = laps(model, LapsConfig(wait=WaitConfig(wait="printed")))
+    run = PrefillCluster(system=system, cost=TokenCost()).simulate(arrivals, until_s=30.0)
+    finished = run.requests["finished_s"]
+    assert finished[0] is not None
+    assert finished[1] is None
+    assert finished[2] is not None  # long ones go on
+    assert run.requests["violated"] == [False, True, True, True]
+
+
+def test_guarded_waiting_collapses_where_no_waiting_serves_all():
+    cost, model = h200_14b()
+    arrivals = chat(100.0, 20.0, seed=4, long_share=0.0)
+    rates, depths = {}, {}
+    for variant in ("off", "guarded", "repaired"):
+        system = laps(model, LapsConfig(wait=WaitConfig(wait=variant)))
+        run = PrefillCluster(system=system, cost=cost).simulate(arrivals, until_s=20.0)
+        rates[variant] = summarise(run, 2.0).violation_rate
+        depths[variant] = sum(run.steps["num_short"]) / len(run.steps["num_short"])
+    assert depths["guarded"] < 1.1
+    assert rates["guarded"] > 0.9
+    assert rates["off"] < 0.01
+    assert rates["repaired"] < 0.01
+    assert depths["repaired"] > 1.3
+
+
+def test_waiting_needs_depths():
+    with pytest.raises(UserError, match="depths"):
+        AdaptiveWait(WaitConfig(), [], lambda requests, tokens: 0.0)
+
+
+_, MODEL = h200_14b()
+lengths = st.lists(st.integers(1, 300), min_size=1, max_size=70)
+
+
+def holds(mode: Bucket | Rung, chunks: Sequence[Chunk]) -> bool:
+    """Whether the chunks fit the captured shape."""
+    if isinstance(mode, Bucket):
+        return len(chunks) <= mode.batch and all(chunk.tokens <= mode.length for chunk in chunks)
+    return sum(chunk.tokens for chunk in chunks) <= mode.tokens
+
+
+def chunks_of(tokens: list[int]) -> list[Chunk]:
+    return [Chunk(0, each) for each in tokens]
+
+
+def test_the_grid_has_42_shapes_up_to_16384_tokens():
+    assert len(set(GRID)) == 42
+    assert max(shape.tokens for shape in GRID) == 16384
+
+
+def test_the_whole_grid_takes_ten_gigabytes():
+    assert 42 * graph_bytes("Qwen2.5-14B", 48) == 10_080_000_000
+    assert graph_bytes("another", 48) == 255_280_000
+
+
+def test_a_budget_keeps_the_smallest_steps():
+    kept = shapes_of("nearest", 10 * 240_000_000, 240_000_000)
+    assert len(kept) == 10
+    assert max(shape.tokens for shape in kept) <= min(shape.tokens for shape in set(GRID) - set(kept))
+    assert shapes_of("nearest", 10 * 240_000_000) == kept
+    assert shapes_of("nearest", 0, 1) == ()
+    assert len(shapes_of("cheapest")) == 42
+    assert len(shapes_of("ladder", 3, 1)) == 3
+    assert shapes_of("none") == ()
+
+
+def test_of_shapes_of_equal_size_a_budget_keeps_the_deeper():
+    """It serves shorter batches of its length too."""
+    assert shapes_of("nearest", 5, 1) == (Bucket(8, 1), Bucket(8, 2), Bucket(16, 1), Bucket(8, 4), Bucket(16, 2))
+
+
+@given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
+def test_nearest_is_the_smallest_shape_that_covers(tokens, kept):
+    chunks = chunks_of(tokens)
+    found = Nearest(kept).choose(chunks)
+    covering = [shape for shape in kept if holds(shape, chunks)]
+    if not covering:
+        assert found == FALLBACK
+    else:
+        assert isinstance(found, Bucket)
+        assert found in covering
+        assert found.tokens == min(shape.tokens for shape in covering)
+
+
+@given(tokens=lengths)
+def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens):
+    chunks = chunks_of(tokens)
+    eager_s = MODEL.step_s(chunks, 0, 0, FALLBACK)
+    for choice in (Nearest(GRID, MODEL), Ladder(LADDER, MODEL)):
+        mode = choice.choose(chunks)
+        assert MODEL.step_s(chunks, 0, 0, mode) <= eager_s
+        if mode != FALLBACK:
+            assert holds(mode, chunks)
+
+
+def test_graphs_pay_for_small_steps_and_not_for_large_ones():
+    choice = Nearest(GRID, MODEL)
+    assert choice.choose(chunks_of([60])) == Bucket(64, 1)
+    assert choice.choose(chunks_of([33] * 33)) == FALLBACK  # 64 x 64 would compute four times the tokens
+    assert Nearest(GRID).choose(chunks_of([33] * 33)) == Bucket(64, 64)
+    assert Ladder(LADDER, MODEL).choose(chunks_of([33] * 10)) == Rung(384)
+    assert Ladder(LADDER, MODEL).choose(chunks_of([3000])) == FALLBACK
+
+
+def test_padding_is_counted():
+    assert [padded_tokens(12, mode) for mode in (None, FALLBACK, Bucket(8, 2), Rung(16))] == [12, 12, 16, 16]
+
+
+def test_graphs_change_the_mode_of_a_plan_and_nothing_else():
+    plans = []
+    for batching in (Chunked(), WithGraphs(Chunked(), Nearest(GRID))):
+        queue = PrefillQueue()
+        for index in range(3):
+            queue.push(task(index, 20 + index))
+        plans.append(ask(batching, queue, 0.0))
+        assert not ask(batching, queue, 0.0).shares
+    plain, graphed = plans
+    assert [(each.task.task_id, each.tokens) for each in plain.shares] == [
+        (each.task.task_id, each.tokens) for each in graphed.shares
+    ]
+    assert (plain.mode, graphed.mode) == (None, Bucket(32, 4))
+
+
+def test_a_graph_is_chosen_by_what_a_step_reads_and_computes():
+    """What of a prompt an earlier step computed is read as its history is."""
+
+    class Asked:
+        def choose(self, chunks: Sequence[Chunk]) -> StepMode:
+            asked.append(list(chunks))
+            return FALLBACK
+
+    asked: list[list[Chunk]] = []
+    begun = task(0, 100, history=1000)
+    begun.computed = 40
+    queue = PrefillQueue()
+    queue.push(task(1, 7, history=500))
+    plan = ask(WithGraphs(Chunked(), Asked()), queue, 0.0, [begun])
+    assert (asked, plan.mode) == ([[Chunk(1040, 60), Chunk(500, 7)]], FALLBACK)
+
+
+def test_no_graphs_are_no_choice():
+    assert graph_choice("none", MODEL, ()) is None
+
+
+MIXED = TwoClasses(rate=8.0, short_share=0.7, short_s=0.02, long_s=0.2)
+UNIFORM_WAIT_S = MIXED.rate * MIXED.mean_s**2 / (2 * (1 - MIXED.load))
+"""The wait if every request took the mean time: M/D/1 at the same load."""
+
+
+def priority_waits_s(queue: TwoClasses) -> tuple[float, float]:
+    """Mean waits of short and long where short ones go first, without preemption (Cobham)."""
+    residual_s = queue.rate * (queue.short_share * queue.short_s**2 + (1 - queue.short_share) * queue.long_s**2) / 2
+    short_wait_s = residual_s / (1 - queue.rate * queue.short_share * queue.short_s)
+    return short_wait_s, short_wait_s / (1 - queue.load)
+
+
+def simulate(system: PrefillSystem, gaps: np.ndarray, service: np.ndarray) -> PrefillRun:
+    arrivals = np.cumsum(gaps).tolist()
+    tokens = np.rint(service * 1e3).astype(int).tolist()
+    return PrefillCluster(system=system, cost=TokenCost(), slo_s=None, boundary=100).simulate(
+        turns(*zip(arrivals, tokens, strict=True))
+    )
+
+
+def waits_of(run: PrefillRun) -> np.ndarray:
+    return np.array(run.requests["started_s"]) - np.array(run.requests["arrival_s"])
+
+
+def test_the_penalty_is_what_the_spread_of_lengths_adds():
+    assert MIXED.wait_s == pytest.approx(UNIFORM_WAIT_S + MIXED.hol_penalty_s)
+    second_moment = 0.7 * 0.02**2 + 0.3 * 0.2**2
+    assert MIXED.wait_s == pytest.approx(8 * second_moment / (2 * (1 - MIXED.load)))
+    assert TwoClasses(rate=8.0, short_share=0.7, short_s=0.1, long_s=0.1).hol_penalty_s == 0
+
+
+def test_the_simulated_instance_is_the_recursion():
+    gaps, service = MIXED.drawn(4000, seed=1)
+    run = simulate(PrefillSystem(name="fcfs", make_batching=lambda: ONE_BY_ONE), gaps, service)
+    np.testing.assert_allclose(waits_of(run), waits_s(gaps, service), atol=1e-9)
+
+
+def test_the_recursion_is_the_formula_within_two_percent():
+    """Pollaczek-Khinchine, and the penalty against the same arrivals with the mean service time."""
+    gaps, service = MIXED.drawn(4_000_000, seed=2)
+    wait_s = waits_s(gaps, service).mean()
+    uniform_s = waits_s(gaps, np.full_like(service, MIXED.mean_s)).mean()
+    assert wait_s == pytest.approx(MIXED.wait_s, rel=0.02)
+    assert uniform_s == pytest.approx(UNIFORM_WAIT_S, rel=0.02)
+    assert wait_s - uniform_s == pytest.approx(MIXED.hol_penalty_s, rel=0.02)
+
+
+def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formula():
+    """The point of the boundary table, whose interval must be as narrow as the claim is."""
+    for found, formula in (
+        (boundary.waits()[1], boundary.QUEUE.hol_penalty_s),
+        (boundary.waits()[0], boundary.QUEUE.wait_s),
+    ):
+        mean, half = found.mean, found.half_width
+        assert abs(mean - formula) + half < 0.02 * formula
+    assert boundary.QUEUE.load == pytest.approx(0.45, abs=0.005)
+
+
+def test_short_first_waits_as_two_priorities_do():
+    """One request a step, no window: Cobham's formula, which the mean over both classes obeys for any order too."""
+    gaps, service = MIXED.drawn(20_000, seed=3)
+    wait = AdaptiveWait(WaitConfig(wait="off", slo_s=None), [1], lambda requests, tokens: 0.0)
+    temporal = TemporalConfig(long_dispatch="single", max_long_wait_s=1e6)
+    system = PrefillSystem(
+        name="short-first",
+        make_queue=lambda: ClassQueue(100),
+        make_batching=lambda: TemporalDisaggregation(wait, temporal),
+    )
+    waits = waits_of(simulate(system, gaps, service))
+    is_short = service < 0.1
+    # Kleinrock: work is conserved, so the waits weighted by load equal those of first come, first served.
+    fcfs = waits_s(gaps, service)
+    assert (waits * service).sum() == pytest.approx((fcfs * service).sum(), rel=2e-3)
+    short_s, long_s = priority_waits_s(MIXED)
+    assert waits[is_short].mean() == pytest.approx(short_s, rel=0.05)
+    assert waits[~is_short].mean() == pytest.approx(long_s, rel=0.05)
+
+
+def test_an_overload_has_no_mean_wait():
+    with pytest.raises(UserError, match="lower the rate"):
+        TwoClasses(rate=20.0, short_share=0.7, short_s=0.02, long_s=0.2)
+    with pytest.raises(UserError, match="short_s="):
+        TwoClasses(rate=1.0, short_share=0.7, short_s=0.3, long_s=0.2)
+
+
+BOUNDARY = 256
+
+
+def temporal(variant: WaitRule = "off", **config: object) -> TemporalDisaggregation:
+    wait = AdaptiveWait(WaitConfig(wait=variant), (1, 2, 4, 8, 16, 32, 64), lambda requests, tokens: 0.02)
+    return TemporalDisaggregation(wait, TemporalConfig(**config))
+
+
+def kinds(plan: StepPlan) -> set[str]:
+    return {"short" if share.task.tokens < BOUNDARY else "long" for share in plan.shares}
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 4000)), min_size=1, max_size=50),
+    variant=st.sampled_from(["off", "printed", "guarded", "repaired"]),
+    long_dispatch=st.sampled_from(["single", "pack"]),
+    class_rule=st.sampled_from(["short-first", "urgency"]),
+)
+def test_a_step_is_of_one_class_within_its_budget(arrivals, variant, long_dispatch, class_rule):
+    batching = temporal(variant, long_dispatch=long_dispatch, class_rule=class_rule, chunk_tokens=700, short_tokens=900)
+    queue = ClassQueue(BOUNDARY)
+    begun = []
+    now = 0.0
+    served: dict[int, int] = {}
+    for index, (gap, tokens) in enumerate(arrivals):
+        now += gap
+        queue.push(task(index, tokens, ready_s=now))
+        plan = ask(batching, queue, now, begun)
+        assert len(kinds(plan)) <= 1
+        total = sum(share.tokens for share in plan.shares)
+        if kinds(plan) == {"long"}:
+            assert total <= 700
+            assert long_dispatch == "pack" or len(plan.shares) == 1
+        elif plan.shares:
+            assert total <= 900
+            assert all(share.tokens == share.task.tokens for share in plan.shares)
+        begun = execute(plan, begun)
+        for each, share in plan.shares:
+            served[each.task_id] = served.get(each.task_id, 0) + share
+    assert all(amount <= arrivals[index][1] for index, amount in served.items())
+    waiting = sum(tokens for _, tokens in arrivals) - sum(served.values())
+    assert waiting == queue.backlog_tokens + sum(each.left for each in begun)
+
+
+@given(data=st.data())
+def test_an_idle_instance_with_a_long_request_always_works(data):
+    batching = temporal(data.draw(st.sampled_from(["off", "guarded", "repaired"])))
+    queue = ClassQueue(BOUNDARY)
+    for index, tokens in enumerate(data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=20))):
+        queue.push(task(index, tokens))
+    queue.push(task(99, 256))
+    assert ask(batching, queue, data.draw(st.floats(0, 5))).shares
+
+
+def test_a_long_chunk_runs_while_short_requests_wait_for_company():
+    batching, queue = temporal("guarded"), ClassQueue(BOUNDARY)
+    queue.push(task(0, 50))
+    queue.push(task(1, 5000))
+    plan = ask(batching, queue, 0.0)
+    assert kinds(plan) == {"long"}
+    assert plan.shares[0].tokens == 2048
+    assert kinds(ask(batching, queue, 0.09, execute(plan))) == {"short"}
+
+
+@pytest.mark.parametrize("variant", ["guarded", "repaired"])
+def test_an_instance_that_idles_in_the_window_begins_no_long_chunk(variant):
+    batching, queue = temporal(variant, while_waiting="idle"), ClassQueue(BOUNDARY)
+    queue.push(task(0, 50))
+    queue.push(task(1, 5000))
+    plan = ask(batching, queue, 0.0)
+    assert not plan.shares
+    assert plan.wake_s == pytest.approx(0.005)
+    assert kinds(ask(batching, queue, 0.005)) == {"short"}
+    # No window is open where no short one waits.
+    assert kinds(ask(batching, queue, 0.01)) == {"long"}
+
+
+def test_one_long_request_a_step_as_printed_or_several_packed():
+    for long_dispatch, expected in (("single", [(0, 300)]), ("pack", [(0, 300), (1, 400), (2, 300)])):
+        queue = ClassQueue(BOUNDARY)
+        for index, tokens in enumerate((300, 400, 700)):
+            queue.push(task(index, tokens))
+        plan = ask(temporal(long_dispatch=long_dispatch, chunk_tokens=1000), queue, 0.0)
+        assert [(share.task.task_id, share.tokens) for share in plan.shares] == expected
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"), [(299, []), (300, [(0, 300)]), (699, [(0, 300)]), (700, [(0, 300), (1, 400)])]
+)
+def test_long_requests_begin_while_their_kv_fits(room, expected):
+    queue = ClassQueue(BOUNDARY)
+    for index, tokens in enumerate((300, 400, 700)):
+        queue.push(task(index, tokens))
+    assert given_tokens(ask(temporal(), queue, 0.0, room=room)) == expected
+    assert len(queue) == 3 - len(expected)
+
+
+def test_a_long_request_that_is_begun_needs_no_room():
+    queue, begun = ClassQueue(BOUNDARY), task(0, 900)
+    begun.computed = 500
+    queue.push(task(1, 400))
+    assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=399)) == [(0, 400)]
+    assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=400)) == [(0, 400), (1, 400)]
+    assert not queue
+
+
+def test_short_requests_are_grouped_by_length():
+    """The oldest one's bucket first, then shorter, then longer ones."""
+    queue = ClassQueue(BOUNDARY)
+    for index, tokens in enumerate((50, 200, 10, 60, 100, 30)):
+        queue.push(task(index, tokens))
+    assert [each.task_id for each in queue.shorts_by_bucket()] == [0, 3, 5, 2, 4, 1]
+    for joins, expected in (("same", [0, 3]), ("shorter", [0, 3, 5, 2]), ("all", [0, 3, 5, 2, 4, 1])):
+        queue = ClassQueue(BOUNDARY)
+        for index, tokens in enumerate((50, 200, 10, 60, 100, 30)):
+            queue.push(task(index, tokens))
+        plan = ask(temporal(joins=joins), queue, 0.0)
+        assert [share.task.task_id for share in plan.shares] == expected
+
+
+def test_the_nearer_deadline_goes_first_by_urgency():
+    for long_ready, short_ready, now, expected in (
+        (0.00, 0.01, 0.36, "long"),
+        (0.01, 0.00, 0.36, "short"),
+        (0.00, 0.01, 0.10, "long"),  # neither is near: 2000 of 2048 tokens against 50 of 8192
+    ):
+        queue = ClassQueue(BOUNDARY)
+        queue.push(task(0, 2000, ready_s=long_ready))
+        queue.push(task(1, 50, ready_s=short_ready))
+        assert kinds(ask(temporal(class_rule="urgency"), queue, now)) == {expected}
+    queue = ClassQueue(BOUNDARY)
+    queue.push(task(0, 300))
+    for index in range(1, 30):
+        queue.push(task(index, 255))
+    assert kinds(ask(temporal(class_rule="urgency", short_tokens=1000), queue, 0.0)) == {"short"}
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.25, 1.0])
+def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit_s):
+    """By default a second."""
+    given_limit = {} if limit_s == 1.0 else {"max_long_wait_s": limit_s}
+    batching, queue = temporal(chunk_tokens=100, **given_limit), ClassQueue(BOUNDARY)
+    queue.push(task(99, 5000, ready_s=2.0))
+    found = []
+    begun: list = []
+    for index, now in enumerate((1.999, 2.0, 2.001, 2.002)):
+        queue.push(task(index, 50, ready_s=now + limit_s))
+        plan = ask(batching, queue, now + limit_s, begun)
+        begun = execute(plan, begun)
+        found.append(*kinds(plan))
+    assert found == ["short", "long", "short", "long"]
+
+
+@pytest.mark.parametrize("long_dispatch", ["single", "pack"])
+def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch):
+    """Three times more short work than the instance can do. A long request starts once it has waited a second, after
+    one short batch and one long step for each long step ahead of it, and the step that runs."""
+    rng = random.Random(5)
+    shorts = [(index / 60, 50) for index in range(1800)]
+    longs = [(rng.uniform(0, 25), rng.choice([400, 900, 2500])) for _ in range(8)]
+    temporal_config = TemporalConfig(long_dispatch=long_dispatch, chunk_tokens=500, short_tokens=640)
+    system = laps(MODEL, LapsConfig(graphs="none", wait=WaitConfig(wait="off"), temporal=temporal_config))
+    run = PrefillCluster(system=system, cost=TokenCost()).simulate(turns(*sorted(shorts + longs)), until_s=120.0)
+    requests = run.requests
+    found = 0
+    for index, tokens in enumerate(requests["tokens"]):
+        if tokens < BOUNDARY:
+            continue
+        arrival, started = requests["arrival_s"][index], requests["started_s"][index]
+        ahead = [
+            other
+            for other in range(index)
+            if requests["tokens"][other] >= BOUNDARY and requests["finished_s"][other] > arrival
+        ]
+        steps = sum(-(-requests["tokens"][other] // 500) for other in ahead) + 1
+        assert started - arrival <= 1.0 + 0.64 + steps * (0.64 + 0.5) + 1e-9
+        found += 1
+    assert found == 8
+    # It binds: short requests alone would have kept the instance busy all the time.
+    unbounded = laps(
+        MODEL, LapsConfig(graphs="none", wait=WaitConfig(wait="off"), temporal=TemporalConfig(max_long_wait_s=1e6))
+    )
+    run = PrefillCluster(system=unbounded, cost=TokenCost()).simulate(turns(*sorted(shorts + longs)), until_s=30.0)
+    assert [
+        tokens
+        for tokens, end in zip(run.requests["tokens"], run.requests["finished_s"], strict=True)
+        if end and tokens > 255
+    ] == []
+
+
+def test_a_queue_of_one_kind_is_refused():
+    system = PrefillSystem(name="wrong", make_queue=PrefillQueue, make_batching=temporal)
+    with pytest.raises(UserError, match="give a ClassQueue"):
+        PrefillCluster(system=system, cost=TokenCost()).simulate(turns((0.0, 10)))
