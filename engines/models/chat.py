@@ -287,7 +287,7 @@ class CausalText:
         add_special: bool | None = None,
         keep: int | None = None,
     ) -> tuple[int, ...]:
-        """May take seconds: a template runs in a process of its own."""
+        """The prompt of a conversation, by the template."""
         if self.template is None:
             raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
         return self.encode(

@@ -70,7 +70,7 @@ class TextCodec:
         add_special: bool | None = None,
         keep: int | None = None,
     ) -> tuple[int, ...]:
-        """May take seconds: a template runs in a process of its own."""
+        """The prompt of a conversation, by the template."""
         self.template.check(self.tokenizer)
         return self.encode(self.template.render(parse_messages(messages), form), add_special=add_special, keep=keep)
 
